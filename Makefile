@@ -1,0 +1,39 @@
+# Each target sets up .venv by itself; only Python 3.11 or newer and make are needed.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+BIN := $(VENV)/bin
+BENCH := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint bench docs
+help:  ## show this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
+
+demo: $(VENV)/.ready  ## record a run on real faces, attack it, show what came out
+	$(BIN)/leakaudit demo
+
+test: $(VENV)/.ready  ## every test that is not slow
+	$(BIN)/pytest -m "not slow and not browser"
+
+lint: $(VENV)/.ready  ## ruff and mypy strict
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/mypy tests $(wildcard bench/*.py)
+
+bench: $(VENV)/.ready  ## every benchmark, one JSON line a figure
+	@set -e; for file in $(BENCH); do $(BIN)/python $$file; done
+
+docs: $(VENV)/.docs  ## docs/_build/index.html; a warning is an error
+	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "leakaudit needs Python 3.11 or newer; name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.ready
+	$(BIN)/pip install -c constraints.txt -e ".[docs]"
+	@touch $@

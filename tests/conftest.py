@@ -1,0 +1,56 @@
+"""What all tests share: one thread, seeded generators, the data that lies beside the project, the list of modules."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+PROJECT = Path(__file__).resolve().parent.parent
+PACKAGES = ("leakaudit", "leakaudit.cli", "leakaudit.attacks", "leakaudit.victims", "leakaudit.reports")
+
+torch.set_num_threads(1)
+
+
+def module_names() -> list[str]:
+    """Every module of the package; the mapped folders are no subfolders, so each package is listed on its own."""
+    found = set(PACKAGES)
+    for package in PACKAGES:
+        found |= {m.name for m in pkgutil.iter_modules(importlib.import_module(package).__path__, package + ".")}
+    return sorted(found - {"leakaudit.__main__"})
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with an argument `module_name` runs once a module."""
+    if "module_name" in metafunc.fixturenames:
+        metafunc.parametrize("module_name", module_names())
+
+
+@pytest.fixture(scope="session")
+def project() -> Path:
+    """The folder with pyproject.toml."""
+    return PROJECT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Callable[[str], Path]:
+    """`shared_data(name)`: a file or folder beside the project; skips the test with its name where it is absent."""
+    root = Path(os.environ.get("LEAKAUDIT_TEST_DATA") or PROJECT.parent / "shared" / "data")
+
+    def find(name: str) -> Path:
+        if not (root / name).exists():
+            pytest.skip(f"{name} is not there (LEAKAUDIT_TEST_DATA names the folder that holds it)")
+        return root / name
+
+    return find
+
+
+@pytest.fixture
+def generator() -> torch.Generator:
+    """A fresh generator with seed 0."""
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,261 @@
+"""Reports say the worst first, and names from a trace stay inert."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from PIL import Image
+
+from leakaudit import registry, results
+from leakaudit.errors import LeakauditError
+from leakaudit.pictures import Pair, grid, pair_up, save
+from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.reports.markdown import escape
+from leakaudit.reports.text import render as render_text
+from leakaudit.scoring import score
+from leakaudit.trace import TaskSpec, Truth
+from leakaudit.wording import clean, summary
+
+Record = dict[str, Any]
+HOSTILE = (
+    "<script>alert(1)</script>|`x`\n# big ![i](http://e.org/i) <img src=x> [l](javascript:x) "
+    "@someone www.e.org \x1b[31mred\x07 \u202eevil ~~s~~ $m$"
+)
+PIECES = [*"ab1 \\`*_{}[]()#+-.!|~$<>&@:/=\n\t\"'", "www.", "http://", "&amp;", "\x1b", "\u202e", "é"]
+MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+
+
+def column(*values: float | bool | None) -> Record:
+    numbers = sorted(float(v) for v in values if v is not None)
+    middle = numbers[len(numbers) // 2] if numbers else None
+    return {
+        "per_image": list(values),
+        "min": min(numbers, default=None),
+        "median": middle,
+        "mean": sum(numbers) / len(numbers) if numbers else None,
+    }
+
+
+def finding(node: int, psnr: float | None = 40.0, exact: bool = False, certificate: str = "EXACT", **changes: Any) -> Record:
+    scores = {"psnr": column(psnr), "ssim": column(0.99), "exact": column(exact), "label_correct": column(True), "identified": column(True)}
+    rest = {"rank": column(1), "chance": 0.01, "labels_found": 1.0, "not_recovered": 0, "matched": [0]}
+    leak = {"kind": "difference", "rounds": {"first": 0, "last": 1, "count": 2}, "rows": 1, "formula": "z1 - z0", "std": 1e-8}
+    base = {"node": node, "adversary": "eavesdropper", "attack": "analytic", "leak": leak, "batch": 1, "labels": [1], "residual": 1e-9}
+    words = {"certificate": {"name": certificate, "sentence": "fits the leak"}, "seconds": 0.25, "note": "", "images": None}
+    return {**base, **words, "scores": {**scores, **rest}, **changes}
+
+
+def record(*found: Record, undetermined: tuple[Record, ...] = (), name: str = "pdmm", complete: bool = True) -> Record:
+    not_tried = ["dlg", "coalitions of nodes"]
+    provenance = {
+        "versions": {"python": "3.11", "torch": "2.13.0", "lpips": None},
+        "shimmed": True,
+        "seeds": {"attack": 0},
+        "device": "cpu",
+        "threads": 1,
+        "trace": {"id": name, "sha256": "0" * 64},
+        "truth": {"sha256": None},
+        "settings": {"steps": 300},
+        "digest": "1" * 64,
+        "command": f"leakaudit attack {name}",
+        "started": "2030-01-31T12:00:00+00:00",
+        "seconds": 1.5,
+        "platform": "Linux",
+    }
+    out = {
+        "schema": results.SCHEMA,
+        "version": results.VERSION,
+        "kind": "attack",
+        "complete": complete,
+        "summary": summary(found, undetermined, not_tried, complete),
+        "trace": {"protocol": name, "nodes": 10, "edges": 20, "rounds": 5, "data": name, "model": name, "shape": [1, 25, 25], "classes": 2},
+        "findings": list(found),
+        "undetermined": list(undetermined),
+        "not_tried": not_tried,
+        "metrics": {"psnr": "dB", "lpips": "not measured (no weights)"},
+        "picture": "grid.png",
+        "provenance": provenance,
+    }
+    results.validate(out)
+    return out
+
+
+CLOSED = {"node": 7, "adversary": "node:3", "reason": "needs two rounds, heard one"}
+VECTOR = finding(2)
+VECTOR["scores"] = {k: v for k, v in VECTOR["scores"].items() if k not in ("psnr", "ssim", "exact")} | {"relative_error": column(1e-9)}
+BATCH = finding(4, labels=[0, 1, 1], batch=3)
+BATCH["scores"] |= {
+    "psnr": column(20.0, 30.0, None),
+    "exact": column(False, True, False),
+    "label_correct": column(True, True, False),
+    "matched": [1, 0, None],
+}
+RECORDS = {
+    "scored": record(finding(0), finding(1, 145.2, True), undetermined=(CLOSED,)),
+    "not scored": record(finding(0, scores=None, note="no truth file: not scored")),
+    "vectors": record(VECTOR),
+    "batch": record(BATCH),
+    "nothing": record(undetermined=(CLOSED,)),
+    "failed": record(finding(0, None, certificate="FAILED", residual=None, labels=None)),
+    "interrupted": record(finding(0), complete=False),
+    "hostile": record(
+        finding(0, attack=HOSTILE, adversary=HOSTILE, note=HOSTILE), undetermined=({**CLOSED, "reason": HOSTILE},), name=HOSTILE
+    ),
+}
+
+
+@pytest.mark.parametrize("format", ["json", "markdown", "text"])
+@pytest.mark.parametrize("name", RECORDS)
+def test_every_report_renders_every_record(format: str, name: str) -> None:
+    page = registry.get("reports", format)(RECORDS[name])
+    assert page.endswith("\n")
+    assert not any(unicodedata.category(c)[0] == "C" and c != "\n" for c in page)
+    shown = json.loads(page)["summary"] if format == "json" else " ".join(page.replace("\\", "").split())
+    assert "Not tried" in shown or "not tried: dlg, coalitions of nodes" in shown
+
+
+def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> None:
+    assert RECORDS["scored"]["summary"] == (
+        "Worst case: node 1, 1 of 1 records bit for bit (145.2 dB PSNR), by analytic from a difference heard by eavesdropper; "
+        "1 of 3 nodes gave away a record bit for bit; certificates of 2 nodes attacked: 2 exact; nothing determined for 1 node; "
+        "not tried: dlg, coalitions of nodes."
+    )
+    assert RECORDS["vectors"]["summary"].startswith("Worst case: node 2, reconstructed at relative error 1.0e-09, by analytic")
+    assert "no truth file: not scored" in RECORDS["not scored"]["summary"]
+    assert RECORDS["nothing"]["summary"].startswith("No gradient of 1 node looked at is determined by what was tried, which proves nothing")
+    assert "node 0, nothing recovered, by analytic" in RECORDS["failed"]["summary"]
+    assert "interrupted" in RECORDS["interrupted"]["summary"]
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_no_report_says_private_or_safe(name: str) -> None:
+    for format in ("markdown", "text"):
+        page = registry.get("reports", format)(RECORDS[name]).lower()
+        assert not re.search(r"\b(is|are) (private|safe)\b", page)
+        assert "proves nothing" in " ".join(page.split())
+
+
+def test_json_is_the_record() -> None:
+    assert json.loads(registry.get("reports", "json")(RECORDS["hostile"])) == RECORDS["hostile"]
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+@pytest.mark.parametrize("name", RECORDS)
+def test_text_stays_in_its_width(name: str, width: int) -> None:
+    page = render_text(RECORDS[name], width=width)
+    assert max(map(len, page.splitlines())) <= width
+
+
+def test_text_shows_numbers_of_batches_as_median_and_range() -> None:
+    page = render_text(RECORDS["batch"], width=200)
+    for cell in ("30.0 (20.0 to 30.0)", "1 of 3", "2 of 3 right", "difference, rounds 0-1"):
+        assert cell in page
+
+
+def test_markdown_has_the_table_the_picture_the_limits_and_the_provenance() -> None:
+    page = registry.get("reports", "markdown")(RECORDS["scored"])
+    shown = MARKDOWN.render(page)
+    assert shown.count("<table>") == 2
+    assert '<img src="grid.png"' in shown
+    assert (
+        page.index("Worst case: node 1")
+        < page.index("## Nodes")
+        < page.index("## Not determined")
+        < page.index("## Limits")
+        < page.index("## Provenance")
+    )
+    rows = re.findall(r"<tr>(.*?)</tr>", shown, re.S)
+    cells = [[html.unescape(c) for c in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
+    assert cells[0] == ["node", "attack", "leak", "certificate", "PSNR dB", "SSIM", "identical", "label", "identified", "seconds"]
+    assert cells[2] == ["1", "analytic", "difference, rounds 0-1", "exact", "145.2", "0.990", "yes", "1, right", "yes", "0.25"]
+
+
+def test_hostile_names_are_inert_in_markdown() -> None:
+    page = registry.get("reports", "markdown")(RECORDS["hostile"])
+    tokens = [t for block in MARKDOWN.parse(page) for t in (block, *(block.children or ()))]
+    assert {t.type for t in tokens} & {
+        "html_block",
+        "html_inline",
+        "link_open",
+        "code_inline",
+        "s_open",
+        "em_open",
+        "fence",
+        "code_block",
+    } == set()
+    assert [t.attrs["src"] for t in tokens if t.type == "image"] == ["grid.png"]
+    assert sum(t.type == "heading_open" for t in tokens) == sum(
+        t.type == "heading_open" for t in MARKDOWN.parse(registry.get("reports", "markdown")(RECORDS["scored"]))
+    )
+    assert not re.search(r"https?://|www\.|@", page)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
+@settings(derandomize=True, max_examples=400, deadline=None)
+def test_escaped_text_reads_as_it_was_written(text: str) -> None:
+    wanted = clean(text).replace("@", "(at)")
+    line = MARKDOWN.render(f"- {escape(text)}").strip()
+    assert html.unescape(re.sub(r"^<ul>\n<li>(.*)</li>\n</ul>$", r"\1", line, flags=re.S)).strip() == wanted
+    cell = MARKDOWN.render(f"| a |\n| --- |\n| {escape(text)} |")
+    assert [html.unescape(c) for c in re.findall(r"<td>(.*?)</td>", cell, re.S)] == [wanted]
+
+
+@pytest.mark.parametrize("text", ["a\x1b]0;title\x07b", "a\x9bb", "a\rb", "a\u2028b", "a\u202eb", "a\nb", "a\ud800b"])
+def test_cleaned_text_is_one_printable_line(text: str) -> None:
+    assert clean(text).isprintable()
+    assert clean(text)[0] + clean(text)[-1] == "ab"
+
+
+def test_the_picture_shows_small_images_enlarged_without_smoothing(tmp_path: Path) -> None:
+    image = (torch.arange(25 * 25).reshape(1, 25, 25) % 256) / 255
+    save(grid([Pair(0, image, 1 - image, 30.0, "exact")]), tmp_path / "grid.png")
+    page = Image.open(tmp_path / "grid.png").convert("RGB")
+    pixels = torch.frombuffer(bytearray(page.tobytes()), dtype=torch.uint8).reshape(page.height, page.width, 3)
+    for shown in (image, 1 - image):
+        wanted = (shown[0] * 255).round().to(torch.uint8).repeat_interleave(4, 0).repeat_interleave(4, 1)
+        starts = (pixels[:, :, 0].unfold(1, 100, 1) == wanted[0]).all(2).nonzero().tolist()
+        assert [torch.equal(pixels[y : y + 100, x : x + 100, 0], wanted) for y, x in starts].count(True) == 1
+
+
+@pytest.mark.parametrize(("shape", "count"), [((1, 25, 25), 1), ((3, 32, 32), 12), ((3, 224, 200), 3), ((1, 3, 60), 33), ((1, 1, 1), 200)])
+def test_pictures_of_any_number_wrap_and_stop(shape: tuple[int, ...], count: int) -> None:
+    x = torch.rand(count, *shape, generator=torch.Generator().manual_seed(0))
+    page = grid([Pair(i, None if i % 3 else x[i], x[i], None, "failed") for i in range(count)], title=HOSTILE, limit=60)
+    assert 480 <= page.width <= 1400
+    assert page.height < 3000
+
+
+def test_columns_follow_the_truth_and_a_lost_record_has_an_empty_place() -> None:
+    spec = TaskSpec("mlp", shape=(1, 8, 8), levels=255)
+    x = torch.randint(0, 256, (3, 1, 8, 8), generator=torch.Generator().manual_seed(0)) / 255
+    truth = Truth("run", spec, x, torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), torch.arange(3), x[:0])
+    found = [Reconstruction(0, "dlg", x[[2, 0]], None, Certificate.APPROXIMATE, 0.1)]
+    scored = pair_up(found, score(found, truth), truth)
+    assert [p.psnr for p in scored] == [200.0, None, 200.0]
+    assert [p.found is None for p in scored] == [False, True, False]
+    assert all(p.original is not None and (p.found is None or torch.equal(p.found, p.original)) for p in scored)
+    alone = pair_up(found, score(found, None), None)
+    assert [p.original for p in alone] == [None, None]
+    assert grid(alone).height < grid(scored).height
+
+
+def test_what_is_no_picture_is_refused() -> None:
+    for shape in ((2, 22), (2, 5, 8, 8)):
+        found = [Reconstruction(0, "dlg", torch.zeros(shape), None, Certificate.FAILED, 1.0)]
+        assert pair_up(found, score(found, None), None) == []
+    with pytest.raises(LeakauditError, match="at least one image"):
+        grid([])
+    with pytest.raises(LeakauditError, match="at least one image"):
+        grid([Pair(0, None, None, None, "failed")])
+    with pytest.raises(LeakauditError, match="1 or 3"):
+        grid([Pair(0, torch.zeros(22), None, None, "failed")])

@@ -1,0 +1,171 @@
+"""Who listens (`Adversary`) and what that one hears (`View`): the only gate between a trace and an attack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakaudit.errors import LeakauditError, suggest
+from leakaudit.trace import Graph, Json, Layout, Messages, TaskSpec, Trace
+
+Edges = frozenset[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Adversary:
+    """What somebody taps, corrupts and knows.
+
+    hears: directed edges (src, dst) tapped on the wire, or "all" or "none"; secure messages stay closed to a tap.
+    corrupt: nodes whose own traffic, secure messages included, is read.
+    window: rounds that are listened to, None for all. knows: names of constants and public tensors, or "all".
+    """
+
+    hears: Edges | Literal["all", "none"] = "all"
+    corrupt: frozenset[int] = frozenset()
+    window: range | None = None
+    knows: frozenset[str] | Literal["all"] = "all"
+
+    @classmethod
+    def parse(cls, text: str, window: range | None = None, knows: frozenset[str] | Literal["all"] = "all") -> Adversary:
+        """Read ``eavesdropper``, ``node:3``, ``nodes:3,5``, ``edges:0-1,1-0`` or several joined by ``+``.
+
+        ``node:3`` hears its own traffic alone; ``eavesdropper+node:3`` hears every wire and sits on node 3.
+        Raises LeakauditError for anything else.
+        """
+        hears: Edges | Literal["all"] = frozenset()
+        corrupt: frozenset[int] = frozenset()
+        for part in text.split("+"):
+            if part == "eavesdropper":
+                hears = "all"
+            elif re.fullmatch(r"nodes?:\d+(,\d+)*", part):
+                corrupt |= {int(n) for n in part.split(":")[1].split(",")}
+            elif re.fullmatch(r"edges:\d+-\d+(,\d+-\d+)*", part):
+                pairs = frozenset((int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", part))
+                hears = hears if hears == "all" else hears | pairs
+            else:
+                raise LeakauditError(f"adversary {part!r}: expected eavesdropper, node:3, nodes:3,5 or edges:0-1,1-0, joined by '+'")
+        return cls(hears=hears or "none", corrupt=corrupt, window=window, knows=knows)
+
+    def __str__(self) -> str:
+        """The form that `parse` reads."""
+        parts = []
+        if self.hears == "all":
+            parts.append("eavesdropper")
+        elif self.hears != "none":
+            parts.append("edges:" + ",".join(f"{a}-{b}" for a, b in sorted(self.hears)))
+        if self.corrupt:
+            parts.append("nodes:" + ",".join(map(str, sorted(self.corrupt))))
+        return "+".join(parts) or "nobody"
+
+    def view(self, trace: Trace) -> View:
+        """Cut the trace down to what this adversary hears; raises LeakauditError for a node or edge that is not there."""
+        if missing := {n for n in self.corrupt if n >= trace.graph.nodes}:
+            raise LeakauditError(f"there is no node {min(missing)}: the trace has nodes 0 to {trace.graph.nodes - 1}")
+        if isinstance(self.hears, frozenset) and (wrong := sorted(self.hears - set(trace.graph.arcs))):
+            near = trace.graph.neighbours[wrong[0][0]] if wrong[0][0] < trace.graph.nodes else ()
+            raise LeakauditError(
+                f"there is no edge {wrong[0][0]}-{wrong[0][1]} in the trace; node {wrong[0][0]} has neighbours {list(near)}"
+            )
+        return View(self, trace)
+
+
+class View:
+    """What one adversary hears of a trace: messages by (round, src, dst, kind), and the constants it knows."""
+
+    def __init__(self, adversary: Adversary, trace: Trace) -> None:
+        """Keep the trace closed; everything goes out through the methods."""
+        self.adversary = adversary
+        self._trace = trace
+        self.protocol: str = trace.protocol
+        self.task: TaskSpec = trace.task
+        self.graph: Graph = trace.graph
+        self.layout: Layout = trace.layout
+        self.columns: tuple[int, int] = trace.columns
+        self.dtype: torch.dtype = trace.dtype
+        window = adversary.window or range(trace.rounds + 1)
+        self.rounds = range(max(window.start, 0), min(window.stop, trace.rounds + 1))
+        self._kinds = {k: i for i, k in enumerate(trace.kinds())}
+
+    def knows(self, name: str) -> bool:
+        """Whether a constant or public tensor of this name is in the trace and known."""
+        allowed = self.adversary.knows == "all" or name in self.adversary.knows
+        return allowed and (name in self._trace.params or name in self._trace.public)
+
+    def constant(self, name: str) -> Json:
+        """Return a constant of the protocol; raises LeakauditError where it is absent or not known."""
+        return self._known(name, self._trace.params)
+
+    def public(self, name: str) -> Tensor:
+        """Return a public tensor; raises LeakauditError where it is absent or not known."""
+        tensor: Tensor = self._known(name, self._trace.public)
+        return tensor
+
+    def _known(self, name: str, where: Mapping[str, Json]) -> Json:
+        if name not in where:
+            raise LeakauditError(f"the trace of {self.protocol} declares no {name!r}{suggest(name, where)}")
+        if not self.knows(name):
+            raise LeakauditError(f"this adversary does not know {name!r}; it knows {sorted(self.adversary.knows)}")
+        return where[name]
+
+    def has(self, round: int, src: int, dst: int, kind: str) -> bool:
+        """Whether this message was sent and is heard."""
+        return self._find(round, src, dst, kind) is not None
+
+    def message(self, round: int, src: int, dst: int, kind: str) -> Tensor:
+        """Return the payload (c,) of one message, on the columns that were recorded.
+
+        Raises LeakauditError where it was not heard, or holds NaN or infinity.
+        """
+        found = self._find(round, src, dst, kind)
+        if found is None:
+            span = f"rounds {self.rounds.start} to {self.rounds.stop - 1}"
+            raise LeakauditError(f"round {round} has no message {kind!r} {src} -> {dst} that {self.adversary} hears ({span})")
+        table, row = found
+        payload = self._trace.messages[table].payload[row]
+        if not bool(torch.isfinite(payload).all()):
+            bad = int((~torch.isfinite(payload)).sum())
+            where = f"message {kind!r} {src} -> {dst} of round {round}"
+            raise LeakauditError(f"{where} holds {bad} values that are not finite; end before it with --rounds 0:{round}")
+        return payload
+
+    def _key(self, round: np.ndarray | int, src: np.ndarray | int, dst: np.ndarray | int, kind: np.ndarray | int) -> np.ndarray:
+        n = self.graph.nodes + 1
+        return ((np.asarray(round, np.int64) * len(self._kinds) + kind) * n + src) * n + dst + 1
+
+    def _find(self, round: int, src: int, dst: int, kind: str) -> tuple[int, int] | None:
+        if kind not in self._kinds:
+            return None
+        key = int(self._key(round, src, dst, self._kinds[kind]))
+        for table, (keys, rows) in enumerate(self._index):
+            at = int(np.searchsorted(keys, key))
+            if at < len(keys) and keys[at] == key:
+                return table, int(rows[at])
+        return None
+
+    @cached_property
+    def _index(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Sorted keys and payload rows of the messages heard, one pair a table."""
+        return [self._heard(m) for m in self._trace.messages]
+
+    def _heard(self, m: Messages) -> tuple[np.ndarray, np.ndarray]:
+        round_, src, dst, kind, row = (c.numpy().astype(np.int64) for c in (m.round, m.src, m.dst, m.kind, m.row))
+        secure = m.secure.numpy()
+        corrupt = np.fromiter(self.adversary.corrupt, np.int64)
+        own = np.isin(src, corrupt) | np.isin(dst, corrupt)
+        if isinstance(self.adversary.hears, frozenset):
+            n = self.graph.nodes + 1
+            tapped = np.isin(src * n + dst, np.array([a * n + b for a, b in self.adversary.hears], np.int64))
+        else:
+            tapped = np.full(len(m), self.adversary.hears == "all")
+        keep = ((tapped & ~secure) | own) & (round_ >= self.rounds.start) & (round_ < self.rounds.stop)
+        names = np.array([self._kinds[k] for k in m.kinds], np.int64)
+        keys = self._key(round_, src, dst, names[kind] if len(names) else kind)[keep]
+        order = np.argsort(keys, kind="stable")
+        return keys[order], row[keep][order]

@@ -1,0 +1,89 @@
+"""What gradients give away, in one shape whatever the protocol was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from leakaudit.errors import LeakauditError
+from leakaudit.trace import TaskSpec
+
+
+@dataclass(frozen=True)
+class GradientLeak:
+    """``combination @ gradients = value``, up to noise, for the gradients of one node's mean loss.
+
+    One row with a single 1 is a gradient (DLG reads it); a row +1, -1 is a difference of two (the
+    differential attack reads it).
+
+    rounds: (T,) int64, the gradients' rounds. combination: (m, T). value: (m, c), columns
+    `columns` = (start, stop) of the flat model vector, c = stop - start. std: (m,) noise per
+    coordinate, rounding of the wire included. noise: (m, q) or None; the error of value is
+    ``noise @ e`` with e of unit variance, so rows that share an error say so, and std holds the norms
+    of its rows. theta: (T, d) the models where the gradients were taken, None where this adversary
+    does not know them; theta_std their error. batch: samples behind each gradient, None where
+    unknown. inner: gradient steps summed in each gradient (1, or k_max). adversary: who knows
+    this. formula: how it was got, for reports.
+    """
+
+    node: int
+    rounds: Tensor
+    combination: Tensor
+    value: Tensor
+    std: Tensor
+    columns: tuple[int, int]
+    noise: Tensor | None = None
+    theta: Tensor | None = None
+    theta_std: float = 0.0
+    batch: int | None = None
+    inner: int = 1
+    adversary: str = "eavesdropper"
+    formula: str = ""
+
+    def __post_init__(self) -> None:
+        """Check that the shapes agree."""
+        m, t = self.combination.shape
+        width = self.columns[1] - self.columns[0]
+        if self.value.shape != (m, width) or self.rounds.shape != (t,) or self.std.shape != (m,):
+            raise LeakauditError(
+                f"leak of node {self.node}: expected value ({m}, {width}), rounds ({t},), std ({m},), "
+                f"got {tuple(self.value.shape)}, {tuple(self.rounds.shape)}, {tuple(self.std.shape)}"
+            )
+        if self.theta is not None and self.theta.shape[0] != t:
+            raise LeakauditError(f"leak of node {self.node}: expected {t} models, got {self.theta.shape[0]}")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every row is one gradient and not a combination of several."""
+        return bool((self.combination.count_nonzero(dim=1) == 1).all())
+
+    @property
+    def kind(self) -> str:
+        """``gradient`` or ``difference``, for tables."""
+        return "gradient" if self.is_plain else "difference"
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """What one adversary learns of several nodes; iterate over it.
+
+    task: what the gradients are of. undetermined: node -> why nothing of it is determined.
+    """
+
+    task: TaskSpec
+    items: tuple[GradientLeak, ...]
+    undetermined: Mapping[int, str] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[GradientLeak]:
+        """Leaks by node."""
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        """Number of leaks."""
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> GradientLeak:
+        """Return one leak by its place."""
+        return self.items[index]

@@ -1,0 +1,56 @@
+"""What an attack is, and what it gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from torch import Generator, Tensor
+
+if TYPE_CHECKING:
+    from leakaudit.leak import GradientLeak
+    from leakaudit.task import Task
+
+
+class Certificate(Enum):
+    """How sure a reconstruction is of itself, without the truth."""
+
+    EXACT = "reproduces every leaked equation to rounding, and is the only candidate that does"
+    APPROXIMATE = "fits the leak, others may fit as well"
+    FAILED = "did not fit the leak; try more restarts or another attack"
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """One node's inputs as an attack sees them.
+
+    x: (b, *shape) in the data's units, clamped to [0, 1] for images, b = 0 where nothing was found. y: (b,) labels, None where they
+    were not found. residual: relative misfit of the leak. seconds: wall time. note: what a reader should know.
+    """
+
+    node: int
+    attack: str
+    x: Tensor
+    y: Tensor | None
+    certificate: Certificate
+    residual: float
+    seconds: float = 0.0
+    note: str = ""
+
+
+class Attack(Protocol):
+    """A value made of hyper-parameters that is called with a leak.
+
+    exact: solves equations instead of optimising; `auto` tries these first. paper: its source. cost: in words.
+    """
+
+    exact: ClassVar[bool]
+    paper: ClassVar[str]
+    cost: ClassVar[str]
+
+    def refuses(self, leak: GradientLeak, task: Task) -> str | None:
+        """Say what this attack misses in the leak, None where it can start."""
+
+    def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+        """Reconstruct the inputs; raises AttackError where `refuses` has something to say."""

@@ -1,0 +1,116 @@
+"""Victims, attacks and renderers by name; the core names none of them.
+
+A leaf is one file in `leakaudit.victims`, `leakaudit.attacks` or `leakaudit.reports` that decorates one
+class or function with `@victim`, `@attack` or `@renderer`; the file bears the registered name.
+Other distributions register through entry points of the same group names.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, field, fields, is_dataclass
+from importlib.metadata import entry_points
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from leakaudit.errors import LeakauditError, suggest
+
+T = TypeVar("T")
+GROUPS = ("victims", "attacks", "reports")
+_found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+
+
+def _decorator(group: str) -> Callable[[str], Callable[[T], T]]:
+    def named(name: str) -> Callable[[T], T]:
+        def keep(thing: T) -> T:
+            other = _found[group].get(name)
+            if other is not None and other.__module__ != getattr(thing, "__module__", None):
+                raise LeakauditError(f"two {group} are called {name!r}: {other.__module__} and {thing.__module__}")
+            _found[group][name] = thing
+            return thing
+
+        return keep
+
+    return named
+
+
+victim = _decorator("victims")
+attack = _decorator("attacks")
+renderer = _decorator("reports")
+
+
+def names(group: str) -> list[str]:
+    """Sorted names of a group, found without importing any of its files."""
+    package = importlib.import_module(f"leakaudit.{group}")
+    own = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
+    return sorted({*own, *_found[group], *(e.name for e in entry_points(group=f"leakaudit.{group}"))})
+
+
+def get(group: str, name: str) -> Any:
+    """Load one victim, attack or renderer; raises LeakauditError with the nearest name where there is none."""
+    if name not in _found[group]:
+        if name not in names(group):
+            raise LeakauditError(f"there is no {group[:-1]} {name!r}{suggest(name, names(group))}; see 'leakaudit list {group}'")
+        for entry in entry_points(group=f"leakaudit.{group}", name=name):
+            _found[group][name] = entry.load()
+        if name not in _found[group]:
+            importlib.import_module(f"leakaudit.{group}.{name}")
+    return _found[group][name]
+
+
+def everything(group: str) -> Iterator[tuple[str, Any]]:
+    """Load all of a group, by name."""
+    for name in names(group):
+        yield name, get(group, name)
+
+
+def param(default: Any, help: str, symbol: str = "") -> Any:
+    """Declare a hyper-parameter: a dataclass field with its meaning, unit and the paper's symbol."""
+    return field(default=default, metadata={"help": help, "symbol": symbol})
+
+
+def parameters(kind: type) -> dict[str, Field[Any]]:
+    """Return the hyper-parameters of a victim or an attack."""
+    return {f.name: f for f in fields(kind) if f.init} if is_dataclass(kind) else {}
+
+
+def values(thing: Any) -> dict[str, Any]:
+    """Return the hyper-parameters of a victim or an attack with their values."""
+    return {name: getattr(thing, name) for name in parameters(type(thing))}
+
+
+def configure(kind: type[T], settings: dict[str, Any]) -> T:
+    """Build a victim or an attack from ``key=value`` settings; text is read as the field's type.
+
+    Raises LeakauditError for an unknown key or a value of another type.
+    """
+    known, hints, read = parameters(kind), get_type_hints(kind), {}
+    for key, value in settings.items():
+        if key not in known:
+            raise LeakauditError(f"{kind.__name__} has no parameter {key!r}{suggest(key, known)}")
+        read[key] = _read(key, value, hints[key])
+    for key, f in known.items():
+        if f.default is MISSING and f.default_factory is MISSING and key not in read:
+            raise LeakauditError(f"{kind.__name__} needs {key}=…: {f.metadata.get('help', '')}")
+    return kind(**read)
+
+
+def _read(key: str, value: Any, hint: Any) -> Any:
+    """Convert one setting to the annotated type."""
+    options = [a for a in get_args(hint) if a is not type(None)]
+    if get_origin(hint) is not None and all(isinstance(o, str) for o in options):  # Literal
+        if value not in options:
+            raise LeakauditError(f"{key}: expected one of {', '.join(options)}, got {value!r}")
+        return value
+    if value is None or (value in ("none", "") and len(get_args(hint)) > len(options)):
+        return None
+    target = options[0] if options else hint
+    try:
+        if target is bool:
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
+        if target is int and float(value) != int(float(value)):
+            raise ValueError
+        return target(float(value)) if target is int else target(value)
+    except (ValueError, KeyError, TypeError):
+        raise LeakauditError(f"{key}: expected {getattr(target, '__name__', target)}, got {value!r}") from None

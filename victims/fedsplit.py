@@ -1,0 +1,92 @@
+"""FedSplit, which is centralised PDMM: a server averages reflected proximal points.
+
+Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2). Every client keeps the server's last z (z_{s|i}):
+
+    w_i <- argmin f_i(w) + rho/2 |w - z_{s|i}|^2        z_{i|s} = 2 w_i - z_{s|i}        travels up
+    w_s <- mean_i z_{i|s}                                z_{s|i} = 2 w_s - z_{i|s}        travels down
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Generator
+
+from leakaudit.adversary import View
+from leakaudit.errors import LeakauditError
+from leakaudit.leak import GradientLeak
+from leakaudit.progress import step
+from leakaudit.prox import prox
+from leakaudit.registry import param, victim
+from leakaudit.trace import Graph
+from leakaudit.victims._server import plain_leak, round_trips  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+@victim("fedsplit")
+@dataclass(frozen=True)
+class FedSplit:
+    """Centralised PDMM with exact or one-gradient-step local updates."""
+
+    paper: ClassVar[str] = "Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2)"
+    leaks_what: ClassVar[str] = "every gradient, rho (z_{s|i} - w_i)"
+    centralised: ClassVar[bool] = True
+
+    rho: float = param(0.4, "penalty of disagreement", "rho")
+    update: Literal["gradient", "exact"] = param("gradient", "local update: one gradient step, or exact")
+    alpha: float = param(0.05, "step size of update=gradient", "alpha")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.rho <= 0 or self.alpha <= 0:
+            raise LeakauditError(f"fedsplit: expected rho > 0 and alpha > 0, got {self.rho} and {self.alpha}")
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """One down and one up a wire and round."""
+        return 2 * len(list(wires)) * rounds
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; the generator is not used, the run is deterministic given the start."""
+        clients, server = torch.tensor([i for i, _ in wires], dtype=torch.long), graph.nodes - 1
+        servers, columns = torch.full_like(clients, server), slice(*recorder.columns)
+        w = recorder.public["w0"].to(problem.x.device).repeat(server, 1)
+        z, weight = w.clone(), torch.full((server, 1), self.rho, dtype=w.dtype, device=w.device)
+        recorder.state("w", 0, w)
+        for t in range(1, rounds + 1):
+            if self.update == "exact":
+                moved = prox(problem, w, -self.rho * z, weight)
+            else:
+                moved = w - self.alpha * (problem.task.gradients(w, problem.x, problem.y) + self.rho * (w - z))
+            up = 2 * moved - z
+            if len(clients):
+                recorder.send_many(t, servers, clients, "down").copy_(z[clients, columns])
+                recorder.send_many(t, clients, servers, "up").copy_(up[clients, columns])
+            w, z = moved, 2 * up.mean(0) - up
+            recorder.state("w", t, w)
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def leaks(self, view: View, node: int, rounds: int) -> list[GradientLeak]:
+        """Return rho (z - w+) of exact updates, (w - w+)/alpha - rho (w - z) of a gradient step, w+ = (up + down)/2."""
+        server, rho = view.graph.nodes - 1, float(view.constant("rho"))
+        taken = round_trips(view, node, rounds + 1, up="up", down="down")
+        z = torch.stack([view.message(t, server, node, "down").double() for t in taken])
+        new = (torch.stack([view.message(t, node, server, "up").double() for t in taken]) + z) / 2
+        if view.constant("update") == "exact":
+            value, models, scale, formula = rho * (z - new), new, rho, "g(w(t)) = rho (z(t) - w(t))"
+        else:
+            taken, together = taken[1:], torch.tensor(taken).diff() == 1
+            old, new, z = new[:-1][together], new[1:][together], z[1:][together]
+            taken, scale = torch.tensor(taken)[together].tolist(), 1 / float(view.constant("alpha"))
+            value, models = scale * (old - new) - rho * (old - z), old
+            formula = "g(w(t-1)) = (w(t-1) - w(t)) / alpha - rho (w(t-1) - z(t))"
+        amplification = scale * float(z.square().mean().sqrt())
+        return [plain_leak(view, node, taken, value, models, amplification, formula)]

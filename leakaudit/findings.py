@@ -1,0 +1,89 @@
+"""The record of an attack run as plain values: one finding a reconstruction, then the whole of results.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from leakaudit.leak import GradientLeak
+from leakaudit.reconstruction import Reconstruction
+from leakaudit.results import SCHEMA, VERSION
+from leakaudit.scoring import Score, definitions
+from leakaudit.trace import Json, Trace
+from leakaudit.wording import summary
+
+
+def finding(leak: GradientLeak, found: Reconstruction, score: Score, images: Mapping[str, str | None] | None = None) -> dict[str, Json]:
+    """One entry of ``findings``; images: where the reconstruction was saved, from `results.save_reconstructions`."""
+    return {
+        "node": found.node,
+        "adversary": leak.adversary,
+        "attack": found.attack,
+        "leak": {
+            "kind": leak.kind,
+            "rounds": {"first": int(leak.rounds.min()), "last": int(leak.rounds.max()), "count": len(leak.rounds)},
+            "rows": len(leak.combination),
+            "formula": leak.formula,
+            "std": finite(float(leak.std.max())),
+        },
+        "certificate": {"name": found.certificate.name, "sentence": found.certificate.value},
+        "batch": leak.batch if leak.batch is not None else len(found.x),
+        "labels": None if found.y is None else [finite(v) for v in found.y.tolist()],
+        "scores": score.to_json(),
+        "residual": finite(found.residual),
+        "seconds": found.seconds,
+        "note": "; ".join(filter(None, (found.note, score.note))),
+        "images": None if images is None else dict(images),
+    }
+
+
+def undetermined(node: int, adversary: str, reason: str) -> dict[str, Json]:
+    """One entry of ``undetermined``: a node of which this adversary learns no gradient, and why."""
+    return {"node": node, "adversary": adversary, "reason": reason}
+
+
+def build(
+    trace: Trace,
+    findings: Sequence[Mapping[str, Json]],
+    undetermined: Sequence[Mapping[str, Json]],
+    not_tried: Iterable[str],
+    provenance: Mapping[str, Json],
+    *,
+    lpips: str,
+    picture: str | None = None,
+    complete: bool = True,
+) -> dict[str, Json]:
+    """Everything that results.json holds.
+
+    not_tried: what the run left out, in words. lpips: the sentence of `lpips_weights.find`. picture: file name of the
+    grid beside results.json. complete: False where the run was interrupted.
+    """
+    left_out = list(not_tried)
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "kind": "attack",
+        "complete": complete,
+        "summary": summary(findings, undetermined, left_out, complete),
+        "trace": {
+            "protocol": trace.protocol,
+            "nodes": trace.graph.nodes,
+            "edges": len(trace.graph.edges),
+            "rounds": trace.rounds,
+            "data": trace.task.data,
+            "model": trace.task.model,
+            "shape": list(trace.task.shape),
+            "classes": trace.task.classes,
+        },
+        "findings": [dict(f) for f in findings],
+        "undetermined": [dict(u) for u in undetermined],
+        "not_tried": left_out,
+        "metrics": definitions(trace.task, lpips),
+        "picture": picture,
+        "provenance": dict(provenance),
+    }
+
+
+def finite(value: float) -> float | None:
+    """The number, or None where JSON cannot hold it."""
+    return value if math.isfinite(value) else None

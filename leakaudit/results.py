@@ -1,0 +1,159 @@
+"""results.json, the record that every report is rendered from: its schema, and reading and writing it.
+
+The dictionaries below are the schema, in the words of `schema`. NaN and infinity are never written.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from leakaudit.atomic import replacing
+from leakaudit.errors import LeakauditError
+from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.schema import ANY, Pattern, departure
+from leakaudit.trace import Json
+
+SCHEMA, VERSION = "leakaudit.results", 1
+_NUMBER = (float, None)
+_FILE = Pattern("a file name without folder", r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
+_SHA256 = Pattern("a sha256 in hexadecimal", r"[0-9a-f]{64}")
+_TIME = Pattern("a time in UTC like 2030-01-31T12:00:00+00:00", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
+_NAMES = frozenset(c.name for c in Certificate)
+
+
+def _column(entry: Any) -> dict[str, Any]:
+    return {"per_image": [entry], "min": _NUMBER, "median": _NUMBER, "mean": _NUMBER}
+
+
+_SCORES = {
+    **{f"{name}?": _column(_NUMBER) for name in ("mse", "psnr", "ssim", "lpips", "relative_error")},
+    **{f"{name}?": _column((bool, None)) for name in ("exact", "label_correct", "identified")},
+    "rank?": _column((int, None)),
+    "chance": _NUMBER,
+    "labels_found": _NUMBER,
+    "not_recovered": int,
+    "matched": [(int, None)],
+}
+_LEAK = {"kind": str, "rounds": {"first": int, "last": int, "count": int}, "rows": int, "formula": str, "std": _NUMBER}
+_FINDING = {
+    "node": int,
+    "adversary": str,
+    "attack": str,
+    "leak": _LEAK,
+    "certificate": {"name": _NAMES, "sentence": str},
+    "batch": (int, None),
+    "labels": ([(int, *_NUMBER)], None),
+    "scores": (_SCORES, None),
+    "residual": _NUMBER,
+    "seconds": float,
+    "note": str,
+    "images": ({"file": _FILE, "x": str, "y": (str, None)}, None),
+}
+_PROVENANCE = {
+    "versions": {str: (str, None)},
+    "shimmed": bool,
+    "seeds": {str: int},
+    "device": str,
+    "threads": int,
+    "trace": {"id": str, "sha256": (_SHA256, None)},
+    "truth": {"sha256": (_SHA256, None)},
+    "settings": {str: ANY},
+    "digest": _SHA256,
+    "command": str,
+    "started": _TIME,
+    "seconds": float,
+    "platform": str,
+}
+_TRACE = {"protocol": str, "nodes": int, "edges": int, "rounds": int, "data": str, "model": str, "shape": [int], "classes": int}
+ATTACK = {
+    "schema": frozenset({SCHEMA}),
+    "version": frozenset({VERSION}),
+    "kind": frozenset({"attack"}),
+    "complete": bool,
+    "summary": str,
+    "trace": _TRACE,
+    "findings": [_FINDING],
+    "undetermined": [{"node": int, "adversary": str, "reason": str}],
+    "not_tried": [str],
+    "metrics": {str: str},
+    "picture": (_FILE, None),
+    "provenance": _PROVENANCE,
+}
+KINDS: dict[str, dict[str, Any]] = {"attack": ATTACK}
+
+
+def validate(results: Json, name: str = "results.json") -> None:
+    """Raise LeakauditError with the place of the first entry that the schema does not allow."""
+    if not isinstance(results, Mapping) or results.get("schema") != SCHEMA:
+        raise LeakauditError(f'{name}: expected a record of leakaudit ("schema": "{SCHEMA}"), got something else')
+    version = results.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise LeakauditError(f"{name}: written by a newer leakaudit (version {version}, this one reads up to {VERSION}); upgrade leakaudit")
+    if not isinstance(kind := results.get("kind"), str) or kind not in KINDS:
+        raise LeakauditError(f"{name}: expected kind to be one of {', '.join(KINDS)}, got {kind!r:.40}")
+    if wrong := departure(results, KINDS[kind]):
+        raise LeakauditError(f"{name}: {wrong}")
+
+
+def write(path: Path, results: Mapping[str, Json]) -> None:
+    """Validate and write results.json whole or not at all."""
+    validate(results, path.name)
+    with replacing(path) as file:
+        file.write(json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n")
+
+
+def read(path: Path) -> dict[str, Json]:
+    """Read and validate results.json; raises LeakauditError where it cannot be read or is not what it should be."""
+    try:
+        results = json.loads(path.read_bytes(), parse_constant=_refuse)
+    except (OSError, ValueError, RecursionError) as error:
+        raise LeakauditError(
+            f"{path}: expected the results.json of a run, could not read it: {str(error)[:200] or type(error).__name__}"
+        ) from None
+    validate(results, str(path))
+    kept: dict[str, Json] = results
+    return kept
+
+
+def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[dict[str, str | None]]:
+    """Write inputs and labels to one npz, and return each one's ``images`` entry, so that they can be scored again without an attack."""
+    arrays, entries = {}, []
+    for i, one in enumerate(found):
+        arrays[f"x{i}"] = one.x.detach().cpu().numpy()
+        if one.y is not None:
+            arrays[f"y{i}"] = one.y.detach().cpu().numpy()
+        entries.append({"file": path.name, "x": f"x{i}", "y": None if one.y is None else f"y{i}"})
+    with replacing(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+    return entries
+
+
+def load_reconstructions(results: Mapping[str, Json], folder: Path) -> list[Reconstruction]:
+    """Rebuild the reconstructions of a record from the npz beside it, in the order of its findings."""
+    return [_rebuild(finding, folder) for finding in results["findings"]]
+
+
+def _rebuild(finding: Mapping[str, Json], folder: Path) -> Reconstruction:
+    images = finding["images"]
+    if images is None:
+        raise LeakauditError(f"node {finding['node']}: its reconstruction was not kept; run the attack again")
+    try:
+        with np.load(folder / images["file"], allow_pickle=False) as file:
+            x = torch.from_numpy(file[images["x"]])
+            y = None if images["y"] is None else torch.from_numpy(file[images["y"]])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise LeakauditError(f"{folder / images['file']}: expected the saved reconstruction {images['x']!r}: {str(error)[:200]}") from None
+    certificate = Certificate[finding["certificate"]["name"]]
+    residual = math.nan if finding["residual"] is None else finding["residual"]
+    return Reconstruction(finding["node"], finding["attack"], x, y, certificate, residual, finding["seconds"], finding["note"])
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON number")

@@ -1,0 +1,171 @@
+"""Words that all reports of an attack share, from the record alone: the verdict sentence, table cells, limits.
+
+Names in a trace come from strangers: `clean` strips what could act on a terminal, each report escapes for its own format.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
+
+from leakaudit.trace import Json
+
+Finding = Mapping[str, Json]
+
+LIMITS = (
+    "An attack that fails proves nothing: another attack, more rounds or a stronger adversary may succeed.",
+    "The certificate says how sure the attack is without knowing the truth; the scores compare with the truth file.",
+    "This report and the files beside it hold personal data if the training data does.",
+)
+HEADINGS = (
+    *("node", "attack", "leak", "certificate", "PSNR dB", "SSIM", "LPIPS", "rel. error"),
+    *("identical", "label", "identified", "seconds"),
+)
+_ALWAYS = ("node", "attack", "leak", "certificate", "label", "seconds")
+_RANK = {"EXACT": 2, "APPROXIMATE": 1, "FAILED": 0}
+
+
+def clean(text: object) -> str:
+    """One line of printable text: control, format and direction characters become spaces."""
+    return " ".join("".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in str(text)).split())
+
+
+def summary(findings: Sequence[Finding], undetermined: Sequence[Finding], not_tried: Sequence[str], complete: bool = True) -> str:
+    """One sentence: the worst case first, then how many nodes, then what was not tried."""
+    nodes = len({f["node"] for f in findings} | {u["node"] for u in undetermined})
+    if findings:
+        top = max(findings, key=_harm)
+        leak = f"a {top['leak']['kind']} heard by {top['adversary']}"
+        parts = [f"worst case: node {top['node']}, {_outcome(top)}, by {top['attack']} from {leak}", *_counts(findings, nodes)]
+    else:
+        parts = [f"no gradient of {_count(nodes)} looked at is determined by what was tried, which proves nothing about other attacks"]
+    parts += [] if complete else ["the run was interrupted and is not complete"]
+    text = clean("; ".join([*parts, f"not tried: {', '.join(not_tried) or 'anything else'}"]))
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def table(results: Mapping[str, Json]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Headings, and one row of cells a finding; a column that no finding fills is left out. Cells are cleaned, not escaped."""
+    rows = [dict(zip(HEADINGS, _cells(f), strict=True)) for f in results["findings"]]
+    used = tuple(h for h in HEADINGS if h in _ALWAYS or any(row[h] != "-" for row in rows))
+    return used, [tuple(clean(row[h]) for h in used) for row in rows]
+
+
+def provenance(results: Mapping[str, Json]) -> list[tuple[str, str]]:
+    """Name and value of everything needed to repeat the run, cleaned, not escaped."""
+    p, trace = results["provenance"], results["trace"]
+    said = {
+        "protocol": f"{trace['protocol']}, {trace['nodes']} nodes, {trace['edges']} edges, {trace['rounds']} rounds",
+        "data": f"{trace['data'] or 'not named'}, shape {tuple(trace['shape'])}, model {trace['model']}",
+        "command": p["command"],
+        "started": p["started"],
+        "wall time": f"{p['seconds']:.1f} s",
+        "versions": ", ".join(f"{name} {version or 'absent'}" for name, version in p["versions"].items()),
+        "torchvision": "shimmed (operators declared, not compiled)" if p["shimmed"] else "",
+        "seeds": ", ".join(f"{name} {seed}" for name, seed in p["seeds"].items()),
+        "device": f"{p['device']}, {p['threads']} threads, {p['platform']}",
+        "trace": f"id {p['trace']['id'] or 'none'}, sha256 {p['trace']['sha256'] or 'not taken'}",
+        "truth": f"sha256 {p['truth']['sha256']}" if p["truth"]["sha256"] else "no truth file: not scored",
+        "configuration": f"sha256 {p['digest']}",
+        **{f"metric {name}": text for name, text in results["metrics"].items()},
+    }
+    return [(clean(name), clean(value)) for name, value in said.items() if value]
+
+
+def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
+    """How many nodes came out how."""
+    attacked = {f["node"] for f in findings}
+    identical = {f["node"] for f in findings if (_best(f["scores"] or {}, "exact", max) or 0) > 0}
+    by_word = {word: len({f["node"] for f in findings if f["certificate"]["name"] == word}) for word in _RANK}
+    certificates = ", ".join(f"{count} {word.lower()}" for word, count in by_word.items() if count)
+    return [
+        *([f"{len(identical)} of {_count(nodes)} gave away a record bit for bit"] if identical else []),
+        f"certificates of {_count(len(attacked))} attacked: {certificates}",
+        *([f"nothing determined for {_count(nodes - len(attacked))}"] if nodes > len(attacked) else []),
+    ]
+
+
+def _count(nodes: int) -> str:
+    return f"{nodes} node" + "s" * (nodes != 1)
+
+
+def _harm(finding: Finding) -> tuple[float, ...]:
+    """Sorts findings by how much they give away: identical records, PSNR or error, certificate, residual."""
+    scores = finding["scores"] or {}
+    identical = _best(scores, "exact", max) or 0.0
+    psnr, error = _best(scores, "psnr", max), _best(scores, "relative_error", min)
+    near = psnr if psnr is not None else -error if error is not None else float("-inf")
+    residual = finding["residual"]
+    return (identical, near, _RANK[finding["certificate"]["name"]], float("-inf") if residual is None else -residual)
+
+
+def _outcome(finding: Finding) -> str:
+    """What was got of one node, in words."""
+    scores, certificate = finding["scores"], finding["certificate"]
+    if scores is None:
+        return f"which {certificate['sentence']} (certificate {certificate['name'].lower()}, no truth file: not scored)"
+    psnr, error = _best(scores, "psnr", max), _best(scores, "relative_error", min)
+    if psnr is None and error is None:
+        return "nothing recovered"
+    near = f"relative error {error:.1e}" if psnr is None else f"{psnr:.1f} dB PSNR"
+    same = sum(map(bool, scores["exact"]["per_image"])) if "exact" in scores else 0
+    return f"{same} of {len(scores['matched'])} records bit for bit ({near})" if same else f"reconstructed at {near}"
+
+
+def _best(scores: Mapping[str, Json], metric: str, pick: Callable[[list[float]], float]) -> float | None:
+    values = [float(v) for v in scores.get(metric, {}).get("per_image", ()) if v is not None]
+    return pick(values) if values else None
+
+
+def _cells(finding: Finding) -> tuple[str, ...]:
+    """One cell a heading, "-" where it does not apply."""
+    scores = finding["scores"] or {}
+    rounds = finding["leak"]["rounds"]
+    span = f"round {rounds['first']}" if rounds["first"] == rounds["last"] else f"rounds {rounds['first']}-{rounds['last']}"
+    return (
+        str(finding["node"]),
+        finding["attack"],
+        f"{finding['leak']['kind']}, {span}",
+        finding["certificate"]["name"].lower(),
+        _spread(scores, "psnr", "{:.1f}"),
+        _spread(scores, "ssim", "{:.3f}"),
+        _spread(scores, "lpips", "{:.3f}"),
+        "-" if "psnr" in scores else _spread(scores, "relative_error", "{:.1e}"),
+        _share(scores, "exact"),
+        _labels(finding, scores),
+        _identified(scores),
+        f"{finding['seconds']:.2f}",
+    )
+
+
+def _spread(scores: Mapping[str, Json], metric: str, form: str) -> str:
+    """The one value, or the median and the range of several."""
+    values = [v for v in scores.get(metric, {}).get("per_image", ()) if v is not None]
+    if not values:
+        return "-"
+    if len(values) == 1:
+        return form.format(values[0])
+    return f"{form.format(scores[metric]['median'])} ({form.format(min(values))} to {form.format(max(values))})"
+
+
+def _share(scores: Mapping[str, Json], metric: str) -> str:
+    if metric not in scores:
+        return "-"
+    values = scores[metric]["per_image"]
+    return ("yes" if values[0] else "no") if len(values) == 1 else f"{sum(map(bool, values))} of {len(values)}"
+
+
+def _labels(finding: Finding, scores: Mapping[str, Json]) -> str:
+    if finding["labels"] is None:
+        return "-"
+    if "label_correct" in scores and len(finding["labels"]) > 1:
+        return _share(scores, "label_correct") + " right"
+    shown = " ".join("?" if label is None else f"{label:g}" for label in finding["labels"][:8])
+    right = {"yes": ", right", "no": ", wrong"}.get(_share(scores, "label_correct"), "")
+    return shown + (" …" if len(finding["labels"]) > 8 else "") + right
+
+
+def _identified(scores: Mapping[str, Json]) -> str:
+    share = _share(scores, "identified")
+    rank = scores["rank"]["per_image"][0] if share == "no" and "rank" in scores else None
+    return share if rank is None else f"no (rank {rank})"

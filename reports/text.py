@@ -1,0 +1,46 @@
+"""A table for the terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from leakaudit.registry import renderer
+from leakaudit.trace import Json
+from leakaudit.wording import LIMITS, clean, table
+
+_STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
+_RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")
+
+
+@renderer("text")
+def render(results: Mapping[str, Json], width: int = 120) -> str:
+    """Plain text of `width` columns, without colour codes."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    console.print(renderable(results))
+    printed: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
+
+
+def renderable(results: Mapping[str, Json]) -> RenderableType:
+    """The same for a rich console of the caller's, with its width and colours."""
+    parts: list[RenderableType] = [Text(clean(results["summary"]), style="bold")]
+    if results["findings"]:
+        parts.append(_findings(results))
+    parts += [Text(f"node {u['node']}: not determined for {clean(u['adversary'])}: {clean(u['reason'])}") for u in results["undetermined"]]
+    return Group(*parts, Text(LIMITS[0], style="dim"))
+
+
+def _findings(results: Mapping[str, Json]) -> Table:
+    headings, rows = table(results)
+    out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        out.add_column(heading, justify="right" if heading in _RIGHT else "left", overflow="fold")
+    for row in rows:
+        out.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    return out

@@ -1,0 +1,111 @@
+"""`leakaudit attack`: reconstruct training inputs from a trace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leakaudit.cli import say, settings, shared
+from leakaudit.cli.record import pairs
+from leakaudit.errors import LeakauditError
+
+if TYPE_CHECKING:
+    from leakaudit.run import Options
+
+INTERRUPTED = 130
+
+
+def add(verbs: Any) -> None:
+    """Describe the verb."""
+    sub = verbs.add_parser(
+        "attack", help="reconstruct training inputs from a trace: the strongest attack that fits, pictures, results.json"
+    )
+    sub.add_argument("trace", type=Path, help="trace file or folder")
+    sub.add_argument("--truth", default="auto", metavar="FILE", help="truth to score against: a file, auto (beside the trace) or none")
+    sub.add_argument(
+        "--as",
+        dest="adversary",
+        default="eavesdropper",
+        metavar="WHO",
+        help="eavesdropper, node:3, nodes:3,5, edges:0-1,1-0, or several joined by '+'",
+    )
+    sub.add_argument("--rounds", metavar="A:B", help="rounds that are heard, B excluded")
+    sub.add_argument("--knows", metavar="NAMES", help="constants and public tensors that are known, e.g. rho,theta (default all)")
+    sub.add_argument("--node", type=int, action="append", help="node to attack; repeatable (default all)")
+    sub.add_argument(
+        "--attack", default="auto", metavar="NAME", help="see 'leakaudit list attacks' (default auto: the strongest that fits)"
+    )
+    sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a hyper-parameter of the attack; repeatable")
+    sub.add_argument("--gradients", type=int, metavar="N", help="gradients used at most (default: what 64 MB hold)")
+    sub.add_argument(
+        "-f", "--format", action="append", metavar="FORMAT", help="what goes to stdout: text (default), json, markdown; repeatable"
+    )
+    sub.add_argument("--trust-model", action="store_true", help="allow a trace's package.module:factory to run that code")
+    sub.add_argument("--dry-run", action="store_true", help="say what would be attacked with what, and stop")
+    shared(sub, "seed", "device", "threads", "output", "lpips_weights", "max_seconds")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Attack, write the results, print them; 130 where interrupted."""
+    from leakaudit import console, registry
+    from leakaudit.adversary import Adversary
+    from leakaudit.run import Options, attack_file
+
+    chosen = settings(args)
+    renderers = [registry.get("reports", name) for name in args.format or ["text"]]
+    options = Options(
+        adversary=Adversary.parse(args.adversary, window(args.rounds), frozenset(args.knows.split(",")) if args.knows else "all"),
+        nodes=None if args.node is None else tuple(args.node),
+        attack=args.attack,
+        settings=pairs(args.set),
+        rounds=args.gradients,
+        truth=args.truth,
+        lpips_weights=chosen.lpips_weights,
+        seed=chosen.seed,
+        device=chosen.device,
+        max_seconds=chosen.max_seconds,
+        trusted=args.trust_model,
+    )
+    if args.dry_run:
+        sys.stdout.write(json.dumps(_dry(args.trace, options), indent=2) + "\n")
+        return 0
+    folder = Path(chosen.output)
+    with console.shown(chosen.progress):
+        done = attack_file(args.trace, folder, options)
+    for render in renderers:
+        sys.stdout.write(render(done.results).rstrip("\n") + "\n")
+    say(f"{folder}: results.json, report.md" + (f", {done.results['picture']}" if done.results["picture"] else ""), args)
+    return 0 if done.complete else INTERRUPTED
+
+
+def window(text: str | None) -> range | None:
+    """Read A:B, A: or :B as rounds A to B - 1."""
+    if text is None:
+        return None
+    first, colon, last = text.partition(":")
+    if not colon or not all(part.isdecimal() or not part for part in (first, last)):
+        raise LeakauditError(f"--rounds: expected A:B, got {text!r}")
+    rounds = range(int(first or 0), int(last) if last else sys.maxsize)
+    if not rounds:
+        raise LeakauditError(f"--rounds: {text!r} holds no round")
+    return rounds
+
+
+def _dry(path: Path, options: Options) -> dict[str, Any]:
+    """Return each node's leak and the attacks that would read it, in order."""
+    from leakaudit import api
+    from leakaudit.task import Task
+
+    trace = api.load(path)
+    task = Task.build(trace.task, trusted=options.trusted)
+    leaks = api.leaks(trace, options.adversary, options.nodes, options.rounds)
+    known = [(name, a) for name, a in api.in_order() if options.attack in ("auto", name)]
+    plan = {
+        leak.node: {"leak": leak.kind, "rows": len(leak.value), "attacks": {n: a.refuses(leak, task) or a.cost for n, a in known}}
+        for leak in leaks
+    }
+    return {"nodes": plan, "undetermined": dict(leaks.undetermined)}

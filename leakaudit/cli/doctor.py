@@ -1,0 +1,81 @@
+"""`leakaudit doctor`: does this machine have what the work needs?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from leakaudit.cli import settings, shared
+
+
+def add(verbs: Any) -> None:
+    """Describe the verb."""
+    sub = verbs.add_parser("doctor", help="check torch, torchvision, CUDA, LPIPS weights and threads")
+    sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
+    shared(sub, "device", "threads", "lpips_weights", "data_root")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was found; 0 where everything needed works."""
+    chosen = settings(args)
+    rows = [*_libraries(), *_machine(chosen), _weights(chosen.lpips_weights), _faces()]
+    if args.format == "json":
+        sys.stdout.write(json.dumps([{"check": c, "ok": ok, "found": text} for c, ok, text in rows], indent=2) + "\n")
+    else:
+        for check, ok, text in rows:
+            sys.stdout.write(f"{'ok  ' if ok else 'FAIL'} {check:12} {text}\n")
+    return 0 if all(ok for _, ok, _ in rows) else 2
+
+
+def _libraries() -> list[tuple[str, bool, str]]:
+    from importlib.metadata import version
+
+    import torch
+
+    from leakaudit import _compat
+    from leakaudit.errors import LeakauditError
+
+    rows = [("python", sys.version_info >= (3, 11), sys.version.split()[0]), ("torch", True, torch.__version__)]
+    try:
+        found = _compat.torchvision()
+        pair = f"{found.__version__}, {'its operators replaced (built for another torch)' if _compat.shimmed() else 'as installed'}"
+        rows.append(("torchvision", True, pair))
+    except (LeakauditError, ImportError, RuntimeError) as e:
+        rows.append(("torchvision", False, f"{str(e).splitlines()[0]}; install with -c constraints.txt"))
+    return [*rows, *((name, True, version(name)) for name in ("scikit-image", "lpips", "numpy", "rich"))]
+
+
+def _machine(chosen: argparse.Namespace) -> list[tuple[str, bool, str]]:
+    import os
+
+    import torch
+
+    cuda = (
+        f"{torch.cuda.device_count()} devices, built for {torch.version.cuda}"
+        if torch.cuda.is_available()
+        else "not available, work runs on the CPU"
+    )
+    return [("cuda", True, cuda), ("device", True, str(chosen.device)), ("threads", True, f"{chosen.threads} of {os.cpu_count()} cores")]
+
+
+def _weights(option: str) -> tuple[str, bool, str]:
+    from leakaudit.errors import LeakauditError
+    from leakaudit.lpips_weights import find
+
+    try:
+        _, text = find(option, (3, 224, 224))
+    except LeakauditError as e:
+        return "lpips", False, str(e)
+    return "lpips", True, text
+
+
+def _faces() -> tuple[str, bool, str]:
+    import torch
+
+    from leakaudit import data
+
+    faces = data.load("faces", None, False, torch.Generator().manual_seed(0))
+    return "faces", len(faces.x) == 100, f"{len(faces.x)} bundled faces of {tuple(faces.x.shape[1:])}"

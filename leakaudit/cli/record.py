@@ -1,0 +1,118 @@
+"""`leakaudit record`: run a victim and record what travels."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from leakaudit.cli import say, settings, shared
+from leakaudit.errors import LeakauditError
+
+CHOICES = {
+    "nodes": (int, "number of nodes that hold data"),
+    "graph": (str, "ring, star, complete, rgg, er, grid or file:PATH"),
+    "rounds": (int, "rounds of communication"),
+    "data": (str, "faces, faces-detect, photos, fashion, mnist, cifar10, gaussians, npz:FILE, images:FOLDER or libsvm:FILE"),
+    "samples": (int, "records a node"),
+    "split": (str, "iid, classes:C or dirichlet:A"),
+    "model": (str, "see 'leakaudit list models'; or package.module:factory"),
+    "dtype": (str, "float32 or float64"),
+    "wires": (str, "what is recorded: all, none, node:3 or 0-1,1-2"),
+    "layers": (str, "columns that are recorded: all, first, or parameter names"),
+}
+
+
+class _Help(argparse.Action):
+    """Help that lists the victim's parameters where a victim is named."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: object) -> None:
+        sys.stdout.write(parser.format_help())
+        if namespace.victim:
+            from leakaudit import registry
+
+            try:
+                kind = registry.get("victims", namespace.victim)
+            except LeakauditError as e:
+                parser.error(str(e))
+            sys.stdout.write(f"\nparameters of {namespace.victim} (--set NAME=VALUE):\n")
+            for name, f in registry.parameters(kind).items():
+                symbol = f" [{f.metadata['symbol']}]" if f.metadata.get("symbol") else ""
+                sys.stdout.write(f"  {name + '=' + str(f.default):22} {f.metadata.get('help', '')}{symbol}\n")
+        parser.exit()
+
+
+def add(verbs: Any) -> None:
+    """Describe the verb."""
+    sub = verbs.add_parser("record", help="run a protocol on data and record its channels", add_help=False)
+    sub.add_argument("victim", nargs="?", help="protocol, see 'leakaudit list victims'")
+    sub.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help; 'record pdmm --help' adds the parameters of pdmm")
+    sub.add_argument(
+        "-o",
+        "--output",
+        default="trace.pt",
+        help="trace file, or a folder ('name/') for shards (default trace.pt); the truth goes beside it",
+    )
+    sub.add_argument("--scenario", type=Path, help="TOML file with the options below; flags go before it")
+    for name, (kind, text) in CHOICES.items():
+        sub.add_argument(f"--{name}", type=kind, default=None, help=text)
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a constant of the protocol or an argument of the model; repeatable",
+    )
+    sub.add_argument("--states", action="store_const", const=True, default=None, help="keep the nodes' models in the truth file")
+    sub.add_argument("--trust-model", action="store_true", help="allow --model package.module:factory to run that code")
+    sub.add_argument("--dry-run", action="store_true", help="print the scenario and its size, record nothing")
+    shared(sub, "seed", "device", "threads", "data_root", "download", "max_bytes")
+    sub.set_defaults(run=run)
+
+
+def pairs(texts: list[str]) -> dict[str, Any]:
+    """Read repeated NAME=VALUE; numbers and true or false are read as such."""
+    for text in texts:
+        if "=" not in text:
+            raise LeakauditError(f"--set: expected NAME=VALUE, got {text!r}")
+    return {name: _value(value) for name, value in (text.split("=", 1) for text in texts)}
+
+
+def _value(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record, and say where."""
+    from leakaudit import console
+    from leakaudit.provenance import command
+    from leakaudit.recorder import human
+    from leakaudit.recording import plan, record
+    from leakaudit.scenario import Scenario
+
+    chosen = settings(args)
+    given = {n: getattr(args, n) for n in (*CHOICES, "victim", "states") if getattr(args, n) is not None}
+    base = Scenario.from_toml(args.scenario) if args.scenario else Scenario()
+    if not args.scenario and not args.victim:
+        raise LeakauditError("name a victim (see 'leakaudit list victims') or give --scenario FILE")
+    seed = base.seed if args.scenario and args.seed is None else chosen.seed
+    scenario = replace(base, **given, set={**base.set, **pairs(args.set)}, seed=seed)
+    ready = plan(scenario, data_root=Path(chosen.data_root), download=chosen.download, device=chosen.device, trusted=args.trust_model)
+    if args.dry_run:
+        sys.stdout.write(f"{scenario.to_toml()}\n# {human(ready.size())}, {len(ready.wires)} wires, {ready.task.layout.size} parameters\n")
+        return 0
+    path = args.output if args.output.endswith("/") else Path(args.output)
+    with console.shown(chosen.progress):
+        trace = record(ready, path, chosen.max_bytes, {"command": command()}).trace
+    size = f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, {len(trace)} messages"
+    say(f"{args.output}: {scenario.victim}, {size}", args)
+    return 0

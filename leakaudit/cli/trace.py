@@ -1,0 +1,54 @@
+"""`leakaudit trace`: look at trace files, check them, change their form."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from leakaudit.cli import say, settings, shared
+
+
+def add(verbs: Any) -> None:
+    """Describe the verb and its actions."""
+    actions = verbs.add_parser("trace", help="info, verify or convert a trace").add_subparsers(
+        dest="action", metavar="ACTION", required=True
+    )
+    info = actions.add_parser("info", help="what a trace holds")
+    verify = actions.add_parser("verify", help="check sha256, structure and that every number is finite")
+    for sub in (info, verify):
+        sub.add_argument("trace", type=Path, help="trace file or folder")
+        sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
+    verify.add_argument("--write", action="store_true", help="write the sha256 file where the trace has none")
+    convert = actions.add_parser("convert", help="between .pt, a folder of shards, .npz and .safetensors")
+    convert.add_argument("source", type=Path)
+    convert.add_argument("target", help="a name that ends in .pt, .npz, .safetensors, or in / for a folder")
+    for sub in (info, verify, convert):
+        shared(sub, "threads")
+        sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do one action."""
+    from leakaudit import console, convert, tracefile
+
+    chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
+    if args.action == "convert":
+        with console.shown(chosen.progress):
+            convert.convert(args.source, args.target if args.target.endswith("/") else Path(args.target))
+        say(f"{args.target}: written", args)
+        return 0
+    if args.action == "info":
+        facts = tracefile.info(args.trace)
+    else:
+        with console.shown(chosen.progress):
+            facts = tracefile.verify(args.trace, write=args.write)
+    if args.format == "json":
+        sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+    else:
+        width = max(len(k) for k in facts)
+        for key, value in facts.items():
+            sys.stdout.write(f"{key:{width}}  {value if isinstance(value, str) else json.dumps(value)}\n")
+    return 0

@@ -1,0 +1,52 @@
+"""Progress on stderr, in the form that the place can show."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from leakaudit.progress import watching
+
+
+@contextmanager
+def shown(mode: str, seconds: float = 0.0) -> Iterator[None]:
+    """Show the progress of the work inside; mode is auto, rich, plain or none. seconds: its deadline, 0 for none."""
+    if mode == "auto":
+        mode = "rich" if sys.stderr.isatty() else "plain"
+    limit = seconds or None
+    if mode == "rich":
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+            known: dict[str, TaskID] = {}
+
+            def draw(what: str, done: int, total: int) -> None:
+                if what not in known:
+                    known[what] = bars.add_task(what, total=total)
+                bars.update(known[what], completed=done, total=total)
+
+            with watching(draw, limit):
+                yield
+        return
+    with watching(_Lines() if mode == "plain" else None, limit):
+        yield
+
+
+class _Lines:
+    """One line every few seconds, for logs."""
+
+    EVERY = 5.0
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self.last >= self.EVERY:
+            self.last = now
+            sys.stderr.write(f"{what}: {done} of {total}\n")
+            sys.stderr.flush()

@@ -1,0 +1,214 @@
+"""One attack run, from a trace file to a folder with results.json, pictures and a report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from leakaudit import api, findings, lpips_weights, pictures, provenance, registry, results, scoring, tracefile
+from leakaudit.adversary import Adversary
+from leakaudit.atomic import replacing
+from leakaudit.errors import LeakauditError
+from leakaudit.leak import GradientLeak
+from leakaudit.progress import expired, step, watching
+from leakaudit.reconstruction import Reconstruction
+from leakaudit.scoring import Score
+from leakaudit.task import Task
+from leakaudit.trace import Json, Trace, Truth
+
+HASHED = 4 << 30  # bytes; larger traces are attacked without being hashed
+
+
+@dataclass(frozen=True)
+class Options:
+    """What an attack run does.
+
+    nodes: whose inputs, None for all. attack: a name or ``auto``; settings: its hyper-parameters. rounds: how many
+    gradients at most. truth: a file, ``auto`` (the one beside the trace) or ``none``. max_seconds: 0 for no limit.
+    trusted: whether a model ``package.module:factory`` may run its code.
+    """
+
+    adversary: Adversary = field(default_factory=Adversary)
+    nodes: tuple[int, ...] | None = None
+    attack: str = "auto"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    rounds: int | None = None
+    truth: str = "auto"
+    lpips_weights: str = "auto"
+    seed: int = 0
+    device: str = "cpu"
+    max_seconds: float = 0.0
+    trusted: bool = False
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the effective configuration, for the record and its digest."""
+        window = self.adversary.window
+        heard = {"adversary": str(self.adversary), "window": None if window is None else [window.start, window.stop]}
+        knows = self.adversary.knows
+        rest = {k: getattr(self, k) for k in ("attack", "rounds", "truth", "lpips_weights", "seed", "device", "max_seconds", "trusted")}
+        return {
+            **heard,
+            "knows": knows if isinstance(knows, str) else sorted(knows),
+            "nodes": self.nodes and list(self.nodes),
+            "settings": dict(self.settings),
+            **rest,
+        }
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run leaves: the record, and whether it was cut short."""
+
+    results: dict[str, Json]
+    complete: bool
+
+
+def attack_file(path: Path, folder: Path, options: Options) -> Finished:
+    """Attack a trace and write results.json, reconstructions.npz and .png and report.md into `folder`.
+
+    Ctrl-C ends the attacks and keeps what was found, marked as not complete.
+    Raises LeakauditError, with nothing written, for a trace, truth, adversary, attack or folder that cannot be used.
+    """
+    started, clock = datetime.now(UTC), time.perf_counter()
+    trace = tracefile.load(path)
+    truth_path = _truth_path(path, options.truth)
+    truth = None if truth_path is None else tracefile.load_truth(truth_path)
+    if truth is not None:
+        scoring.same_run(trace, truth)
+    weights, sentence = lpips_weights.find(options.lpips_weights, trace.task.shape)
+    task = Task.build(trace.task, device=options.device, trusted=options.trusted)
+    task.check_layout(trace.layout)
+    if options.attack != "auto":
+        registry.configure(registry.get("attacks", options.attack), dict(options.settings))
+    with _ready(folder):
+        found, reasons, complete = _attack_nodes(trace, task, options)
+        scores = scoring.score([f for _, f in found], truth, weights)
+        origin = provenance.collect(
+            trace,
+            settings=options.to_json(),
+            seeds={"attack": options.seed},
+            device=options.device,
+            command=provenance.command(),
+            started=started,
+            seconds=time.perf_counter() - clock,
+            trace_sha256=_sha256(path),
+            truth_sha256=None if truth_path is None else _sha256(truth_path),
+        )
+        record = _write(folder, trace, truth, found, scores, reasons, origin, sentence, _not_tried(found, options, trace), complete)
+    return Finished(record, complete)
+
+
+def _attack_nodes(trace: Trace, task: Task, options: Options) -> tuple[list[tuple[GradientLeak, Reconstruction]], dict[int, str], bool]:
+    """Attack node after node, so that one node's leak is in memory at a time; the time left is shared by the nodes left."""
+    nodes = options.nodes if options.nodes is not None else api.targets(trace, options.adversary)
+    found: list[tuple[GradientLeak, Reconstruction]] = []
+    reasons: dict[int, str] = {}
+    end = time.monotonic() + options.max_seconds
+    try:
+        for k, node in enumerate(nodes):
+            step("nodes", k, len(nodes))
+            leaks = api.leaks(trace, options.adversary, [node], options.rounds)
+            reasons |= leaks.undetermined
+            share = (end - time.monotonic()) / (len(nodes) - k) if options.max_seconds else None
+            with watching(seconds=share):
+                if share is not None and share <= 0:
+                    reasons[node] = f"node {node}: not attacked, --max-seconds was over"
+                    continue
+                for leak in leaks:
+                    random = torch.Generator().manual_seed(
+                        int(np.random.SeedSequence([options.seed, node]).generate_state(1, np.uint64)[0] >> 1)
+                    )
+                    result = api.attack_one(leak, task, options.attack, random, **options.settings)
+                    found.append((leak, result))
+        step("nodes", len(nodes), len(nodes))
+    except KeyboardInterrupt:
+        return found, reasons, False
+    return found, reasons, not expired()
+
+
+def _not_tried(found: list[tuple[GradientLeak, Reconstruction]], options: Options, trace: Trace) -> list[str]:
+    """Say in words what the run left out."""
+    left = sorted(set(registry.names("attacks")) - {r.attack for _, r in found})
+    listened = [] if options.adversary.corrupt else ["curious nodes and coalitions (--as node:3)"]
+    window = (
+        [f"rounds after {int(max(leak.rounds.max() for leak, _ in found))}"]
+        if found and int(found[0][0].rounds.max()) < trace.rounds - 2
+        else []
+    )
+    return [*(f"attack {name}" for name in left), *listened, *window]
+
+
+def _write(
+    folder: Path,
+    trace: Trace,
+    truth: Truth | None,
+    found: list[tuple[GradientLeak, Reconstruction]],
+    scores: list[Score],
+    reasons: Mapping[int, str],
+    origin: Mapping[str, Json],
+    lpips: str,
+    not_tried: list[str],
+    complete: bool,
+) -> dict[str, Json]:
+    """Write all files of a run, results.json last: where it stands, everything that it names stands too."""
+    made = [f for _, f in found]
+    images = results.save_reconstructions(folder / "reconstructions.npz", made)
+    pairs = pictures.pair_up(made, scores, truth)
+    drawn = any(p.found is not None for p in pairs)
+    if drawn:
+        title = f"{trace.protocol}, {trace.task.model}, {found[0][0].adversary}"
+        pictures.save(pictures.grid(pairs, title=title), folder / "reconstructions.png")
+    entries = [findings.finding(leak, f, s, i) for (leak, f), s, i in zip(found, scores, images, strict=True)]
+    missing = [findings.undetermined(node, origin["settings"]["adversary"], reason) for node, reason in sorted(reasons.items())]
+    record = findings.build(
+        trace, entries, missing, not_tried, origin, lpips=lpips, picture="reconstructions.png" if drawn else None, complete=complete
+    )
+    with replacing(folder / "report.md") as file:
+        file.write(registry.get("reports", "markdown")(record).encode())
+    results.write(folder / "results.json", record)
+    return record
+
+
+def _truth_path(path: Path, option: str) -> Path | None:
+    """Return the truth file that scoring may open, None for none."""
+    if option == "none":
+        return None
+    beside = path.with_name(f"{path.stem}.truth.pt")
+    if option == "auto":
+        return beside if beside.is_file() else None
+    if not Path(option).is_file():
+        raise LeakauditError(f"truth file {option} is not there; name it with --truth FILE, or use --truth none")
+    return Path(option)
+
+
+def _sha256(path: Path) -> str | None:
+    """Return the digest of a file, of the manifest for a folder of shards; None above `HASHED` bytes."""
+    file = path / "manifest.json" if path.is_dir() else path
+    return provenance.sha256_file(file) if file.stat().st_size <= HASHED else None
+
+
+@contextmanager
+def _ready(folder: Path) -> Iterator[None]:
+    """Make the output folder and try it before any work; take it away again where the work inside fails and left it empty."""
+    new = [p for p in (folder, *folder.parents) if not p.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with replacing(folder / "results.probe") as file:
+            file.write(b"")
+        (folder / "results.probe").unlink()
+    except OSError as e:
+        raise LeakauditError(f"output folder {folder} cannot be written: {e.strerror}; choose another with --output") from e
+    try:
+        yield
+    except BaseException:
+        for made in new:
+            if made.is_dir() and not any(made.iterdir()):
+                made.rmdir()
+        raise

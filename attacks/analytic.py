@@ -112,7 +112,8 @@ def _decay(leak: GradientLeak, task: Task) -> Tensor:
     """Return the part of the leak that weight decay makes, where the models are known (m, c), else 0."""
     if not task.l2 or leak.theta is None:
         return torch.zeros(1)
-    return task.l2 * leak.combination @ leak.theta.double()[:, slice(*leak.columns)]
+    decay: Tensor = task.l2 * leak.combination @ leak.theta.double()[:, slice(*leak.columns)]
+    return decay
 
 
 def _whiten(stack: Tensor, leak: GradientLeak) -> Tensor:
@@ -120,8 +121,9 @@ def _whiten(stack: Tensor, leak: GradientLeak) -> Tensor:
     m = len(stack)
     noise = leak.noise[:m].double() if leak.noise is not None else torch.diag(leak.std[:m].double())
     floor = torch.finfo(torch.float64).eps * stack.square().mean().sqrt() + torch.finfo(torch.float64).tiny
-    root = torch.linalg.cholesky(noise @ noise.T + floor**2 * torch.eye(m, dtype=torch.float64))
-    return torch.linalg.solve_triangular(root, stack.flatten(1), upper=False).reshape(stack.shape)
+    root: Tensor = torch.linalg.cholesky(noise @ noise.T + floor**2 * torch.eye(m, dtype=torch.float64))
+    white: Tensor = torch.linalg.solve_triangular(root, stack.flatten(1), upper=False)
+    return white.reshape(stack.shape)
 
 
 def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
@@ -134,11 +136,11 @@ def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
 
 def _power(stack: Tensor, start: Tensor, steps: int = 30) -> Tensor:
     """Run power iterations on stack^T stack."""
-    v = start / start.norm().clamp_min(torch.finfo(start.dtype).tiny)
+    v: Tensor = start / start.norm().clamp_min(torch.finfo(start.dtype).tiny)
     for _ in range(steps):
-        new = stack.T @ (stack @ v)
+        new: Tensor = stack.T @ (stack @ v)
         new = new / new.norm().clamp_min(torch.finfo(new.dtype).tiny)
         if (new - v).norm() < 1e-15 * math.sqrt(len(v)):
-            return new
+            break
         v = new
     return v

@@ -57,6 +57,7 @@ class Warm(Recorder):
     """Lets a round write into memory that has been written before: the victim's own time, without the recorder's."""
 
     def send_many(self, round: int, src: Any, dst: Any, kind: str, secure: bool = False) -> torch.Tensor:
+        """Give the same rows in every round."""
         if not hasattr(self, "rows"):
             self.rows: dict[int, torch.Tensor] = {}
         return self.rows.setdefault(int(src[0] < dst[0]), torch.ones(len(src), self.columns[1] - self.columns[0], dtype=self.dtype))
@@ -69,6 +70,7 @@ class Warm(Recorder):
 
 
 def clock(work: Callable[[], object]) -> float:
+    """Seconds of one call."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leakaudit.adversary import Adversary
     from leakaudit.api import attack, leaks, load, load_truth, score
-    from leakaudit.reconstruction import Reconstruction
     from leakaudit.errors import LeakauditError
     from leakaudit.leak import GradientLeak
+    from leakaudit.reconstruction import Reconstruction
     from leakaudit.recorder import Recorder
     from leakaudit.task import Task
     from leakaudit.trace import Graph, TaskSpec, Trace, Truth

@@ -76,10 +76,11 @@ def attack_one(leak: GradientLeak, task: Task, name: str, generator: Generator, 
         return replace(chosen(leak, task, generator), seconds=time.perf_counter() - start)
     if settings:
         raise LeakauditError(f"auto takes no settings, got {', '.join(settings)}; name the attack that they are for")
-    best, why = None, []
+    best: Reconstruction | None = None
+    reasons: list[str] = []
     for known, candidate in in_order():
         if reason := candidate.refuses(leak, task):
-            why.append(f"{known}: {reason}")
+            reasons.append(f"{known}: {reason}")
             continue
         found = candidate(leak, task, generator)
         if best is None or found.certificate is not Certificate.FAILED:
@@ -94,7 +95,7 @@ def attack_one(leak: GradientLeak, task: Task, name: str, generator: Generator, 
             None,
             Certificate.FAILED,
             1.0,
-            note="no attack can use this leak. " + "; ".join(why),
+            note="no attack can use this leak. " + "; ".join(reasons),
         )
     return replace(best, seconds=time.perf_counter() - start)
 

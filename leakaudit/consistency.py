@@ -30,11 +30,12 @@ def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     """Try every class on the strongest row of the leak; a wrong one misses by the size of a gradient."""
     row = int(leak.value.norm(dim=1).argmax())
     used = leak.combination[row].nonzero().flatten()
-    value, models = leak.value[row].double(), leak.theta[used].to(task.dtype) if leak.theta is not None else None
-    misfit = []
+    if leak.theta is None:
+        return None
+    value, models, misfit = leak.value[row].double(), leak.theta[used].double(), []
     for c in range(task.spec.classes):
         y = torch.tensor([c], device=x.device)
-        g = torch.stack([task.gradient(w, x, y) for w in models]).double() if models is not None else value[None]
+        g = torch.stack([task.gradient(w, x.double(), y) for w in models])
         misfit.append(float((leak.combination[row, used].to(g) @ g[:, slice(*leak.columns)] - value).norm()))
     best, second = sorted(misfit)[:2]
     return torch.tensor([misfit.index(best)]) if best < 0.5 * second else None
@@ -48,19 +49,18 @@ def _by_last_layer(leak: GradientLeak, task: Task) -> Tensor | None:
     start, stop = leak.columns
     if weight.start < start or bias.stop > stop:
         return None
-    b = leak.value[:, bias.start - start : bias.stop - start].double()
+    b: Tensor = leak.value[:, bias.start - start : bias.stop - start].double()
     if leak.is_plain:
-        q = b[int(b.norm(dim=1).argmax())]
-        return q.argmin()[None] if _one_negative(q) else None
+        return _one_negative(b[int(b.norm(dim=1).argmax())])
     w = leak.value[:, weight.start - start : weight.stop - start].double().reshape(len(b), b.shape[1], -1)
     q = residual_from_differences(torch.linalg.pinv(leak.combination.double()), w, b)
-    return q.argmin()[None] if q is not None and _one_negative(q) else None
+    return None if q is None else _one_negative(q)
 
 
-def _one_negative(q: Tensor) -> bool:
-    """Whether exactly one entry is clearly negative: what p - e_y looks like."""
+def _one_negative(q: Tensor) -> Tensor | None:
+    """Return the place (1,) of the one entry that is clearly negative, as in p - e_y; None where there is not exactly one."""
     low, rest = q.min(), q.topk(len(q) - 1).values
-    return bool(low < 0 and rest.min() > 0.05 * low)
+    return q.argmin()[None] if low < 0 and rest.min() > 0.05 * low else None
 
 
 def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> Tensor | None:
@@ -90,4 +90,5 @@ def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> 
     coordinates = torch.linalg.lstsq(torch.stack([b, v.expand_as(b)], dim=2), m).solution  # (T, 2, H)
     best = trust.topk(2).indices
     alpha, beta = coordinates[best[0], 0] - coordinates[best[1], 0], coordinates[best[0], 1] - coordinates[best[1], 1]
-    return (alpha @ beta) / (alpha @ alpha).clamp_min(torch.finfo(m.dtype).tiny) * v
+    q: Tensor = (alpha @ beta) / (alpha @ alpha).clamp_min(torch.finfo(m.dtype).tiny) * v
+    return q

@@ -77,15 +77,6 @@ def digest(settings: Mapping[str, Json]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def sha256_file(path: Path) -> str:
-    """sha256 of a file, read in pieces; raises LeakauditError where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise LeakauditError(f"{path}: cannot be read: {error.strerror}") from None
-
-
 def _version(name: str) -> str | None:
     try:
         return version(name)

@@ -14,6 +14,7 @@ from torch import Generator, Tensor
 from leakaudit import data, models, registry
 from leakaudit import graph as graphs
 from leakaudit.errors import LeakauditError, suggest
+from leakaudit.provenance import digest
 from leakaudit.recorder import Recorder, human, plan_size
 from leakaudit.scenario import Scenario
 from leakaudit.task import Problem, Task
@@ -92,6 +93,7 @@ def record(plan: Plan, path: Path | str | None, max_bytes: int = 4_000_000_000, 
         task=task.spec,
         graph=plan.graph,
         params={**registry.values(plan.victim), "samples": scenario.samples},
+        id=_id(scenario),
         layout=task.layout,
         rounds=scenario.rounds,
         messages=messages,
@@ -110,6 +112,11 @@ def record(plan: Plan, path: Path | str | None, max_bytes: int = 4_000_000_000, 
         problem = Problem(task, source.x[rows].to(task.device, task.dtype), source.y[rows].to(task.device))
         plan.victim.run(problem, plan.graph, scenario.rounds, recorder, plan.random["run"], plan.wires)
     return recorder
+
+
+def _id(scenario: Scenario) -> str:
+    """Return the recording's name: equal for equal scenarios, which record equal messages."""
+    return digest({**asdict(scenario), "set": dict(scenario.set)})[:32]
 
 
 def generators(seed: int, *names: str) -> dict[str, Generator]:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from leakaudit import api, findings, lpips_weights, pictures, provenance, registry, results, scoring, tracefile
+from leakaudit import api, findings, lpips_weights, pictures, provenance, registry, results, scoring, sidecar, tracefile
 from leakaudit.adversary import Adversary
 from leakaudit.atomic import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.leak import GradientLeak
-from leakaudit.progress import expired, step, watching
+from leakaudit.progress import step, watching
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.scoring import Score
 from leakaudit.task import Task
@@ -64,10 +64,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run leaves: the record, and whether it was cut short."""
+    """What a run leaves: the record, and whether Ctrl-C cut it short."""
 
     results: dict[str, Json]
-    complete: bool
+    interrupted: bool
 
 
 def attack_file(path: Path, folder: Path, options: Options) -> Finished:
@@ -88,8 +88,8 @@ def attack_file(path: Path, folder: Path, options: Options) -> Finished:
     if options.attack != "auto":
         registry.configure(registry.get("attacks", options.attack), dict(options.settings))
     with _ready(folder):
-        found, reasons, complete = _attack_nodes(trace, task, options)
-        scores = scoring.score([f for _, f in found], truth, weights)
+        found = _attack_nodes(trace, task, options)
+        scores = scoring.score([f for _, f in found.pairs], truth, weights)
         origin = provenance.collect(
             trace,
             settings=options.to_json(),
@@ -101,75 +101,77 @@ def attack_file(path: Path, folder: Path, options: Options) -> Finished:
             trace_sha256=_sha256(path),
             truth_sha256=None if truth_path is None else _sha256(truth_path),
         )
-        record = _write(folder, trace, truth, found, scores, reasons, origin, sentence, _not_tried(found, options, trace), complete)
-    return Finished(record, complete)
+        record = _write(folder, trace, truth, found, scores, origin, sentence, _not_tried(found, options, trace))
+    return Finished(record, found.interrupted)
 
 
-def _attack_nodes(trace: Trace, task: Task, options: Options) -> tuple[list[tuple[GradientLeak, Reconstruction]], dict[int, str], bool]:
+@dataclass
+class _Found:
+    """What the attacks of one run gave so far."""
+
+    pairs: list[tuple[GradientLeak, Reconstruction]] = field(default_factory=list)
+    reasons: dict[int, str] = field(default_factory=dict)
+    late: list[int] = field(default_factory=list)
+    interrupted: bool = False
+
+
+def _attack_nodes(trace: Trace, task: Task, options: Options) -> _Found:
     """Attack node after node, so that one node's leak is in memory at a time; the time left is shared by the nodes left."""
-    nodes = options.nodes if options.nodes is not None else api.targets(trace, options.adversary)
-    found: list[tuple[GradientLeak, Reconstruction]] = []
-    reasons: dict[int, str] = {}
-    end = time.monotonic() + options.max_seconds
+    nodes = api.targets(trace, options.adversary) if options.nodes is None else options.nodes
+    found, end = _Found(), time.monotonic() + options.max_seconds
     try:
         for k, node in enumerate(nodes):
             step("nodes", k, len(nodes))
-            leaks = api.leaks(trace, options.adversary, [node], options.rounds)
-            reasons |= leaks.undetermined
             share = (end - time.monotonic()) / (len(nodes) - k) if options.max_seconds else None
+            if share is not None and share <= 0:
+                found.late.append(node)
+                continue
             with watching(seconds=share):
-                if share is not None and share <= 0:
-                    reasons[node] = f"node {node}: not attacked, --max-seconds was over"
-                    continue
+                leaks = api.leaks(trace, options.adversary, [node], options.rounds)
+                found.reasons |= leaks.undetermined
                 for leak in leaks:
-                    random = torch.Generator().manual_seed(
-                        int(np.random.SeedSequence([options.seed, node]).generate_state(1, np.uint64)[0] >> 1)
-                    )
-                    result = api.attack_one(leak, task, options.attack, random, **options.settings)
-                    found.append((leak, result))
+                    seed = np.random.SeedSequence([options.seed, node]).generate_state(1, np.uint64)[0] >> 1
+                    random = torch.Generator().manual_seed(int(seed))
+                    found.pairs.append((leak, api.attack_one(leak, task, options.attack, random, **options.settings)))
         step("nodes", len(nodes), len(nodes))
     except KeyboardInterrupt:
-        return found, reasons, False
-    return found, reasons, not expired()
+        found.interrupted = True
+    return found
 
 
-def _not_tried(found: list[tuple[GradientLeak, Reconstruction]], options: Options, trace: Trace) -> list[str]:
+def _not_tried(found: _Found, options: Options, trace: Trace) -> list[str]:
     """Say in words what the run left out."""
-    left = sorted(set(registry.names("attacks")) - {r.attack for _, r in found})
+    late = [f"nodes {', '.join(map(str, found.late))} (--max-seconds was over)"] if found.late else []
+    attacks = sorted(set(registry.names("attacks")) - {r.attack for _, r in found.pairs})
     listened = [] if options.adversary.corrupt else ["curious nodes and coalitions (--as node:3)"]
-    window = (
-        [f"rounds after {int(max(leak.rounds.max() for leak, _ in found))}"]
-        if found and int(found[0][0].rounds.max()) < trace.rounds - 2
-        else []
-    )
-    return [*(f"attack {name}" for name in left), *listened, *window]
+    last = max((int(leak.rounds.max()) for leak, _ in found.pairs), default=trace.rounds)
+    after = [f"rounds after {last}"] if last < trace.rounds - 1 else []
+    return [*late, *(f"attack {name}" for name in attacks), *listened, *after]
 
 
 def _write(
     folder: Path,
     trace: Trace,
     truth: Truth | None,
-    found: list[tuple[GradientLeak, Reconstruction]],
+    found: _Found,
     scores: list[Score],
-    reasons: Mapping[int, str],
     origin: Mapping[str, Json],
     lpips: str,
     not_tried: list[str],
-    complete: bool,
 ) -> dict[str, Json]:
     """Write all files of a run, results.json last: where it stands, everything that it names stands too."""
-    made = [f for _, f in found]
+    made = [f for _, f in found.pairs]
     images = results.save_reconstructions(folder / "reconstructions.npz", made)
     pairs = pictures.pair_up(made, scores, truth)
-    drawn = any(p.found is not None for p in pairs)
+    drawn = "reconstructions.png" if any(p.found is not None for p in pairs) else None
     if drawn:
-        title = f"{trace.protocol}, {trace.task.model}, {found[0][0].adversary}"
-        pictures.save(pictures.grid(pairs, title=title), folder / "reconstructions.png")
-    entries = [findings.finding(leak, f, s, i) for (leak, f), s, i in zip(found, scores, images, strict=True)]
-    missing = [findings.undetermined(node, origin["settings"]["adversary"], reason) for node, reason in sorted(reasons.items())]
-    record = findings.build(
-        trace, entries, missing, not_tried, origin, lpips=lpips, picture="reconstructions.png" if drawn else None, complete=complete
-    )
+        title = f"{trace.protocol}, {trace.task.model}, {found.pairs[0][0].adversary}"
+        pictures.save(pictures.grid(pairs, title=title), folder / drawn)
+    entries = [findings.finding(leak, f, s, i) for (leak, f), s, i in zip(found.pairs, scores, images, strict=True)]
+    adversary = origin["settings"]["adversary"]
+    missing = [findings.undetermined(node, adversary, reason) for node, reason in sorted(found.reasons.items())]
+    complete = not (found.interrupted or found.late)
+    record = findings.build(trace, entries, missing, not_tried, origin, lpips=lpips, picture=drawn, complete=complete)
     with replacing(folder / "report.md") as file:
         file.write(registry.get("reports", "markdown")(record).encode())
     results.write(folder / "results.json", record)
@@ -191,7 +193,7 @@ def _truth_path(path: Path, option: str) -> Path | None:
 def _sha256(path: Path) -> str | None:
     """Return the digest of a file, of the manifest for a folder of shards; None above `HASHED` bytes."""
     file = path / "manifest.json" if path.is_dir() else path
-    return provenance.sha256_file(file) if file.stat().st_size <= HASHED else None
+    return sidecar.digest(file) if file.stat().st_size <= HASHED else None
 
 
 @contextmanager

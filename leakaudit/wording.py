@@ -18,10 +18,10 @@ LIMITS = (
     "This report and the files beside it hold personal data if the training data does.",
 )
 HEADINGS = (
-    *("node", "attack", "leak", "certificate", "PSNR dB", "SSIM", "LPIPS", "rel. error"),
+    *("node", "attack", "leak of rounds", "certificate", "PSNR dB", "SSIM", "LPIPS", "rel. error"),
     *("identical", "label", "identified", "seconds"),
 )
-_ALWAYS = ("node", "attack", "leak", "certificate", "label", "seconds")
+_ALWAYS = ("node", "attack", "leak of rounds", "certificate", "label", "seconds")
 _RANK = {"EXACT": 2, "APPROXIMATE": 1, "FAILED": 0}
 
 
@@ -121,11 +121,11 @@ def _cells(finding: Finding) -> tuple[str, ...]:
     """One cell a heading, "-" where it does not apply."""
     scores = finding["scores"] or {}
     rounds = finding["leak"]["rounds"]
-    span = f"round {rounds['first']}" if rounds["first"] == rounds["last"] else f"rounds {rounds['first']}-{rounds['last']}"
+    span = str(rounds["first"]) if rounds["first"] == rounds["last"] else f"{rounds['first']}-{rounds['last']}"
     return (
         str(finding["node"]),
         finding["attack"],
-        f"{finding['leak']['kind']}, {span}",
+        f"{finding['leak']['kind']} {span}",
         finding["certificate"]["name"].lower(),
         _spread(scores, "psnr", "{:.1f}"),
         _spread(scores, "ssim", "{:.3f}"),

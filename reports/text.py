@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
+from typing import Literal
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -19,16 +20,16 @@ _RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")
 
 
 @renderer("text")
-def render(results: Mapping[str, Json], width: int = 120) -> str:
-    """Plain text of `width` columns, without colour codes."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False, legacy_windows=False)
-    console.print(renderable(results))
+def render(results: Mapping[str, Json], width: int = 120, color: bool = False) -> str:
+    """Text of `width` columns; color adds a terminal's codes."""
+    system: Literal["standard"] | None = "standard" if color else None
+    console = Console(file=io.StringIO(), width=width, color_system=system, force_terminal=color, legacy_windows=False)
+    console.print(_parts(results))
     printed: str = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
 
 
-def renderable(results: Mapping[str, Json]) -> RenderableType:
-    """The same for a rich console of the caller's, with its width and colours."""
+def _parts(results: Mapping[str, Json]) -> RenderableType:
     parts: list[RenderableType] = [Text(clean(results["summary"]), style="bold")]
     if results["findings"]:
         parts.append(_findings(results))

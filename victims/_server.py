@@ -25,10 +25,10 @@ def round_trips(view: View, node: int, rounds: int, up: str, down: str | None) -
     """Return the first `rounds` rounds in which the node's message up (and the model down) is heard; raises NotDetermined."""
     server = view.graph.nodes - 1
     if node == server:
-        raise NotDetermined(f"node {node} is the server, it holds no data")
+        raise NotDetermined("it is the server and holds no data")
     taken = [t for t in view.rounds if view.has(t, node, server, up) and (down is None or view.has(t, server, node, down))][:rounds]
     if not taken:
-        raise NotDetermined(f"node {node}: its wire to the server {server} is not heard")
+        raise NotDetermined(f"its wire to the server {server} is not heard")
     return taken
 
 

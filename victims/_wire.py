@@ -12,6 +12,8 @@ of Yu 2023, which hold for theta = 1 alone and need the converged model.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -95,8 +97,8 @@ class _Heard:
         known = [self._z0(j) for j in self.neighbours]
         if all(k is not None for k in known):
             sign = [1 if self.node < j else -1 for j in self.neighbours]
-            start = [sum(s * k[side] for s, k in zip(sign, known, strict=True) if k) for side in (0, 1)]
-            self.out, self.inn = torch.cat([start[0][None], self.out]), torch.cat([start[1][None], self.inn])
+            sent, received = (sum(s * k[side] for s, k in zip(sign, known, strict=True) if k) for side in (0, 1))
+            self.out, self.inn = (torch.cat([torch.as_tensor(z)[None], rest]) for z, rest in ((sent, self.out), (received, self.inn)))
             self.first = 0
             if self.kind == "dz":
                 self.out, self.inn = self.out.cumsum(0), self.inn.cumsum(0)
@@ -128,30 +130,21 @@ def pdmm_leaks(view: View, node: int, rounds: int) -> list[GradientLeak]:
     heard, degree = _Heard(view, node, rounds), view.graph.degree(node)
     a, b, gamma = coefficients(view, degree)
     rho, theta = float(view.constant("rho")), float(view.constant("theta"))
-    out, inn, first, late = heard.out, heard.inn, heard.first, int(view.constant("update") == "exact")
-    w = (out[1:] - (1 - theta) * out[:-1] - theta * inn[:-1]) / (2 * rho * theta * degree)  # w or its steps, of rounds first + 1, ...
-    if heard.absolute:
-        start = first if b == 0 else first + 1
-        if b and first == 0 and view.knows("w0"):
-            w, start = torch.cat([view.public("w0").to(w)[None, slice(*view.columns)], w]), 0
-        ahead, behind = (w[1:], b * w[:-1]) if b else (w, torch.zeros(()))
-        value = behind - a * ahead - gamma * inn[start - first :][: len(ahead)]
-        band, formula = ([b, -a] if b else [-a]), "g(t) = b w(t) - a w(t+1) - gamma S(t)"
-        combination, models = torch.eye(len(value), dtype=torch.float64), w[: len(value)]
-    else:
-        start = first if b else first - 1
-        ahead, behind = (w[1:], b * w[:-1]) if b else (w, torch.zeros(()))
-        value = a * ahead - behind + gamma * inn[1 if b else 0 :][: len(ahead)]
-        band, formula = ([b, -a - b, a] if b else [-a, a]), "g(t) - g(t+1) = a Dw(t+2) - b Dw(t+1) + gamma DS(t+1)"
-        one = torch.eye(len(value), len(value) + 1, dtype=torch.float64)
-        combination, models = one - one.roll(1, dims=1), heard.models(start + late, len(value) + 1)
-    noise = _noise(len(value), band, heard.rounding / (2 * rho * theta) * (2 / degree) ** 0.5, gamma * heard.rounding * (2 * degree) ** 0.5)
+    w = (heard.out[1:] - (1 - theta) * heard.out[:-1] - theta * heard.inn[:-1]) / (2 * rho * theta * degree)  # w, or its steps
+    known = _gradients(heard, w, a, b, gamma) if heard.absolute else _differences(heard, w, a, b, gamma)
+    count = len(known.value)
+    noise = _noise(
+        count, known.band, heard.rounding / (2 * rho * theta) * (2 / degree) ** 0.5, gamma * heard.rounding * (2 * degree) ** 0.5
+    )
+    taken = known.start + int(view.constant("update") == "exact")  # the round in which the first gradient is taken
+    one = torch.eye(count, count if heard.absolute else count + 1, dtype=torch.float64)
+    models = known.models if heard.absolute else heard.models(taken, count + 1)
     return [
         GradientLeak(
             node=node,
-            rounds=torch.arange(combination.shape[1]) + start + late,
-            combination=combination,
-            value=value,
+            rounds=torch.arange(one.shape[1]) + taken,
+            combination=one if heard.absolute else one - one.roll(1, dims=1),
+            value=known.value,
             std=noise.norm(dim=1),
             columns=view.columns,
             noise=noise,
@@ -159,12 +152,40 @@ def pdmm_leaks(view: View, node: int, rounds: int) -> list[GradientLeak]:
             batch=view.constant("samples") if view.knows("samples") else None,
             inner=int(view.constant("k_max")) if view.constant("update") == "gradient" else 1,
             adversary=str(view.adversary),
-            formula=formula,
+            formula=known.formula,
         )
     ]
 
 
-def _noise(rows: int, band: list[float], of_w: float, of_s: float) -> Tensor:
+class _Known(NamedTuple):
+    """Rows of a leak: values (m, c) of rounds start, start + 1, ..., what an error of w adds to them, models where known."""
+
+    start: int
+    value: Tensor
+    band: tuple[float, ...]
+    formula: str
+    models: Tensor | None = None
+
+
+def _gradients(heard: _Heard, w: Tensor, a: float, b: float, gamma: float) -> _Known:
+    """h^t = b w^t - a w^{t+1} - gamma S^t, from w (R, c) of rounds first + 1, ..., and from w^0 where it is known."""
+    view, start = heard.view, heard.first if b == 0 else heard.first + 1
+    if b and heard.first == 0 and view.knows("w0"):
+        w, start = torch.cat([view.public("w0").to(w)[None, slice(*view.columns)], w]), 0
+    ahead, behind = (w[1:], b * w[:-1]) if b else (w, torch.zeros(()))
+    value = behind - a * ahead - gamma * heard.inn[start - heard.first :][: len(ahead)]
+    return _Known(start, value, (b, -a) if b else (-a,), "g(t) = b w(t) - a w(t+1) - gamma S(t)", w[: len(value)])
+
+
+def _differences(heard: _Heard, w: Tensor, a: float, b: float, gamma: float) -> _Known:
+    """h^t - h^{t+1} = a Dw^{t+2} - b Dw^{t+1} + gamma DS^{t+1}, from steps w (R, c) of rounds first + 1, ..."""
+    ahead, behind = (w[1:], b * w[:-1]) if b else (w, torch.zeros(()))
+    value = a * ahead - behind + gamma * heard.inn[1 if b else 0 :][: len(ahead)]
+    formula = "g(t) - g(t+1) = a Dw(t+2) - b Dw(t+1) + gamma DS(t+1)"
+    return _Known(heard.first if b else heard.first - 1, value, (b, -a - b, a) if b else (-a, a), formula)
+
+
+def _noise(rows: int, band: tuple[float, ...], of_w: float, of_s: float) -> Tensor:
     """Return the error of each row (rows, q): w has a fresh one every round, which neighbouring rows share, and so has S."""
     shifted = [of_w * c * torch.eye(rows, rows + len(band) - 1, dtype=torch.float64).roll(k, dims=1) for k, c in enumerate(band)]
     return torch.cat([torch.stack(shifted).sum(0), of_s * torch.eye(rows, dtype=torch.float64)], dim=1)

@@ -111,8 +111,7 @@ class _State:
         self.victim, self.problem, self.recorder = victim, problem, recorder
         start = recorder.public["w0"].to(problem.x.device)
         self.w = start.repeat(n, 1)
-        like = {"dtype": start.dtype, "device": start.device}
-        self.degree = torch.tensor([[graph.degree(i)] for i in range(n)], **like)
+        self.degree = torch.tensor([[graph.degree(i)] for i in range(n)], dtype=start.dtype, device=start.device)
         self.c, self.g = victim.step(self.degree), torch.empty_like(self.w)
         around = [torch.tensor(n, device=start.device) for n in graph.neighbours]
         self.others = torch.cat(around), torch.tensor([0, *map(len, around[:-1])], device=start.device).cumsum(0)
@@ -120,22 +119,21 @@ class _State:
         self.wires = torch.tensor(sorted(kept), dtype=torch.long).reshape(-1, 2)
         self.recorded = torch.tensor([tuple(e) in set(wires) for e in self.wires.tolist()], dtype=torch.bool)
         self.columns = slice(*recorder.columns) if not victim.quantize else slice(0, task.layout.size)
-        self._start_wires(graph, generator, kept, task.layout.size, like)
+        self._start_wires(graph, generator)
 
-    def _start_wires(self, graph: Graph, generator: Generator, kept: set[tuple[int, int]], size: int, like: dict) -> None:
+    def _start_wires(self, graph: Graph, generator: Generator) -> None:
         """Draw z^0 for every wire, whichever are kept, so that recording less does not change the training."""
         self.s, self.t = torch.zeros_like(self.w), torch.zeros_like(self.w)
-        self.z = torch.zeros(2, len(self.wires), self.columns.stop - self.columns.start, **like)
+        self.z = self.w.new_zeros(2, len(self.wires), self.columns.stop - self.columns.start)
         at = {tuple(e): k for k, e in enumerate(self.wires.tolist())}
         for i, j in graph.edges if self.victim.z0 else ():
-            there, back = (self.victim.z0 * torch.randn(2, size, generator=generator, dtype=like["dtype"])).to(
-                like["device"]
-            )  # z_{j|i}, z_{i|j}
+            drawn = torch.randn(2, self.w.shape[1], generator=generator, dtype=self.w.dtype)
+            there, back = drawn.mul_(self.victim.z0).to(self.w.device)  # z_{j|i}, z_{i|j}
             self.t[i] += there
             self.s[i] += back
             self.t[j] -= back
             self.s[j] -= there
-            if (i, j) in kept:
+            if (i, j) in at:
                 self.z[0, at[i, j]], self.z[1, at[i, j]] = there[self.columns], back[self.columns]
         for out, z in zip(self._outgoing(0, "z0", secure=True), self.z, strict=False):
             out.copy_(self._recorded_columns(z[self.recorded]))

@@ -79,6 +79,14 @@ def settings(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**values)
 
 
+def trust(args: argparse.Namespace) -> bool:
+    """Return --trust-model; where it is given, modules of the current folder can be imported."""
+    if args.trust_model and "" not in sys.path:
+        sys.path.insert(0, "")
+    trusted: bool = args.trust_model
+    return trusted
+
+
 def say(text: str, args: argparse.Namespace) -> None:
     """Write a note to stderr."""
     if not args.quiet:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli import say, settings, shared, trust
 from leakaudit.cli.record import pairs
 from leakaudit.errors import LeakauditError
 
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.run import Options, attack_file
 
     chosen = settings(args)
-    renderers = [registry.get("reports", name) for name in args.format or ["text"]]
+    renderers = {name: registry.get("reports", name) for name in args.format or ["text"]}
     options = Options(
         adversary=Adversary.parse(args.adversary, window(args.rounds), frozenset(args.knows.split(",")) if args.knows else "all"),
         nodes=None if args.node is None else tuple(args.node),
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         seed=chosen.seed,
         device=chosen.device,
         max_seconds=chosen.max_seconds,
-        trusted=args.trust_model,
+        trusted=trust(args),
     )
     if args.dry_run:
         sys.stdout.write(json.dumps(_dry(args.trace, options), indent=2) + "\n")
@@ -76,10 +79,18 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(chosen.output)
     with console.shown(chosen.progress):
         done = attack_file(args.trace, folder, options)
-    for render in renderers:
-        sys.stdout.write(render(done.results).rstrip("\n") + "\n")
+    for name in args.format or ["text"]:
+        _show(name, renderers[name], done.results)
     say(f"{folder}: results.json, report.md" + (f", {done.results['picture']}" if done.results["picture"] else ""), args)
-    return 0 if done.complete else INTERRUPTED
+    return INTERRUPTED if done.interrupted else 0
+
+
+def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> None:
+    """Write one rendering to stdout; the table takes a terminal's width and colours."""
+    fit: dict[str, Any] = {}
+    if name == "text" and sys.stdout.isatty():
+        fit = {"width": shutil.get_terminal_size().columns, "color": "NO_COLOR" not in os.environ}
+    sys.stdout.write(render(results, **fit).rstrip("\n") + "\n")
 
 
 def window(text: str | None) -> range | None:

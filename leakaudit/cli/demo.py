@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
         "--model",
         "mlp",
     ]
-    code = main([*record, "--set", "hidden=256", "--dtype", "float32", *common])
+    code = main([*record, "--set", "hidden=64", "--dtype", "float32", *common])
     say("An eavesdropper hears the differences on the wire: no model, no label, no z^0.", args)
     code = code or main(["attack", str(trace), "-o", str(folder / "demo"), *common])
     say(f"See {folder / 'demo' / 'reconstructions.png'} and {folder / 'demo' / 'report.md'}.", args)

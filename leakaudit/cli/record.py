@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli import say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 CHOICES = {
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         raise LeakauditError("name a victim (see 'leakaudit list victims') or give --scenario FILE")
     seed = base.seed if args.scenario and args.seed is None else chosen.seed
     scenario = replace(base, **given, set={**base.set, **pairs(args.set)}, seed=seed)
-    ready = plan(scenario, data_root=Path(chosen.data_root), download=chosen.download, device=chosen.device, trusted=args.trust_model)
+    ready = plan(scenario, data_root=Path(chosen.data_root), download=chosen.download, device=chosen.device, trusted=trust(args))
     if args.dry_run:
         sys.stdout.write(f"{scenario.to_toml()}\n# {human(ready.size())}, {len(ready.wires)} wires, {ready.task.layout.size} parameters\n")
         return 0

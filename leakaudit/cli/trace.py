@@ -32,7 +32,7 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do one action."""
-    from leakaudit import console, convert, tracefile
+    from leakaudit import console, convert, tracefile, traceinfo
 
     chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
     if args.action == "convert":
@@ -41,10 +41,12 @@ def run(args: argparse.Namespace) -> int:
         say(f"{args.target}: written", args)
         return 0
     if args.action == "info":
-        facts = tracefile.info(args.trace)
+        facts = traceinfo.info(args.trace)
     else:
         with console.shown(chosen.progress):
-            facts = tracefile.verify(args.trace, write=args.write)
+            facts = traceinfo.verify(args.trace)
+            if args.write and facts["sha256"] is None:
+                facts["sha256"] = tracefile.write_sidecar(args.trace)
     if args.format == "json":
         sys.stdout.write(json.dumps(facts, indent=2) + "\n")
     else:

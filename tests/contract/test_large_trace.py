@@ -1,0 +1,79 @@
+"""A trace larger than memory: opened at once, attacked for one node within 500 MB."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import leakaudit as la
+from leakaudit import recording
+from leakaudit.mapfile import MapFile
+from leakaudit.scenario import Scenario
+
+ROUNDS, NODES = 100, 100
+MEASURE = """
+import json, resource, sys, time
+import torch
+import leakaudit as la
+from leakaudit.task import Task
+from leakaudit import api, scoring, registry
+torch.set_num_threads(1)
+list(registry.everything("attacks"))
+start = time.perf_counter()
+trace = la.load(sys.argv[1])
+opened = time.perf_counter() - start
+truth = la.load_truth(sys.argv[2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+found = la.attack(la.leaks(trace, nodes=[0]), generator=torch.Generator().manual_seed(0))
+after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+(score,) = la.score(found, truth)
+print(json.dumps({"opened": opened, "extra_mb": (after - before) / 1024, "psnr": score.psnr[0], "bytes": sum(m.payload.nbytes for m in trace.messages)}))
+"""
+
+
+@pytest.mark.slow
+def test_a_trace_larger_than_memory(tmp_path, monkeypatch):
+    """Node 0's wires are real, taken from a run of five nodes; the other 95 nodes' rows are holes in the file."""
+    monkeypatch.setattr(MapFile, "reserve", lambda *_: None)  # blocks of the disk only for what is written
+    scenario = Scenario(nodes=5, graph="star", rounds=ROUNDS, data="faces", model="mlp", set={"hidden": 128})
+    plan = recording.plan(scenario)
+    small = recording.record(plan, None)
+    view = la.Adversary(corrupt=frozenset(range(5))).view(small.trace)
+    others = [(i, i + k) for i in range(1, NODES) for k in range(1, 5) if i + k < NODES]
+    graph = la.Graph(NODES, tuple(sorted({*plan.graph.edges, *others})))
+    count = len(graph.arcs) * ROUNDS
+    src, dst = torch.tensor(graph.arcs).T
+    truth = small.truth_record
+    with la.Recorder(
+        tmp_path / "large.pt",
+        protocol="pdmm",
+        task=plan.task.spec,
+        graph=graph,
+        params=small.trace.params,
+        layout=plan.task.layout,
+        rounds=ROUNDS,
+        messages=count,
+        rows=count,
+        public=small.trace.public,
+        max_bytes=1e12,
+        id=truth.id,
+        hash=False,
+    ) as recorder:
+        recorder.truth(0, *truth.of(0))
+        for t in range(1, ROUNDS + 1):
+            rows = recorder.send_many(t, src, dst, "dz")
+            for k in ((src == 0) | (dst == 0)).nonzero().flatten().tolist():
+                rows[k] = view.message(t, int(src[k]), int(dst[k]), "dz")
+            recorder.end_round(t)
+    run = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "large.pt"), str(tmp_path / "large.truth.pt")], capture_output=True, text=True, check=True
+    )
+    figures = json.loads(run.stdout)
+    assert figures["bytes"] > 24 * 2**30
+    assert figures["opened"] < 0.1
+    assert figures["extra_mb"] < 500
+    assert figures["psnr"] >= 60

@@ -1,0 +1,253 @@
+"""Write a trace while a training runs, and its truth beside it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import leakaudit
+from leakaudit import sidecar, tracefile
+from leakaudit.arrays import integers, tensor
+from leakaudit.errors import LeakauditError
+from leakaudit.reel import Reel
+from leakaudit.sizes import estimate, human, plan_size, refuse_above
+from leakaudit.trace import Graph, Json, Layout, TaskSpec, Trace, Truth
+from leakaudit.truthkeeper import TruthKeeper
+from leakaudit.wellformed import FLOATS
+
+if TYPE_CHECKING:
+    from leakaudit.task import Task
+
+__all__ = ["Recorder", "estimate", "human", "plan_size"]
+
+
+class Recorder:
+    """Records messages into a trace, round by round.
+
+    A run that is killed leaves a trace up to its last whole round; one that ends with an exception does too, and
+    both are marked as incomplete. What stood at `path` before is replaced with the first message.
+
+    path: a .pt file; a folder, where it exists or the text ends with "/", takes shards; None records in memory.
+    layout: of the flat model vector, the task's own by default. columns: (start, stop) of it that are recorded.
+    rounds, messages, rows: what is known of the size (rows: payloads, fewer than messages where one goes to several).
+    public: tensors that everybody has. secure_kinds: kinds of messages that travel encrypted.
+    truth: whether, or where, the truth is written if any is given; beside the trace by default.
+    keep_states: keep what `state` is given. hash: write a sha256 beside each file, None does up to 4 GiB.
+    Raises LeakauditError, before anything is created, where the arguments do not fit, the path cannot be
+    written or the recording would exceed max_bytes.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None,
+        *,
+        protocol: str,
+        task: TaskSpec | Task,
+        graph: Graph,
+        params: Mapping[str, Json] | None = None,
+        layout: Layout | None = None,
+        rounds: int | None = None,
+        messages: int | None = None,
+        rows: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        columns: tuple[int, int] | None = None,
+        public: Mapping[str, Any] | None = None,
+        secure_kinds: Sequence[str] = (),
+        id: str | None = None,
+        truth: bool | str | os.PathLike[str] = True,
+        keep_states: bool = False,
+        max_bytes: float = 4e9,
+        shard_bytes: int = 1 << 30,
+        hash: bool | None = None,
+        provenance: Mapping[str, Json] | None = None,
+    ) -> None:
+        self.path = None if path is None else _followed(Path(path))
+        self.graph, self.dtype, self.id, self.rounds = graph, dtype, id or secrets.token_hex(16), rounds
+        self.task, self.layout = _described(task, layout)
+        self.columns = columns or (0, self.layout.size)
+        _check(dtype, self.columns, self.layout, {"rounds": rounds, "messages": messages, "rows": rows})
+        width = self.columns[1] - self.columns[0]
+        rows = messages if rows is None else rows
+        if messages is not None:
+            known: dict[str, Any] = {"graph": graph, "layout": self.layout, "rounds": rounds, "rows": rows, "max_bytes": max_bytes}
+            refuse_above(max_bytes, estimate(messages, width, dtype, **known))
+        self.public = {name: tensor(value, f"public {name}").cpu().contiguous() for name, value in (public or {}).items()}
+        made = {"leakaudit": leakaudit.__version__, "torch": torch.__version__, "created": datetime.now(UTC).isoformat(timespec="seconds")}
+        about = (protocol, params or {}, self.task, graph, self.layout, self.columns, 0, (), self.public, self.id)
+        head = tracefile.head(Trace(*about, provenance={**made, **(provenance or {})}))
+        folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
+        self._reel = Reel(self.path, shard_bytes if folder else None, head, width, dtype, (messages, rows), max_bytes)
+        self._truth_path = _truth_path(self.path, truth)
+        self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes)
+        self._keep_states, self._secure_kinds, self._hash = keep_states, frozenset(secure_kinds), hash
+        self._round, self._uncommitted, self._truth_written, self._closed = 0, False, False, False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            with suppress(LeakauditError, OSError):  # the error that is under way says more
+                self._end(complete=False)
+
+    def send(self, round: int, src: int, dst: int | Sequence[int], kind: str, value: Any, secure: bool = False) -> None:
+        """Record one message, or a broadcast to several nodes, which is stored once.
+
+        value: (c,) the recorded columns, or (d,) the whole vector; of torch, numpy or anything with DLPack or ``__array__``.
+        A round number that grows commits the rounds before. Raises LeakauditError for a node that is not there,
+        a round that lies before the last, or a vector of another length.
+        """
+        vector, sender, to = self._vector(value), integers(src, "src", self.graph.nodes), integers(dst, "dst", self.graph.nodes)
+        if len(sender) != 1:
+            raise LeakauditError(f"send: expected one src, got {len(sender)}; send_many takes several")
+        if len(to):
+            self._append(round, sender, to, kind, secure, np.zeros(len(to), np.int64))[0].copy_(vector)
+
+    def send_many(self, round: int, src: Any, dst: Any, kind: str, secure: bool = False, row: Any = None) -> Tensor:
+        """Record k messages src (k,) -> dst (k,) and return their payloads (k, c), to be written until the round ends.
+
+        row: (k,) which of the payloads each message carries, 0 to max(row), where some are sent to several nodes.
+        """
+        src, dst = integers(src, "src", self.graph.nodes), integers(dst, "dst", self.graph.nodes)
+        rows = np.arange(len(src)) if row is None else integers(row, "row", max(1, len(src)))
+        if not len(src) == len(dst) == len(rows):
+            raise LeakauditError(f"send_many: expected as many src as dst and row, got {len(src)}, {len(dst)} and {len(rows)}")
+        return self._append(round, src, dst, kind, secure, rows)
+
+    def end_round(self, round: int) -> None:
+        """Commit: from here on the messages up to this round are in the trace, whatever happens to the program."""
+        self._enter_round(round)
+        self._reel.commit(round)
+        self._uncommitted = False
+
+    def truth(self, node: int, x: Any, y: Any, index: Any = None) -> None:
+        """Keep a node's samples: x (b, *shape) or one (*shape), y (b,), index (b,) rows in the data set."""
+        self._keeper.add(node, x, y, index)
+
+    def pool(self, x: Any) -> None:
+        """Keep the data set's other records (p, *shape), among which a true one must be told."""
+        self._keeper.pool(x)
+
+    def state(self, name: str, round: int, value: Any) -> None:
+        """Keep private vectors of a round, e.g. (N, d), where the recorder was asked to keep states."""
+        if self._keep_states:
+            self._keeper.state(name, round, value)
+
+    def close(self, complete: bool = True) -> None:
+        """End the recording with the round that is under way; complete=False marks it as cut short."""
+        if self._uncommitted:
+            self.end_round(self._round)
+        self._end(complete)
+
+    @property
+    def trace(self) -> Trace:
+        """What was recorded; after `close`."""
+        if not self._closed:
+            raise LeakauditError("the recording is still open; close it first")
+        return self._reel.trace()
+
+    @property
+    def truth_record(self) -> Truth:
+        """The truth that was given."""
+        return self._keeper.build(self.id)
+
+    def _vector(self, value: Any) -> Tensor:
+        vector, (start, stop) = tensor(value, "value"), self.columns
+        if vector.dim() != 1 or len(vector) not in (stop - start, self.layout.size) or vector.is_complex():
+            expected = " or ".join(str(n) for n in dict.fromkeys((stop - start, self.layout.size)))
+            raise LeakauditError(f"value: expected a vector of {expected} real numbers, got {vector.dtype} of shape {tuple(vector.shape)}")
+        return vector if len(vector) == stop - start else vector[start:stop]
+
+    def _append(self, round: int, src: Any, dst: Any, kind: str, secure: bool, row: Any) -> Tensor:
+        self._enter_round(round)
+        self._start_truth()
+        tape = self._reel.tape(round)
+        count = int(row.max()) + 1 if len(row) else 0
+        closed = secure or kind in self._secure_kinds
+        payload = tape.append(len(dst), count, (round, src, dst, tape.kind(kind), row, closed))
+        self._uncommitted = True
+        return payload
+
+    def _enter_round(self, round: int) -> None:
+        """Check the round's number, and commit the one before."""
+        if self._closed:
+            raise LeakauditError("the recording is closed")
+        last = (1 << 31) - 1 if self.rounds is None else self.rounds
+        if not hasattr(round, "__index__") or not 0 <= round <= last:
+            raise LeakauditError(f"round {round}: expected a whole number from 0 to {last}")
+        if round < self._round:
+            raise LeakauditError(f"round {round} comes after round {self._round}; send in order (an asynchronous run: number its ticks)")
+        if round > self._round and self._uncommitted:
+            self._reel.commit(self._round)
+            self._uncommitted = False
+        self._round = int(round)
+
+    def _start_truth(self) -> None:
+        """Write the truth that is known when recording starts, so that a killed run has it."""
+        if not self._reel.started:
+            self._write_truth()
+
+    def _write_truth(self) -> None:
+        if self._truth_path is not None and self._keeper.changed:
+            sidecar.beside(self._truth_path).unlink(missing_ok=True)
+            tracefile.save_truth(self._keeper.build(self.id), self._truth_path)
+            self._keeper.changed, self._truth_written = False, True
+
+    def _end(self, complete: bool) -> None:
+        if self._closed or not (complete or self._reel.started):
+            self._closed = True
+            return
+        self._start_truth()
+        self._closed = True
+        reached = self.rounds is not None and self._round >= self.rounds - 1
+        self._reel.finish((self.rounds if reached and self.rounds is not None else self._round) if complete else None)
+        self._reel.seal(self._hash)
+        self._write_truth()
+        if self._truth_path is not None and self._truth_written and self._hash is not False:
+            sidecar.write(self._truth_path)
+
+
+def _described(task: TaskSpec | Task, layout: Layout | None) -> tuple[TaskSpec, Layout]:
+    if not isinstance(task, TaskSpec):
+        return task.spec, layout or task.layout
+    if layout is None:
+        from leakaudit.task import Task
+
+        layout = Task.build(task).layout
+    return task, layout
+
+
+def _followed(path: Path) -> Path:
+    """Return the file that a link points to, so that recording does not replace the link."""
+    return path.resolve() if path.is_symlink() else path
+
+
+def _check(dtype: torch.dtype, columns: tuple[int, int], layout: Layout, sizes: Mapping[str, int | None]) -> None:
+    if dtype not in FLOATS:
+        raise LeakauditError(f"dtype: expected {', '.join(str(d).removeprefix('torch.') for d in FLOATS)}, got {dtype}")
+    if len(columns) != 2 or not 0 <= columns[0] < columns[1] <= layout.size:
+        raise LeakauditError(f"columns: expected (start, stop) within a model of {layout.size} parameters, got {columns}")
+    for name, size in sizes.items():
+        if size is not None and size < 0:
+            raise LeakauditError(f"{name}: expected a number from 0 on, got {size}")
+
+
+def _truth_path(path: Path | None, truth: bool | str | os.PathLike[str]) -> Path | None:
+    if not isinstance(truth, bool):
+        return Path(truth)
+    if not truth or path is None:
+        return None
+    path = path if path.name not in ("", "..") else path.resolve()
+    return path.with_name(f"{path.name.removesuffix('.pt')}.truth.pt")

@@ -16,6 +16,7 @@ import torch
 from leakaudit import recording
 from leakaudit.recorder import Recorder
 from leakaudit.scenario import Scenario
+from leakaudit.task import Problem, Task
 from leakaudit.trace import TaskSpec
 
 torch.set_num_threads(1)
@@ -24,7 +25,7 @@ torch.set_num_threads(1)
 def loop(plan: recording.Plan, rounds: int) -> torch.Tensor:
     """Differential PDMM, one node and one wire after the other, gradients by autograd; returns the models (N, d)."""
     victim, graph, task = plan.victim, plan.graph, plan.task
-    alpha, rho = victim.alpha, victim.rho
+    alpha, rho = (float(getattr(victim, name)) for name in ("alpha", "rho"))
     w = [task.init(torch.Generator().manual_seed(0)) for _ in range(graph.nodes)]
     z = {arc: torch.zeros_like(w[0]) for arc in graph.arcs}
     x, y = plan.source.x[plan.rows].to(task.dtype), plan.source.y[plan.rows]
@@ -46,17 +47,17 @@ def run(plan: recording.Plan, rounds: int, wires: list[tuple[int, int]], kind: t
     """The same protocol as the package runs it, recorded in memory."""
     task, messages = plan.task, plan.victim.messages(plan.graph, rounds if kind is Recorder else 0, wires)
     public = {"w0": task.init(torch.Generator().manual_seed(0))}
-    shape = {"messages": messages, "rows": messages, "dtype": task.dtype, "max_bytes": 1e11}
+    shape: dict[str, Any] = {"messages": messages, "rows": messages, "dtype": task.dtype, "max_bytes": 1e11}
     recorder = kind(None, protocol="pdmm", task=task.spec, graph=plan.graph, layout=task.layout, rounds=rounds, public=public, **shape)
     x, y = plan.source.x[plan.rows].to(task.dtype), plan.source.y[plan.rows]
     with recorder:
-        plan.victim.run(recording.Problem(task, x, y), plan.graph, rounds, recorder, torch.Generator().manual_seed(0), wires)
+        plan.victim.run(Problem(task, x, y), plan.graph, rounds, recorder, torch.Generator().manual_seed(0), wires)
 
 
 class Warm(Recorder):
     """Lets a round write into memory that has been written before: the victim's own time, without the recorder's."""
 
-    def send_many(self, round: int, src: Any, dst: Any, kind: str, secure: bool = False) -> torch.Tensor:
+    def send_many(self, round: int, src: Any, dst: Any, kind: str, secure: bool = False, row: Any = None) -> torch.Tensor:
         """Give the same rows in every round."""
         if not hasattr(self, "rows"):
             self.rows: dict[int, torch.Tensor] = {}
@@ -126,7 +127,7 @@ def _mlp() -> recording.Plan:
     ring = [(i, (i + k) % 30) for i in range(30) for k in (1, 7)]
     graph = type(plan.graph)(30, tuple(sorted({(min(e), max(e)) for e in ring})))
     x, y = torch.rand(30, 1, 28, 28, generator=generator), torch.randint(10, (30,), generator=generator)
-    task = recording.Task.build(TaskSpec("mlp", {"hidden": 100}, shape=(1, 28, 28), classes=10))
+    task = Task.build(TaskSpec("mlp", {"hidden": 100}, shape=(1, 28, 28), classes=10))
     source = type(plan.source)(x, y, "random", 10, 0, (), (0.5,), (0.5,))
     return recording.Plan(scenario, plan.victim, source, torch.arange(30)[:, None], task, graph, [], (0, task.layout.size), plan.random)
 

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from leakaudit import exchange, tracefile
+from leakaudit import tracefile
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.recorder import Recorder
-from leakaudit.sizes import human, plan_size
+from leakaudit.storage import exchange
+from leakaudit.storage.sizes import human, plan_size
 from leakaudit.trace import Messages, Trace
 
 READ = {".npz": exchange.read_npz, ".safetensors": exchange.read_safetensors}

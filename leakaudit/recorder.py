@@ -16,14 +16,15 @@ import torch
 from torch import Tensor
 
 import leakaudit
-from leakaudit import sidecar, tracefile
-from leakaudit.arrays import integers, tensor
+from leakaudit import tracefile
 from leakaudit.errors import LeakauditError
-from leakaudit.reel import Reel
-from leakaudit.sizes import estimate, human, plan_size, refuse_above
+from leakaudit.storage import sidecar
+from leakaudit.storage.arrays import integers, tensor
+from leakaudit.storage.reel import Reel
+from leakaudit.storage.sizes import estimate, human, plan_size, refuse_above
+from leakaudit.storage.truthkeeper import TruthKeeper
+from leakaudit.storage.wellformed import FLOATS
 from leakaudit.trace import Graph, Json, Layout, TaskSpec, Trace, Truth
-from leakaudit.truthkeeper import TruthKeeper
-from leakaudit.wellformed import FLOATS
 
 if TYPE_CHECKING:
     from leakaudit.task import Task
@@ -87,7 +88,8 @@ class Recorder:
         head = tracefile.head(Trace(*about, provenance={**made, **(provenance or {})}))
         folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
         self._reel = Reel(self.path, shard_bytes if folder else None, head, width, dtype, (messages, rows), max_bytes)
-        self._truth_path = _truth_path(self.path, truth)
+        beside = tracefile.truth_path(self.path) if truth is True and self.path is not None else None
+        self._truth_path = beside if isinstance(truth, bool) else Path(truth)
         self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes)
         self._keep_states, self._secure_kinds, self._hash = keep_states, frozenset(secure_kinds), hash
         self._round, self._uncommitted, self._truth_written, self._closed = 0, False, False, False
@@ -242,12 +244,3 @@ def _check(dtype: torch.dtype, columns: tuple[int, int], layout: Layout, sizes: 
     for name, size in sizes.items():
         if size is not None and size < 0:
             raise LeakauditError(f"{name}: expected a number from 0 on, got {size}")
-
-
-def _truth_path(path: Path | None, truth: bool | str | os.PathLike[str]) -> Path | None:
-    if not isinstance(truth, bool):
-        return Path(truth)
-    if not truth or path is None:
-        return None
-    path = path if path.name not in ("", "..") else path.resolve()
-    return path.with_name(f"{path.name.removesuffix('.pt')}.truth.pt")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from leakaudit import api, findings, lpips_weights, pictures, provenance, registry, results, scoring, sidecar, tracefile
+from leakaudit import api, findings, lpips_weights, pictures, provenance, registry, results, scoring, tracefile
 from leakaudit.adversary import Adversary
 from leakaudit.atomic import replacing
 from leakaudit.errors import LeakauditError
@@ -20,6 +20,7 @@ from leakaudit.leak import GradientLeak
 from leakaudit.progress import step, watching
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.scoring import Score
+from leakaudit.storage import sidecar
 from leakaudit.task import Task
 from leakaudit.trace import Json, Trace, Truth
 
@@ -182,7 +183,7 @@ def _truth_path(path: Path, option: str) -> Path | None:
     """Return the truth file that scoring may open, None for none."""
     if option == "none":
         return None
-    beside = path.with_name(f"{path.stem}.truth.pt")
+    beside = tracefile.truth_path(path)
     if option == "auto":
         return beside if beside.is_file() else None
     if not Path(option).is_file():

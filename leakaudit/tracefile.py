@@ -23,11 +23,11 @@ from typing import Any
 
 import torch
 
-from leakaudit import safefile, shards, sidecar, wellformed
 from leakaudit.atomic import replacing
 from leakaudit.errors import LeakauditError
+from leakaudit.storage import safefile, shards, sidecar, wellformed
+from leakaudit.storage.wellformed import Bad
 from leakaudit.trace import Json, Trace, Truth
-from leakaudit.wellformed import Bad
 
 VERSION = 1
 TRACE, TRUTH = "leakaudit.trace", "leakaudit.truth"
@@ -55,6 +55,12 @@ def load_truth(path: str | os.PathLike[str], verify: bool | None = None, id: str
     if id is not None and truth.id != id:
         raise LeakauditError(f"{path} is the truth of another recording (id {truth.id[:40]!r}, the trace has {id[:40]!r}); give its own")
     return truth
+
+
+def truth_path(path: Path) -> Path:
+    """Return where the truth of a trace stands: ``trace.truth.pt`` for ``trace.pt`` and for a folder ``trace``."""
+    path = path if path.name not in ("", "..") else path.resolve()
+    return path.with_name(f"{path.name.removesuffix('.pt')}.truth.pt")
 
 
 def save_truth(truth: Truth, path: Path) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from leakaudit import shards, sidecar, tracefile
+from leakaudit import tracefile
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.storage import shards, sidecar
 from leakaudit.trace import Json, Messages, Trace
 
 CHUNK = 32 << 20  # bytes of payload that are looked at together

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -179,7 +180,7 @@ def test_another_runs_truth_is_refused(place: Path, capsys: pytest.CaptureFixtur
     assert "name the right file with --truth" in refused(capsys, "attack", "trace.pt", "--truth", "other.truth.pt")
 
 
-def rewritten(place: Path, **changes: object) -> None:
+def rewritten(place: Path, **changes: Any) -> None:
     """Save the trace again with other contents, through the public recorder."""
     trace = replace(la.load("trace.pt"), **changes)
     (m,) = trace.messages
@@ -285,7 +286,9 @@ def test_dry_runs_write_nothing(place: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_a_users_own_model_runs_only_when_trusted(place: Path) -> None:
-    (place / "mine.py").write_text("import torch\ndef net(shape, classes):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(625, classes))\n")
+    (place / "mine.py").write_text(
+        "import torch\ndef net(shape, classes):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(625, classes))\n"
+    )
     run = [sys.executable, "-m", "leakaudit"]
     own = ["record", "pdmm", "--model", "mine:net", "--nodes", "4", "--rounds", "6", "-o", "own.pt", "-q"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import leakaudit as la
 from leakaudit import recording
-from leakaudit.mapfile import MapFile
 from leakaudit.scenario import Scenario
+from leakaudit.storage.mapfile import MapFile
 
 ROUNDS, NODES = 100, 100
 MEASURE = """
@@ -31,12 +32,13 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 found = la.attack(la.leaks(trace, nodes=[0]), generator=torch.Generator().manual_seed(0))
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 (score,) = la.score(found, truth)
-print(json.dumps({"opened": opened, "extra_mb": (after - before) / 1024, "psnr": score.psnr[0], "bytes": sum(m.payload.nbytes for m in trace.messages)}))
+size = sum(m.payload.nbytes for m in trace.messages)
+print(json.dumps({"opened": opened, "extra_mb": (after - before) / 1024, "psnr": score.psnr[0], "bytes": size}))
 """
 
 
 @pytest.mark.slow
-def test_a_trace_larger_than_memory(tmp_path, monkeypatch):
+def test_a_trace_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Node 0's wires are real, taken from a run of five nodes; the other 95 nodes' rows are holes in the file."""
     monkeypatch.setattr(MapFile, "reserve", lambda *_: None)  # blocks of the disk only for what is written
     scenario = Scenario(nodes=5, graph="star", rounds=ROUNDS, data="faces", model="mlp", set={"hidden": 128})
@@ -69,10 +71,8 @@ def test_a_trace_larger_than_memory(tmp_path, monkeypatch):
             for k in ((src == 0) | (dst == 0)).nonzero().flatten().tolist():
                 rows[k] = view.message(t, int(src[k]), int(dst[k]), "dz")
             recorder.end_round(t)
-    run = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(tmp_path / "large.pt"), str(tmp_path / "large.truth.pt")], capture_output=True, text=True, check=True
-    )
-    figures = json.loads(run.stdout)
+    measure = [sys.executable, "-c", MEASURE, str(tmp_path / "large.pt"), str(tmp_path / "large.truth.pt")]
+    figures = json.loads(subprocess.run(measure, capture_output=True, text=True, check=True).stdout)
     assert figures["bytes"] > 24 * 2**30
     assert figures["opened"] < 0.1
     assert figures["extra_mb"] < 500

@@ -17,12 +17,12 @@ from leakaudit import progress
 from leakaudit.adversary import Adversary
 from leakaudit.convert import convert
 from leakaudit.errors import LeakauditError
-from leakaudit.mapfile import Hole, MapFile
 from leakaudit.recorder import Recorder
+from leakaudit.storage.mapfile import Hole, MapFile
+from leakaudit.storage.wellformed import INDEX
 from leakaudit.trace import Graph, Layout, TaskSpec, Trace, Truth
 from leakaudit.tracefile import head, load, load_truth, save_truth, write_sidecar
 from leakaudit.traceinfo import info, verify
-from leakaudit.wellformed import INDEX
 
 GRAPH = Graph(4, ((0, 1), (1, 2), (1, 3)))
 LAYOUT = Layout(("w", "b"), ((3, 2), (3,)))

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import leakaudit as la
 from leakaudit import recording
 from leakaudit.errors import NotDetermined
+from leakaudit.leak import GradientLeak
 from leakaudit.scenario import Scenario
+from leakaudit.trace import Trace, Truth
 
 MODES = list(itertools.product((1.0, 0.5, 0.3), ("exact", "gradient", "quadratic")))
 
 
-def recorded(victim="pdmm", dtype="float64", samples=3, rounds=12, model="logistic", **settings):
+Recorded = tuple[recording.Plan, Trace, Truth]
+
+
+def recorded(
+    victim: str = "pdmm", dtype: str = "float64", samples: int = 3, rounds: int = 12, model: str = "logistic", **settings: Any
+) -> Recorded:
     steps = {"alpha": 0.1, "mu": 10.0} if victim == "pdmm" else {}
     scenario = Scenario(
         victim=victim,
@@ -35,7 +45,7 @@ def recorded(victim="pdmm", dtype="float64", samples=3, rounds=12, model="logist
     return plan, recorder.trace, recorder.truth_record
 
 
-def gradients(plan, truth, leak, shift=0):
+def gradients(plan: recording.Plan, truth: Truth, leak: GradientLeak, shift: int = 0) -> Tensor:
     """Gradients of the node at its true models, float64."""
     x, y = truth.of(leak.node)
     w = truth.states["w"].double()
@@ -43,14 +53,14 @@ def gradients(plan, truth, leak, shift=0):
     return torch.stack([plan.task.gradient(m, x.double(), y) for m in models])
 
 
-def error(plan, truth, leak, shift=0):
+def error(plan: recording.Plan, truth: Truth, leak: GradientLeak, shift: int = 0) -> float:
     true = leak.combination @ gradients(plan, truth, leak, shift)
     return float((leak.value - true).norm() / true.norm())
 
 
 @pytest.mark.parametrize(("theta", "update"), MODES)
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-10), ("float32", 1e-4)])
-def test_one_step_differences_equal_autograd(theta, update, dtype, limit):
+def test_one_step_differences_equal_autograd(theta: float, update: str, dtype: str, limit: float) -> None:
     plan, trace, truth = recorded(theta=theta, update=update, dtype=dtype)
     leaks = la.leaks(trace)
     assert [leak.node for leak in leaks] == list(range(8))
@@ -60,29 +70,31 @@ def test_one_step_differences_equal_autograd(theta, update, dtype, limit):
 
 @pytest.mark.parametrize(("theta", "update"), MODES)
 @pytest.mark.parametrize("how", [{"z0": 0.0}, {"differential": False}])
-def test_known_start_or_plain_messages_give_every_gradient_and_the_models(theta, update, how):
+def test_known_start_or_plain_messages_give_every_gradient_and_the_models(theta: float, update: str, how: dict[str, Any]) -> None:
     plan, trace, truth = recorded(theta=theta, update=update, **how)
     for leak in la.leaks(trace):
         assert leak.kind == "gradient"
         assert error(plan, truth, leak) < 1e-12
         true = torch.stack([truth.states["w"][t, leak.node] for t in leak.rounds.tolist()])
+        assert leak.theta is not None
         assert torch.allclose(leak.theta, true, rtol=0, atol=1e-13)
 
 
-def test_a_curious_neighbour_adds_the_models_and_all_of_them_the_gradients():
+def test_a_curious_neighbour_adds_the_models_and_all_of_them_the_gradients() -> None:
     plan, trace, truth = recorded()
     node = 0
     around = trace.graph.neighbours[node]
     (one,) = la.leaks(trace, la.Adversary(corrupt=frozenset(around[:1])), [node])
     assert one.kind == "difference"
     true = torch.stack([truth.states["w"][t, node] for t in one.rounds.tolist()])
+    assert one.theta is not None
     assert torch.allclose(one.theta, true, rtol=0, atol=1e-13)
     (every,) = la.leaks(trace, la.Adversary(hears="none", corrupt=frozenset(around)), [node])
     assert every.kind == "gradient"
     assert error(plan, truth, every) < 1e-12
 
 
-def test_a_deaf_wire_and_an_unknown_constant_are_said():
+def test_a_deaf_wire_and_an_unknown_constant_are_said() -> None:
     _, trace, _ = recorded()
     arcs = frozenset(a for a in trace.graph.arcs if a != (0, trace.graph.neighbours[0][0]))
     leaks = la.leaks(trace, la.Adversary(hears=arcs), [0])
@@ -92,14 +104,14 @@ def test_a_deaf_wire_and_an_unknown_constant_are_said():
         la.leaks(trace, la.Adversary(knows=frozenset({"rho", "theta", "update", "differential", "k_max", "quantize"})))
 
 
-def test_a_late_start_needs_no_first_round():
+def test_a_late_start_needs_no_first_round() -> None:
     plan, trace, truth = recorded()
     (leak,) = la.leaks(trace, la.Adversary(window=range(5, 10)), [2])
     assert leak.rounds.tolist() == [5, 6, 7, 8]
     assert error(plan, truth, leak) < 1e-10
 
 
-def test_k_max_steps_give_their_weighted_sum():
+def test_k_max_steps_give_their_weighted_sum() -> None:
     plan, trace, truth = recorded(k_max=4)
     problem_x, problem_y = (torch.stack([truth.of(i)[k] for i in range(8)]) for k in (0, 1))
     alpha, rho = trace.params["alpha"], trace.params["rho"]
@@ -107,7 +119,7 @@ def test_k_max_steps_give_their_weighted_sum():
         q, sums = 1 - alpha * rho * trace.graph.degree(1), []
         for t in leak.rounds.tolist():
             w, after = truth.states["w"][t, 1].clone(), truth.states["w"][t + 1, 1] if t < 12 else None
-            total, pull = torch.zeros_like(w), _pull(plan, trace, truth, 1, t)
+            total, pull = torch.zeros_like(w), _pull(trace, 1, t)
             for s in range(4):
                 g = plan.task.gradient(w, problem_x[1].double(), problem_y[1])
                 total += q ** (3 - s) * g
@@ -119,7 +131,7 @@ def test_k_max_steps_give_their_weighted_sum():
         assert float((leak.value - true).norm() / true.norm()) < 1e-10
 
 
-def _pull(plan, trace, truth, node, t):
+def _pull(trace: Trace, node: int, t: int) -> Tensor:
     """sum_j B z_{i|j}^t from the private z^0 and all that travelled."""
     view = la.Adversary(corrupt=frozenset(range(8))).view(trace)
     total = torch.zeros(trace.layout.size, dtype=torch.float64)
@@ -130,7 +142,7 @@ def _pull(plan, trace, truth, node, t):
 
 
 @pytest.mark.parametrize("theta", [1.0, 0.5, 0.3])
-def test_two_step_identities_of_the_paper_hold_for_theta_one_only(theta):
+def test_two_step_identities_of_the_paper_hold_for_theta_one_only(theta: float) -> None:
     """Yu 2023, eq. (2.13): rho d (w^t + w^{t+2}) - 2 rho sum_j w_j^{t+1}, for exact updates."""
     plan, trace, truth = recorded(theta=theta, update="exact")
     w, rho = truth.states["w"], trace.params["rho"]
@@ -146,7 +158,7 @@ def test_two_step_identities_of_the_paper_hold_for_theta_one_only(theta):
 
 @pytest.mark.parametrize("theta", [1.0, 0.5])
 @pytest.mark.parametrize("update", ["gradient", "quadratic"])
-def test_two_step_identities_of_inexact_updates(theta, update):
+def test_two_step_identities_of_inexact_updates(theta: float, update: str) -> None:
     """Yu 2023, eqs. (4.3) and (4.22)."""
     plan, trace, truth = recorded(theta=theta, update=update)
     w, rho, d = truth.states["w"], trace.params["rho"], trace.graph.degree(0)
@@ -170,7 +182,7 @@ def test_two_step_identities_of_inexact_updates(theta, update):
     ("victim", "settings", "shift"), [("fedsgd", {}, -1), ("fedavg", {}, -1), ("fedsplit", {}, -1), ("fedsplit", {"update": "exact"}, 0)]
 )
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-13), ("float32", 5e-6)])
-def test_protocols_with_a_server_give_every_gradient(victim, settings, shift, dtype, limit):
+def test_protocols_with_a_server_give_every_gradient(victim: str, settings: dict[str, Any], shift: int, dtype: str, limit: float) -> None:
     plan, trace, truth = recorded(victim, dtype, **settings)
     leaks = la.leaks(trace)
     assert [leak.node for leak in leaks] == list(range(8))
@@ -181,13 +193,10 @@ def test_protocols_with_a_server_give_every_gradient(victim, settings, shift, dt
         raise NotDetermined(la.leaks(trace, nodes=[8]).undetermined[8])
 
 
-def test_recording_less_does_not_change_the_training_or_the_leak():
+def test_recording_less_does_not_change_the_training_or_the_leak() -> None:
     base = Scenario(nodes=6, graph="ring", rounds=6, data="faces", model="mlp", set={"hidden": 8}, dtype="float64", states=True)
-    from dataclasses import replace
-
-    whole, part, first = (
-        recording.record(recording.plan(replace(base, **kw)), None) for kw in ({}, {"wires": "node:2"}, {"layers": "first"})
-    )
+    changes: tuple[dict[str, Any], ...] = ({}, {"wires": "node:2"}, {"layers": "first"})
+    whole, part, first = (recording.record(recording.plan(replace(base, **kw)), None) for kw in changes)
     assert torch.equal(whole.truth_record.states["w"], part.truth_record.states["w"])
     assert torch.equal(whole.truth_record.states["w"], first.truth_record.states["w"])
     (a,), (b,), (c,) = (la.leaks(r.trace, nodes=[2]) for r in (whole, part, first))
@@ -197,7 +206,7 @@ def test_recording_less_does_not_change_the_training_or_the_leak():
     assert part.trace.messages[0].payload.shape[0] == 2 * 2 * 7
 
 
-def test_the_quantizer_sends_multiples_and_its_noise_is_predicted():
+def test_the_quantizer_sends_multiples_and_its_noise_is_predicted() -> None:
     cell = 1e-3
     plan, trace, truth = recorded(quantize=cell, samples=1)
     sent = trace.messages[0]
@@ -210,7 +219,7 @@ def test_the_quantizer_sends_multiples_and_its_noise_is_predicted():
     assert 0.4 < sum(ratios) / len(ratios) < 2.5
 
 
-def test_pdmm_and_fedsplit_reach_the_optimum():
+def test_pdmm_and_fedsplit_reach_the_optimum() -> None:
     """Without noise the nodes agree on the minimiser of the sum of all losses."""
     for victim, settings in (
         ("pdmm", {"update": "exact"}),
@@ -220,6 +229,6 @@ def test_pdmm_and_fedsplit_reach_the_optimum():
     ):
         plan, _, truth = recorded(victim, rounds=600, **settings)
         w = truth.states["w"][-1]
-        slope = sum(plan.task.gradient(w.mean(0), truth.of(i)[0].double(), truth.of(i)[1]) for i in range(8))
+        slope = torch.stack([plan.task.gradient(w.mean(0), truth.of(i)[0].double(), truth.of(i)[1]) for i in range(8)]).sum(0)
         assert float((w - w.mean(0)).abs().max()) < 1e-8
         assert float(slope.norm()) < 1e-7

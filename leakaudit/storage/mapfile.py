@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from leakaudit.archive import Writer
 from leakaudit.errors import LeakauditError
-from leakaudit.safefile import STORAGES
+from leakaudit.storage.archive import Writer
+from leakaudit.storage.safefile import STORAGES
 
 AHEAD = 32 << 20  # bytes that are given blocks and pages before they are written, which doubles the speed
 BEHIND = 32 << 20  # bytes whose memory is handed back together

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.mapfile import Hole, MapFile, MemoryFile
-from leakaudit.sizes import INDEX as INDEX_BYTES
-from leakaudit.sizes import human, plan_size
-from leakaudit.wellformed import INDEX, KINDS
+from leakaudit.storage.mapfile import Hole, MapFile, MemoryFile
+from leakaudit.storage.sizes import INDEX as INDEX_BYTES
+from leakaudit.storage.sizes import human, plan_size
+from leakaudit.storage.wellformed import INDEX, KINDS
 
 MOST = (1 << 31) - 1  # what an index column can count
 START, SPARSE = 1024, 256 << 20  # rows at first, where nothing is known, but no more than so many bytes; they take no space yet
@@ -49,7 +49,7 @@ class Tape:
 
     @property
     def tree(self) -> Mapping[str, Any]:
-        """The file's content, as `leakaudit.safefile.read` returns it."""
+        """The file's content, as `leakaudit.storage.safefile.read` returns it."""
         return self._file.tree
 
     def _new(self, messages: int, rows: int) -> MemoryFile:

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakaudit.arrays import integers, tensor
 from leakaudit.errors import LeakauditError
-from leakaudit.sizes import human
+from leakaudit.storage.arrays import integers, tensor
+from leakaudit.storage.sizes import human
 from leakaudit.trace import TaskSpec, Truth
 
 

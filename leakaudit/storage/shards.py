@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from leakaudit import sidecar
 from leakaudit.atomic import replacing
 from leakaudit.errors import LeakauditError
+from leakaudit.storage import sidecar
 from leakaudit.trace import Json
 
 FORMAT, VERSION = "leakaudit.trace.folder", 1

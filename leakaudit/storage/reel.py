@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from leakaudit import shards, sidecar, tracefile
+from leakaudit import tracefile
 from leakaudit.errors import LeakauditError
-from leakaudit.sizes import plan_size
-from leakaudit.tape import Tape
+from leakaudit.storage import shards, sidecar
+from leakaudit.storage.sizes import plan_size
+from leakaudit.storage.tape import Tape
 from leakaudit.trace import Trace
 
 Size = tuple[int | None, int | None]  # messages, rows

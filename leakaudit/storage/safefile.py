@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from leakaudit.archive import Record, Refused, directory, refuse, short
 from leakaudit.errors import LeakauditError
+from leakaudit.storage.archive import Record, Refused, directory, refuse, short
 
 STORAGES = {
     "HalfStorage": torch.float16,

@@ -25,12 +25,12 @@ import torch
 from torch import Tensor
 
 from leakaudit import tracefile
-from leakaudit.arrays import integers, tensor
 from leakaudit.atomic import replacing
 from leakaudit.errors import LeakauditError
-from leakaudit.sizes import human
+from leakaudit.storage.arrays import integers, tensor
+from leakaudit.storage.sizes import human
+from leakaudit.storage.wellformed import INDEX
 from leakaudit.trace import Json, TaskSpec, Trace
-from leakaudit.wellformed import INDEX
 
 Arrays = Mapping[str, Any]
 _MINIMUM = ("round", "src", "dst", "payload")

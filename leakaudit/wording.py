@@ -36,7 +36,8 @@ def summary(findings: Sequence[Finding], undetermined: Sequence[Finding], not_tr
     if findings:
         top = max(findings, key=_harm)
         leak = f"a {top['leak']['kind']} heard by {top['adversary']}"
-        parts = [f"worst case: node {top['node']}, {_outcome(top)}, by {top['attack']} from {leak}", *_counts(findings, nodes)]
+        how = f"by {top['attack']} from {leak}" if top["attack"] != "none" else f"{leak} is determined, and no attack here can use it"
+        parts = [f"worst case: node {top['node']}, {_outcome(top)}, {how}", *_counts(findings, nodes)]
     else:
         parts = [f"no gradient of {_count(nodes)} looked at is determined by what was tried, which proves nothing about other attacks"]
     parts += [] if complete else ["the run was interrupted and is not complete"]
@@ -49,6 +50,15 @@ def table(results: Mapping[str, Json]) -> tuple[tuple[str, ...], list[tuple[str,
     rows = [dict(zip(HEADINGS, _cells(f), strict=True)) for f in results["findings"]]
     used = tuple(h for h in HEADINGS if h in _ALWAYS or any(row[h] != "-" for row in rows))
     return used, [tuple(clean(row[h]) for h in used) for row in rows]
+
+
+def by_reason(entries: Sequence[Finding], key: str) -> list[str]:
+    """``nodes 0, 3: reason`` for every reason that the entries give under `key`, each once; cleaned, not escaped."""
+    nodes: dict[str, list[int]] = {}
+    for entry in entries:
+        if entry[key]:
+            nodes.setdefault(clean(entry[key]), []).append(entry["node"])
+    return [f"node{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}: {reason}" for reason, who in nodes.items()]
 
 
 def provenance(results: Mapping[str, Json]) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from leakaudit.registry import renderer
 from leakaudit.trace import Json
-from leakaudit.wording import LIMITS, clean, provenance, table
+from leakaudit.wording import LIMITS, by_reason, clean, provenance, table
 
 
 @renderer("markdown")
@@ -21,7 +21,7 @@ def render(results: Mapping[str, Json]) -> str:
     if results["picture"]:
         blocks += [f"![Originals over reconstructions]({quote(results['picture'], safe='')})"]
     if results["undetermined"]:
-        blocks += ["## Not determined", _list(f"node {u['node']} ({u['adversary']}): {u['reason']}" for u in results["undetermined"])]
+        blocks += ["## Not determined", _list(by_reason(results["undetermined"], "reason"))]
     blocks += ["## Not tried", _list(results["not_tried"] or ["not recorded"])]
     blocks += ["## Limits", _list(LIMITS)]
     blocks += ["## Provenance", _table(("what", "value"), provenance(results))]
@@ -45,10 +45,9 @@ def _list(items: Iterable[str]) -> str:
     return "\n".join(f"- {escape(item)}" for item in items)
 
 
-def _notes(findings: Iterable[Mapping[str, Json]]) -> str:
+def _notes(findings: Sequence[Mapping[str, Json]]) -> str:
     """What the certificates mean, and each finding's own note and formula."""
     meant = {f["certificate"]["name"].lower(): f["certificate"]["sentence"] for f in findings}
     said = [f"certificate {name}: {sentence}" for name, sentence in meant.items()]
     formulas = dict.fromkeys(f"{f['leak']['kind']} got by: {f['leak']['formula']}" for f in findings if f["leak"]["formula"])
-    notes = [f"node {f['node']}: {f['note']}" for f in findings if f["note"]]
-    return _list([*said, *formulas, *notes])
+    return _list([*said, *formulas, *by_reason(findings, "note")])

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from leakaudit.registry import renderer
 from leakaudit.trace import Json
-from leakaudit.wording import LIMITS, clean, table
+from leakaudit.wording import LIMITS, by_reason, clean, table
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
 _RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")
@@ -33,7 +33,9 @@ def _parts(results: Mapping[str, Json]) -> RenderableType:
     parts: list[RenderableType] = [Text(clean(results["summary"]), style="bold")]
     if results["findings"]:
         parts.append(_findings(results))
-    parts += [Text(f"node {u['node']}: not determined for {clean(u['adversary'])}: {clean(u['reason'])}") for u in results["undetermined"]]
+    failed = [f for f in results["findings"] if f["certificate"]["name"] == "FAILED"]
+    parts += [Text(line) for line in by_reason(failed, "note")]
+    parts += [Text(f"not determined: {line}") for line in by_reason(results["undetermined"], "reason")]
     return Group(*parts, Text(LIMITS[0], style="dim"))
 
 

@@ -43,7 +43,8 @@ class Recorder:
     rounds, messages, rows: what is known of the size (rows: payloads, fewer than messages where one goes to several).
     public: tensors that everybody has. secure_kinds: kinds of messages that travel encrypted.
     truth: whether, or where, the truth is written if any is given; beside the trace by default.
-    keep_states: keep what `state` is given. hash: write a sha256 beside each file, None does up to 4 GiB.
+    private: plain values for the truth's provenance alone. keep_states: keep what `state` is given.
+    hash: write a sha256 beside each file, None does up to 4 GiB.
     Raises LeakauditError, before anything is created, where the arguments do not fit, the path cannot be
     written or the recording would exceed max_bytes.
     """
@@ -71,6 +72,7 @@ class Recorder:
         shard_bytes: int = 1 << 30,
         hash: bool | None = None,
         provenance: Mapping[str, Json] | None = None,
+        private: Mapping[str, Json] | None = None,
     ) -> None:
         self.path = None if path is None else _followed(Path(path))
         self.graph, self.dtype, self.id, self.rounds = graph, dtype, id or secrets.token_hex(16), rounds
@@ -90,7 +92,7 @@ class Recorder:
         self._reel = Reel(self.path, shard_bytes if folder else None, head, width, dtype, (messages, rows), max_bytes)
         beside = tracefile.truth_path(self.path) if truth is True and self.path is not None else None
         self._truth_path = beside if isinstance(truth, bool) else Path(truth)
-        self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes)
+        self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes, private or {})
         self._keep_states, self._secure_kinds, self._hash = keep_states, frozenset(secure_kinds), hash
         self._round, self._uncommitted, self._truth_written, self._closed = 0, False, False, False
 

@@ -14,7 +14,6 @@ from torch import Generator, Tensor
 from leakaudit import data, models, registry
 from leakaudit import graph as graphs
 from leakaudit.errors import LeakauditError, suggest
-from leakaudit.provenance import digest
 from leakaudit.recorder import Recorder, human, plan_size
 from leakaudit.scenario import Scenario
 from leakaudit.task import Problem, Task
@@ -79,9 +78,10 @@ def plan(scenario: Scenario, *, data_root: Path | None = None, download: bool = 
     return Plan(scenario, victim, source, rows, task, graph, _wires(scenario.wires, graph), _columns(scenario.layers, task), random)
 
 
-def record(plan: Plan, path: Path | str | None, max_bytes: int = 4_000_000_000, provenance: Mapping[str, Any] | None = None) -> Recorder:
+def record(plan: Plan, path: Path | str | None, max_bytes: int = 4_000_000_000, private: Mapping[str, Any] | None = None) -> Recorder:
     """Run the plan and record it at `path`, in memory where None; returns the closed recorder.
 
+    The scenario goes into the truth, with what `private` adds: whoever knows the seed can repeat the noise and z^0.
     Raises LeakauditError before anything is written where the recording would need more than `max_bytes`.
     """
     plan.fit(max_bytes)
@@ -93,7 +93,6 @@ def record(plan: Plan, path: Path | str | None, max_bytes: int = 4_000_000_000, 
         task=task.spec,
         graph=plan.graph,
         params={**registry.values(plan.victim), "samples": scenario.samples},
-        id=_id(scenario),
         layout=task.layout,
         rounds=scenario.rounds,
         messages=messages,
@@ -103,7 +102,7 @@ def record(plan: Plan, path: Path | str | None, max_bytes: int = 4_000_000_000, 
         public={"w0": task.init(plan.random["model"])},
         keep_states=scenario.states,
         max_bytes=max_bytes,
-        provenance={"scenario": {**asdict(scenario), "set": dict(scenario.set)}, **(provenance or {})},
+        private={"scenario": {**asdict(scenario), "set": dict(scenario.set)}, **(private or {})},
     )
     with recorder:
         for node in range(scenario.nodes):
@@ -112,11 +111,6 @@ def record(plan: Plan, path: Path | str | None, max_bytes: int = 4_000_000_000, 
         problem = Problem(task, source.x[rows].to(task.device, task.dtype), source.y[rows].to(task.device))
         plan.victim.run(problem, plan.graph, scenario.rounds, recorder, plan.random["run"], plan.wires)
     return recorder
-
-
-def _id(scenario: Scenario) -> str:
-    """Return the recording's name: equal for equal scenarios, which record equal messages."""
-    return digest({**asdict(scenario), "set": dict(scenario.set)})[:32]
 
 
 def generators(seed: int, *names: str) -> dict[str, Generator]:

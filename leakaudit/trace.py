@@ -194,7 +194,8 @@ class Truth:
 
     x: (s, *shape), images in [0, 1]; y: (s,) labels; node: (s,) owner; index: (s,) row in the data set.
     pool: the data set's other records for identification, (p, *shape), may be empty.
-    states: private vectors kept on request, e.g. ``w`` (rounds + 1, N, d).
+    states: private vectors kept on request, e.g. ``w`` (rounds + 1, N, d). provenance: what would give the data
+    away beside the trace, such as the seed.
     """
 
     id: str
@@ -205,6 +206,7 @@ class Truth:
     index: Tensor
     pool: Tensor
     states: Mapping[str, Tensor] = field(default_factory=dict)
+    provenance: Mapping[str, Json] = field(default_factory=dict)
 
     def of(self, node: int) -> tuple[Tensor, Tensor]:
         """Inputs (b, *shape) and labels (b,) of one node."""

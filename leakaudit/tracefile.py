@@ -68,7 +68,7 @@ def save_truth(truth: Truth, path: Path) -> None:
     named = {"x": truth.x, "y": truth.y, "node": truth.node, "index": truth.index, "pool": truth.pool}
     own = {name: t.detach().cpu().contiguous().clone() for name, t in named.items()}  # a view would take its whole storage along
     states = {name: t.detach().cpu().contiguous().clone() for name, t in truth.states.items()}
-    text = to_json({"id": truth.id, "task": truth.task.to_json()})
+    text = to_json({"id": truth.id, "task": truth.task.to_json(), "provenance": dict(truth.provenance)})
     with replacing(path) as file:
         torch.save({"format": TRUTH, "version": VERSION, "meta": text, **own, "states": states}, file)
 
@@ -166,6 +166,7 @@ def _decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
             index=wellformed.tensor(tree, "index", (torch.int64,), 1),
             pool=wellformed.tensor(tree, "pool", wellformed.FLOATS),
             states=wellformed.tensors(tree, "states"),
+            provenance=about.get("provenance", {}),
         )
         records = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
         if len(records) != 1 or not all(t.shape[1:] == truth.task.shape for t in (truth.x, truth.pool)):

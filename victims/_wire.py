@@ -58,16 +58,12 @@ class _Heard:
 
     def _need_all_wires(self) -> None:
         if self.last - self.first < 2:
-            raise NotDetermined(
-                f"{max(0, self.last - self.first + 1)} rounds are heard, the formulas need three in a row"
-            )
+            raise NotDetermined(f"{max(0, self.last - self.first + 1)} rounds are heard, the formulas need three in a row")
         deaf = [
             j for j in self.neighbours if not (self._has(self.first, self.kind, j, True) and self._has(self.first, self.kind, j, False))
         ]
         if deaf:
-            raise NotDetermined(
-                f"its wires to {deaf} are not heard in both directions; the direct formulas need every wire of the node"
-            )
+            raise NotDetermined(f"its wires to {deaf} are not heard in both directions; the direct formulas need every wire of the node")
 
     def _has(self, t: int, kind: str, j: int, sent: bool) -> bool:
         return self.view.has(t, self.node, j, kind) if sent else self.view.has(t, j, self.node, kind)

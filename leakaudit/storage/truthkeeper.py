@@ -11,17 +11,18 @@ from torch import Tensor
 from leakaudit.errors import LeakauditError
 from leakaudit.storage.arrays import integers, tensor
 from leakaudit.storage.sizes import human
-from leakaudit.trace import TaskSpec, Truth
+from leakaudit.trace import Json, TaskSpec, Truth
 
 
 class TruthKeeper:
     """Data, labels and private states of the nodes of one run.
 
-    limit: bytes of private states that are kept in memory.
+    limit: bytes of private states that are kept in memory. provenance: plain values that must not stand in the trace.
     """
 
-    def __init__(self, task: TaskSpec, nodes: int, limit: float) -> None:
+    def __init__(self, task: TaskSpec, nodes: int, limit: float, provenance: Mapping[str, Json]) -> None:
         """Start empty."""
+        self._provenance = dict(provenance)
         self._task, self._nodes, self._limit = task, nodes, limit
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._pool = torch.empty(0, *task.shape)
@@ -72,7 +73,8 @@ class TruthKeeper:
         """Return what was kept; states have a row a round, NaN in rounds that were not given."""
         none = torch.empty(0, dtype=torch.int64)
         x, y, node, index = (torch.cat(c) for c in zip(*self._parts, strict=True)) if self._parts else (self._pool[:0], none, none, none)
-        return Truth(id, self._task, x, y, node, index, self._pool, {name: _stack(rounds) for name, rounds in self._states.items()})
+        states = {name: _stack(rounds) for name, rounds in self._states.items()}
+        return Truth(id, self._task, x, y, node, index, self._pool, states, self._provenance)
 
 
 def _stack(rounds: Mapping[int, Tensor]) -> Tensor:

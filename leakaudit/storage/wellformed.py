@@ -28,7 +28,7 @@ _META = {
         "protocol": _NAME, "params": {str: ANY}, "task": _TASK, "nodes": int, "layout": _LAYOUT, "columns": [int], "id": str,
         "provenance": {str: ANY},
     },
-    "truth": {"id": str, "task": _TASK},
+    "truth": {"id": str, "task": _TASK, "provenance?": {str: ANY}},
 }  # fmt: skip
 
 

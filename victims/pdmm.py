@@ -136,7 +136,7 @@ class _State:
             if (i, j) in at:
                 self.z[0, at[i, j]], self.z[1, at[i, j]] = there[self.columns], back[self.columns]
         for out, z in zip(self._outgoing(0, "z0", secure=True), self.z, strict=False):
-            out.copy_(self._recorded_columns(z[self.recorded]))
+            out.copy_(self._recorded_columns(z[self.recorded.to(z.device)]))
         self.recorder.end_round(0)
 
     def advance(self, t: int) -> None:
@@ -194,12 +194,12 @@ class _State:
             kept = self.recorded[some]
             rows = slice(row, row + int(kept.sum()))
             row = rows.stop
-            direct = self.victim.differential and not self.victim.quantize
+            direct = self.victim.differential and not self.victim.quantize and self.z.is_cpu
             change = [out[rows] for out in outs] if direct else [torch.empty_like(z) for z in self.z[:, some]]
             self._travel(some, *change)
             for out, z, sent in () if direct else zip(outs, self.z[:, some], change, strict=False):
                 shown = sent if self.victim.differential else z
-                out[rows].copy_(self._recorded_columns(shown if bool(kept.all()) else shown[kept]))
+                out[rows].copy_(self._recorded_columns(shown if bool(kept.all()) else shown[kept.to(shown.device)]))
 
     def _travel(self, some: slice, there: Tensor, back: Tensor) -> None:
         """Fill in the changes of z on some wires, i -> j and j -> i, and apply them as both ends do.
@@ -207,7 +207,7 @@ class _State:
         With a quantizer, what arrives is what counts.
         """
         victim, cell = self.victim, self.victim.quantize
-        z, (i, j) = self.z[:, some], self.wires[some].T
+        z, (i, j) = self.z[:, some], self.wires[some].to(self.z.device).T
         w = self.w[:, self.columns]
         own, other = (w[i], w[j]) if len(i) > 1 else (w[i[0]][None], w[j[0]][None])
         torch.sub(z[1], z[0], out=there)

@@ -79,12 +79,11 @@ def settings(args: argparse.Namespace) -> argparse.Namespace:
     return argparse.Namespace(**values)
 
 
-def trust(args: argparse.Namespace) -> bool:
-    """Return --trust-model; where it is given, modules of the current folder can be imported."""
-    if args.trust_model and "" not in sys.path:
+def trust(given: bool) -> bool:
+    """Return whether a model's own code may run; where it may, modules of the current folder can be imported."""
+    if given and "" not in sys.path:
         sys.path.insert(0, "")
-    trusted: bool = args.trust_model
-    return trusted
+    return given
 
 
 def say(text: str, args: argparse.Namespace) -> None:

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         seed=chosen.seed,
         device=chosen.device,
         max_seconds=chosen.max_seconds,
-        trusted=trust(args),
+        trusted=trust(args.trust_model),
     )
     if args.dry_run:
         sys.stdout.write(json.dumps(_dry(args.trace, options), indent=2) + "\n")

@@ -150,7 +150,7 @@ def test_text_and_markdown_tell_the_worst_first(place: Path, capsys: pytest.Capt
         (["record", "pdmm", "-o", "x.pt", "--model", "transformer"], "model"),
         (["record", "pdmm", "-o", "no/such/folder/x.pt"], "no/such/folder"),
         (["record", "pdmm", "-o", "x.pt", "--max-bytes", "1MB"], "--rounds"),
-        (["record", "pdmm", "-o", "x.pt", "--model", "evil:module"], "trust"),
+        (["record", "pdmm", "-o", "x.pt", "--model", "absent:module"], "absent"),
         (["trace", "info", "absent.pt"], "absent.pt"),
         (["trace", "convert", "trace.pt", "trace.xyz"], "xyz"),
     ],
@@ -293,8 +293,11 @@ def test_a_users_own_model_runs_only_when_trusted(place: Path) -> None:
     run = [sys.executable, "-m", "leakaudit"]
     own = ["record", "pdmm", "--model", "mine:net", "--nodes", "4", "--rounds", "6", "-o", "own.pt", "-q"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    assert subprocess.run([*run, *own], capture_output=True, env=env, check=False).returncode == 2
-    subprocess.run([*run, *own, "--trust-model"], capture_output=True, env=env, check=True)
+    subprocess.run([*run, *own], capture_output=True, env=env, check=True)  # who names it on the command line means it
+    (place / "own.toml").write_text('model = "mine:net"\nnodes = 4\n')
+    by_file = [*run, "record", "--scenario", "own.toml", "-o", "file.pt", "-q"]
+    assert subprocess.run(by_file, capture_output=True, env=env, check=False).returncode == 2
+    subprocess.run([*by_file, "--trust-model"], capture_output=True, env=env, check=True)
     attack = [*run, "attack", "own.pt", "-o", "out", "-q"]
     assert subprocess.run(attack, capture_output=True, env=env, check=False).returncode == 2
     subprocess.run([*attack, "--trust-model"], capture_output=True, env=env, check=True)

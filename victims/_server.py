@@ -1,7 +1,8 @@
-"""What protocols with a server share: one broadcast a round, and leaks that are whole gradients."""
+"""What protocols with a server share: a round trip, and leaks that are whole gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,15 +11,37 @@ from torch import Tensor
 from leakaudit.adversary import View
 from leakaudit.errors import NotDetermined
 from leakaudit.leak import GradientLeak
+from leakaudit.progress import step
+from leakaudit.trace import Graph
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
 
 
-def broadcast(recorder: Recorder, t: int, server: int, clients: list[int], w: Tensor) -> None:
-    """Send the model (d,) to all clients that are recorded, stored once."""
-    if clients:
-        recorder.send(t, server, clients, "w", w)
+def train(
+    problem: Problem,
+    graph: Graph,
+    rounds: int,
+    recorder: Recorder,
+    wires: Iterable[tuple[int, int]],
+    kind: str,
+    up: Callable[[Tensor, Tensor], Tensor],
+    merge: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    """Send the model (d,) down as kind ``w``, stored once, and up what `up` makes of it and the gradients (N, d); `merge` gives the next."""
+    clients, server = [i for i, _ in wires], graph.nodes - 1
+    w = recorder.public["w0"].to(problem.x.device)
+    for t in range(1, rounds + 1):
+        recorder.state("w", t - 1, w.expand(server, -1))
+        sent = up(w, problem.task.gradients(w.repeat(server, 1), problem.x, problem.y))
+        if clients:
+            recorder.send(t, server, clients, "w", w)
+            rows = recorder.send_many(t, torch.tensor(clients), torch.full((len(clients),), server), kind)
+            rows.copy_(sent[clients][:, slice(*recorder.columns)])
+        w = merge(w, sent)
+        recorder.end_round(t)
+        step("recording", t, rounds)
 
 
 def round_trips(view: View, node: int, rounds: int, up: str, down: str | None) -> list[int]:

@@ -14,10 +14,9 @@ from torch import Generator
 
 from leakaudit.adversary import View
 from leakaudit.leak import GradientLeak
-from leakaudit.progress import step
 from leakaudit.registry import param, victim
 from leakaudit.trace import Graph
-from leakaudit.victims._server import broadcast, plain_leak, round_trips  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._server import plain_leak, round_trips, train  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
@@ -43,19 +42,7 @@ class FedAvg:
         self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
     ) -> None:
         """Train; the generator is not used, the run is deterministic given the start."""
-        clients, server = [i for i, _ in wires], graph.nodes - 1
-        w = recorder.public["w0"].to(problem.x.device)
-        for t in range(1, rounds + 1):
-            recorder.state("w", t - 1, w.expand(server, -1))
-            broadcast(recorder, t, server, clients, w)
-            local = w - self.lr * problem.task.gradients(w.expand(server, -1), problem.x, problem.y)
-            if clients:
-                recorder.send_many(t, torch.tensor(clients), torch.full((len(clients),), server), "up").copy_(
-                    local[clients][:, slice(*recorder.columns)]
-                )
-            w = local.mean(0)
-            recorder.end_round(t)
-            step("recording", t, rounds)
+        train(problem, graph, rounds, recorder, wires, "up", up=lambda w, g: w - self.lr * g, merge=lambda w, local: local.mean(0))
 
     def leaks(self, view: View, node: int, rounds: int) -> list[GradientLeak]:
         """Subtract what went up from what came down."""

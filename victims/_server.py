@@ -29,7 +29,7 @@ def train(
     up: Callable[[Tensor, Tensor], Tensor],
     merge: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Send the model (d,) down as kind ``w``, stored once, and up what `up` makes of it and the gradients (N, d); `merge` gives the next."""
+    """Send the model (d,) down as kind ``w``, once; up goes what `up` makes of it and the gradients (N, d); `merge` makes the next."""
     clients, server = [i for i, _ in wires], graph.nodes - 1
     w = recorder.public["w0"].to(problem.x.device)
     for t in range(1, rounds + 1):

@@ -66,7 +66,7 @@ def add(verbs: Any) -> None:
         help="a constant of the protocol or an argument of the model; repeatable",
     )
     sub.add_argument("--states", action="store_const", const=True, default=None, help="keep the nodes' models in the truth file")
-    sub.add_argument("--trust-model", action="store_true", help="allow a model package.module:factory that --scenario names to run its code")
+    sub.add_argument("--trust-model", action="store_true", help="let a model package.module:factory of --scenario run its code")
     sub.add_argument("--dry-run", action="store_true", help="print the scenario and its size, record nothing")
     shared(sub, "seed", "device", "threads", "data_root", "download", "max_bytes")
     sub.set_defaults(run=run)
@@ -106,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
         raise LeakauditError("name a victim (see 'leakaudit list victims') or give --scenario FILE")
     seed = base.seed if args.scenario and args.seed is None else chosen.seed
     scenario = replace(base, **given, set={**base.set, **pairs(args.set)}, seed=seed)
-    ready = plan(scenario, data_root=Path(chosen.data_root), download=chosen.download, device=chosen.device, trusted=trust(args.trust_model or args.model is not None))
+    trusted = trust(args.trust_model or args.model is not None)
+    ready = plan(scenario, data_root=Path(chosen.data_root), download=chosen.download, device=chosen.device, trusted=trusted)
     if args.dry_run:
         sys.stdout.write(f"{scenario.to_toml()}\n# {human(ready.size())}, {len(ready.wires)} wires, {ready.task.layout.size} parameters\n")
         return 0

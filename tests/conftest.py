@@ -12,7 +12,15 @@ import pytest
 import torch
 
 PROJECT = Path(__file__).resolve().parent.parent
-PACKAGES = ("leakaudit", "leakaudit.cli", "leakaudit.attacks", "leakaudit.victims", "leakaudit.reports")
+PACKAGES = (
+    "leakaudit",
+    "leakaudit.cli",
+    "leakaudit.relations",
+    "leakaudit.storage",
+    "leakaudit.attacks",
+    "leakaudit.victims",
+    "leakaudit.reports",
+)
 
 torch.set_num_threads(1)
 

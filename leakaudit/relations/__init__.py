@@ -1,0 +1,55 @@
+"""The linear engine: declare a protocol once; what a view determines, how exactly, and what theory allows follow from it.
+
+>>> from leakaudit.adversary import Adversary
+>>> p = Relations()
+>>> w = p.public("w0")
+>>> for t in p.rounds(2):
+...     w = p.state("w", 0, eq=w - "1/10" * p.grad(0, at=w))
+...     m = p.send(0, 1, w, name="w")
+>>> view = know(p, Adversary())
+>>> determined(view, p.gradients(0))
+[g[0,1], g[0,2]]
+>>> explain(view, p.find("g", 0, 2))
+10 w[0>1,1] - 10 w[0>1,2]
+>>> round(float(estimate(view, [p.find("g", 0, 2)]).amplification[0]), 2)
+14.14
+"""
+
+from leakaudit.relations.account import Bound, account, supremum
+from leakaudit.relations.checks import Residuals, consistent, residuals
+from leakaudit.relations.declare import Relation, Relations
+from leakaudit.relations.determine import Generic, determined, determined_each, explain, generic, is_determined, rank
+from leakaudit.relations.estimate import Estimate, estimate, recorded
+from leakaudit.relations.expression import Expression, Form, Number, Vector, exact
+from leakaudit.relations.knowledge import Knowledge, know
+from leakaudit.relations.repeat import later, steady
+
+__all__ = [
+    "Bound",
+    "Estimate",
+    "Expression",
+    "Form",
+    "Generic",
+    "Knowledge",
+    "Number",
+    "Relation",
+    "Relations",
+    "Residuals",
+    "Vector",
+    "account",
+    "consistent",
+    "determined",
+    "determined_each",
+    "estimate",
+    "exact",
+    "explain",
+    "generic",
+    "is_determined",
+    "know",
+    "later",
+    "rank",
+    "recorded",
+    "residuals",
+    "steady",
+    "supremum",
+]

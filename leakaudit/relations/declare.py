@@ -1,0 +1,204 @@
+"""A protocol as linear relations between named vectors, written as its paper writes it.
+
+Every coordinate of the model obeys the same relations, so one scalar coefficient stands for a whole vector (docs/relations.md:
+sum_c E[r, c] u_c = 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from leakaudit.errors import LeakauditError, suggest
+from leakaudit.relations.expression import Expression, Form, Kind, Vector
+from leakaudit.trace import Graph
+
+
+@dataclass(frozen=True)
+class Relation:
+    """``lhs = rhs``, as ``sum of terms = 0``, declared in `round`."""
+
+    terms: Mapping[int, Fraction]
+    round: int
+    lhs: Form
+    rhs: Form
+
+    @property
+    def text(self) -> str:
+        """The relation as it was written."""
+        return f"{self.lhs} = {self.rhs}"
+
+
+@dataclass(frozen=True)
+class Point:
+    """Where a gradient was taken, and how many relations were declared before it."""
+
+    at: Expression
+    before: int
+
+
+class Relations:
+    """The declaration of one protocol; its methods return vectors to calculate with.
+
+    Every vector has a name, an owner and the round in which it was declared; `index` tells apart vectors that share all three.
+    graph: where given, nodes and edges that are not in it are refused.
+    """
+
+    def __init__(self, graph: Graph | None = None) -> None:
+        self.graph = graph
+        self.round = 0
+        self.vectors: list[Vector] = []
+        self.relations: list[Relation] = []
+        self.points: dict[int, Point] = {}
+        self.opaques: dict[int, tuple[Expression, ...]] = {}
+        self._places: dict[tuple[object, ...], int] = {}
+        self._ended = False
+
+    def rounds(self, count: int) -> Iterator[int]:
+        """Iterate over rounds 1 to count; what is declared inside bears the round. A declaration has one such loop."""
+        if self._ended or self.round:
+            raise LeakauditError("mixed rounds: a declaration has one rounds(…) loop; put both loops' relations into one")
+        for t in range(1, count + 1):
+            self.round = t
+            yield t
+        self._ended = True
+
+    def secret(self, name: str, owner: int, index: int | None = None) -> Expression:
+        """Return a private vector about which nothing is known beforehand: data, a start value, a dual."""
+        return self._new("secret", name, owner, index)
+
+    def grad(self, owner: int, at: Expression, index: int | None = None, name: str = "g") -> Expression:
+        """Return a gradient of the owner's loss, unknown; `at` is the model where it was taken."""
+        self._same(at)
+        g = self._new("gradient", name, owner, index)
+        self.points[g.vector] = Point(at, len(self.relations))
+        return g
+
+    def noise(self, name: str, std: float, owner: int, index: int | None = None) -> Expression:
+        """Return fresh Gaussian noise of standard deviation std per coordinate; use the vector twice where one draw is used twice."""
+        if not std > 0:
+            raise LeakauditError(f"noise {name!r} of node {owner}: expected std > 0, got {std!r}; leave the noise out where there is none")
+        return self._new("noise", name, owner, index, std=float(std))
+
+    def public(self, name: str, index: int | None = None) -> Expression:
+        """Return a vector that everybody has."""
+        return self._new("public", name, None, index)
+
+    def state(self, name: str, owner: int | None = None, index: int | None = None, *, eq: Form | None = None) -> Expression:
+        """Return a vector that is known through relations alone; `eq` is its definition."""
+        if eq is not None:
+            self._same(eq)
+        x = self._new("state", name, owner, index)
+        if eq is not None:
+            self.relate(x, eq)
+        return x
+
+    def relate(self, lhs: Form, rhs: Form = 0) -> None:
+        """Declare ``lhs = rhs``; with a noise vector in it, this is a prior."""
+        difference = lhs - rhs
+        if not isinstance(difference, Expression) or not difference.terms:
+            raise LeakauditError(f"round {self.round}: the relation {lhs} = {rhs} ties nothing together; expected two different vectors")
+        self._same(difference)
+        self.relations.append(Relation(difference.terms, self.round, lhs, rhs))
+
+    def send(
+        self,
+        src: int,
+        dst: int | Iterable[int] | None,
+        expr: Form,
+        name: str = "m",
+        *,
+        std: float = 0.0,
+        secure: bool = False,
+        index: int | None = None,
+    ) -> Expression:
+        """Declare that src sends expr and return the message, as it was received.
+
+        dst: one node, several that get the same copy, or None: everybody hears it, as on a public board. std: error that the
+        channel adds on top of rounding, for example q / sqrt(12) for a dithered quantizer of width q. secure: a tap sees that it
+        was sent, not what.
+        Raises LeakauditError for a message that nobody can send: to oneself, to nobody, or along an edge that is not in the graph.
+        """
+        to = (dst,) if isinstance(dst, int) else None if dst is None else tuple(dst)
+        what = f"round {self.round}: message {name!r} of node {src}"
+        if to is not None and (not to or src in to):
+            raise LeakauditError(f"{what} goes to {'itself' if to else 'nobody'}; name another node, or dst=None for everybody")
+        if self.graph and (apart := [j for j in to or () if j not in self.graph.neighbours[self._node(src)]]):
+            raise LeakauditError(f"{what} goes to node {apart[0]}, but they share no edge; node {src} has {self.graph.neighbours[src]}")
+        if not isinstance(expr, Expression):
+            raise LeakauditError(f"{what} is the number {expr!r}; send a vector")
+        m = self._new("message", name, src, index, std=std, dst=to, secure=secure)
+        self.relate(m, expr)
+        return m
+
+    def opaque(self, out: Expression, of: Sequence[Expression]) -> None:
+        """Say that the state `out` is some nonlinear function of `of`, such as clipping or a prox.
+
+        What is determined or estimated stays a valid lower bound; a mu is given only where the view determines every input.
+        """
+        if not of or self.vectors[out.vector].kind != "state":
+            raise LeakauditError(f"opaque({out}): expected a state without eq=, and the vectors of=[…] that it is made from")
+        for part in of:
+            self._same(part)
+        self.opaques[out.vector] = tuple(of)
+
+    def find(self, name: str, owner: int | None = None, round: int = 0, index: int | None = None) -> Expression:
+        """Return a vector by its name, messages excepted. Raises LeakauditError where it is not declared."""
+        wanted = Vector("state", name, owner, round, index)
+        if (place := self.place(wanted)) is None:
+            raise LeakauditError(
+                f"there is no vector {wanted.label} in this declaration{suggest(wanted.label, (v.label for v in self.vectors))}"
+            )
+        return self._form(place)
+
+    def place(self, vector: Vector) -> int | None:
+        """Return the place of the vector that has this one's name, owner, round and index, None where there is none."""
+        return self._places.get(self._key(vector))
+
+    def select(self, kind: Kind | None = None, owner: int | None = None, name: str | None = None) -> list[Expression]:
+        """Return all vectors of a kind, an owner and a name, in the order of declaration."""
+        return [
+            self._form(k)
+            for k, v in enumerate(self.vectors)
+            if kind in (None, v.kind) and (owner is None or v.owner == owner) and name in (None, v.name)
+        ]
+
+    def gradients(self, node: int) -> list[Expression]:
+        """Return the gradients of one node, in the order of declaration."""
+        return self.select("gradient", node)
+
+    @staticmethod
+    def _key(vector: Vector) -> tuple[object, ...]:
+        sent = vector.kind == "message"
+        return (sent, vector.name, vector.owner, vector.round, vector.index, vector.dst if sent else None)
+
+    def _form(self, place: int) -> Expression:
+        return Expression(self.vectors, {place: Fraction(1)})
+
+    def _new(
+        self,
+        kind: Kind,
+        name: str,
+        owner: int | None,
+        index: int | None,
+        *,
+        std: float = 0.0,
+        dst: tuple[int, ...] | None = None,
+        secure: bool = False,
+    ) -> Expression:
+        vector = Vector(kind, name, None if owner is None else self._node(owner), self.round, index, std, dst, secure)
+        if self.place(vector) is not None:
+            raise LeakauditError(f"{vector.label} is declared twice; reuse the first, or tell them apart by name or index=")
+        self._places[self._key(vector)] = len(self.vectors)
+        self.vectors.append(vector)
+        return self._form(len(self.vectors) - 1)
+
+    def _node(self, node: int) -> int:
+        if node < 0 or (self.graph and node >= self.graph.nodes):
+            raise LeakauditError(f"there is no node {node}" + (f": the graph has nodes 0 to {self.graph.nodes - 1}" if self.graph else ""))
+        return node
+
+    def _same(self, form: Form) -> None:
+        if isinstance(form, Expression) and form.home is not self.vectors:
+            raise LeakauditError(f"{form} is used before it exists here: it belongs to another declaration")

@@ -1,0 +1,157 @@
+"""Named vectors and exact linear forms over them: the words in which a protocol is declared."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, TypeAlias
+
+from leakaudit.errors import LeakauditError
+
+Kind: TypeAlias = Literal["secret", "gradient", "state", "noise", "public", "message"]
+Number: TypeAlias = int | float | str | Fraction
+LARGEST_DENOMINATOR = 10**5
+
+
+def exact(value: Number) -> Fraction:
+    """Return a coefficient as the rational that its author meant.
+
+    A float is repaired to the nearest rational with a denominator up to 1e5 that lies within 1e-14 of it, relative: 1 - 2/3 in
+    binary is not 1/3, and exact arithmetic on the raw bits finds leaks that do not exist (docs/relations.md, traps).
+    Raises LeakauditError for a float that is no such rational, and for what is no number.
+    """
+    if isinstance(value, Fraction):
+        return value
+    try:
+        if isinstance(value, str):
+            return Fraction(value)
+        if not isinstance(value, float):
+            return Fraction(operator.index(value))
+        near = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
+        raise LeakauditError(f"coefficient {value!r}: expected an int, a Fraction, text such as '1/3', or a finite float") from None
+    if abs(float(near) - value) > 1e-14 * abs(value):
+        raise LeakauditError(
+            f"coefficient {value!r}: no fraction with denominator <= {LARGEST_DENOMINATOR} is this float; pass a Fraction or '{value!r}'"
+        )
+    return near
+
+
+@dataclass(frozen=True)
+class Vector:
+    """One vector of the model's length that a protocol names.
+
+    owner: the node that holds it, None for nobody in particular. index: tells apart vectors of one name, owner and round, such as
+    z_{i|j} by j. std: of noise, or of the error that a channel adds to a message, per coordinate.
+    dst: who receives a message, None for everybody. secure: a tap does not read it.
+    """
+
+    kind: Kind
+    name: str
+    owner: int | None
+    round: int
+    index: int | None = None
+    std: float = 0.0
+    dst: tuple[int, ...] | None = None
+    secure: bool = False
+
+    @property
+    def label(self) -> str:
+        """``g[0,3]``, ``z[0|1,3]`` (index 1), ``dz[0>1,3]`` (a message), ``x[0>*,3]`` (heard by everybody)."""
+        where = "" if self.owner is None else str(self.owner)
+        if self.kind == "message":
+            where += f">{'*' if self.dst is None else '&'.join(map(str, self.dst))}"
+        if self.index is not None:
+            where += f"|{self.index}" if where else str(self.index)
+        return f"{self.name}[{where},{self.round}]" if where else f"{self.name}[{self.round}]"
+
+
+class Expression:
+    """A sparse linear form over the vectors of one declaration, with rational coefficients.
+
+    home: all vectors of the declaration; terms: place in `home` -> coefficient, without zeros.
+    """
+
+    __slots__ = ("home", "terms")
+    __array_ufunc__ = None  # numpy scalars leave the product to __rmul__
+
+    def __init__(self, home: Sequence[Vector], terms: Mapping[int, Fraction]) -> None:
+        self.home = home
+        self.terms = terms
+
+    def __add__(self, other: Form) -> Expression:
+        """Sum; 0 is accepted so that `sum` works."""
+        if not isinstance(other, Expression):
+            if other != 0:
+                raise LeakauditError(f"cannot add {other!r} to {self}: only vectors of the same declaration add up")
+            return self
+        if other.home is not self.home:
+            raise LeakauditError(f"{self} and {other} belong to two declarations; write one protocol into one Relations")
+        terms = dict(self.terms)
+        for k, v in other.terms.items():
+            if k not in terms:
+                terms[k] = v
+            elif total := terms[k] + v:
+                terms[k] = total
+            else:
+                del terms[k]
+        return Expression(self.home, terms)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Expression:
+        """Negative."""
+        return Expression(self.home, {k: -v for k, v in self.terms.items()})
+
+    def __sub__(self, other: Form) -> Expression:
+        """Difference."""
+        return self + (-other)
+
+    def __rsub__(self, other: Form) -> Expression:
+        """``0 - self``."""
+        return -self + other
+
+    def __mul__(self, factor: Number) -> Expression:
+        """Multiple by an exact number."""
+        if isinstance(factor, Expression):
+            raise LeakauditError(f"({self}) * ({factor}) is not linear; declare its result with opaque(…, of=[…])")
+        scale = exact(factor)
+        return Expression(self.home, {k: v * scale for k, v in self.terms.items()} if scale else {})
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: Number) -> Expression:
+        """Quotient by an exact number."""
+        if not (scale := exact(divisor)):
+            raise LeakauditError(f"cannot divide {self} by zero")
+        return Expression(self.home, {k: v / scale for k, v in self.terms.items()})
+
+    def __eq__(self, other: object) -> bool:
+        """Whether both are the same form over the same declaration."""
+        return isinstance(other, Expression) and other.home is self.home and other.terms == self.terms
+
+    def __hash__(self) -> int:
+        """Equal forms hash alike."""
+        return hash(frozenset(self.terms.items()))
+
+    def __str__(self) -> str:
+        """``g[0,2] - 6/5 g[0,3]``."""
+        text = ""
+        for k, v in sorted(self.terms.items()):
+            sign = ("-" if v < 0 else "") if not text else (" - " if v < 0 else " + ")
+            text += sign + ("" if abs(v) == 1 else f"{abs(v)} ") + self.home[k].label
+        return text or "0"
+
+    __repr__ = __str__
+
+    @property
+    def vector(self) -> int:
+        """Place in `home` of a form that is one vector; raises LeakauditError for any other."""
+        if len(self.terms) != 1 or next(iter(self.terms.values())) != 1:
+            raise LeakauditError(f"expected one vector, got {self}")
+        return next(iter(self.terms))
+
+
+Form: TypeAlias = Expression | int | Fraction  # the only number allowed is 0, which `sum` begins with

@@ -35,6 +35,7 @@ class Analytic:
     """Rank-one recovery of a single input, from gradients or from their differences."""
 
     exact: ClassVar[bool] = True
+    rank: ClassVar[int] = 0
     paper: ClassVar[str] = (
         "Phong et al. 2018; Yu 2023, section 5.4, extended to differences of any network with a first fully connected layer"
     )

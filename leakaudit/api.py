@@ -101,6 +101,6 @@ def attack_one(leak: GradientLeak, task: Task, name: str, generator: Generator, 
 
 
 def in_order() -> Iterator[tuple[str, Attack]]:
-    """Return all attacks with their defaults, exact ones first."""
+    """Return all attacks with their defaults, exact ones first, then by rank."""
     known = [(n, cast(Attack, registry.configure(kind, {}))) for n, kind in registry.everything("attacks")]
-    return iter(sorted(known, key=lambda pair: (not pair[1].exact, pair[0])))
+    return iter(sorted(known, key=lambda pair: (not pair[1].exact, pair[1].rank, pair[0])))

@@ -42,10 +42,12 @@ class Reconstruction:
 class Attack(Protocol):
     """A value made of hyper-parameters that is called with a leak.
 
-    exact: solves equations instead of optimising; `auto` tries these first. paper: its source. cost: in words.
+    exact: solves equations instead of optimising. rank: its place in `auto`, which goes from exact to iterative and from
+    low rank to high. paper: its source. cost: in words.
     """
 
     exact: ClassVar[bool]
+    rank: ClassVar[int]
     paper: ClassVar[str]
     cost: ClassVar[str]
 

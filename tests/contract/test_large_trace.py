@@ -73,7 +73,7 @@ def test_a_trace_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             recorder.end_round(t)
     measure = [sys.executable, "-c", MEASURE, str(tmp_path / "large.pt"), str(tmp_path / "large.truth.pt")]
     figures = json.loads(subprocess.run(measure, capture_output=True, text=True, check=True).stdout)
-    assert figures["bytes"] > 24 * 2**30
+    assert figures["bytes"] > 24 * 2**30, figures
     assert figures["opened"] < 0.1
     assert figures["extra_mb"] < 500
     assert figures["psnr"] >= 60

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from leakaudit import labels
+
 if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.task import Task
@@ -23,7 +25,7 @@ def label(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
         return None
     if leak.theta is not None and leak.inner == 1:
         return _by_candidates(leak, task, x)
-    return _by_last_layer(leak, task)
+    return labels.from_gradient(leak, task) if leak.is_plain else _by_differences(leak, task)
 
 
 def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
@@ -41,26 +43,18 @@ def _by_candidates(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     return torch.tensor([misfit.index(best)]) if best < 0.5 * second else None
 
 
-def _by_last_layer(leak: GradientLeak, task: Task) -> Tensor | None:
-    """Read the last layer: its gradient is q h^T, its bias' gradient q = p - e_y, negative at the label alone."""
+def _by_differences(leak: GradientLeak, task: Task) -> Tensor | None:
+    """Read q = p - e_y of the last layer off its differences; its sign is the label."""
     if task.last_linear is None or task.last_linear[1] is None:
         return None
     weight, bias = (task.layout.slices[n] for n in task.last_linear if n)
     start, stop = leak.columns
     if weight.start < start or bias.stop > stop:
         return None
-    b: Tensor = leak.value[:, bias.start - start : bias.stop - start].double()
-    if leak.is_plain:
-        return _one_negative(b[int(b.norm(dim=1).argmax())])
+    b = leak.value[:, bias.start - start : bias.stop - start].double()
     w = leak.value[:, weight.start - start : weight.stop - start].double().reshape(len(b), b.shape[1], -1)
     q = residual_from_differences(torch.linalg.pinv(leak.combination.double()), w, b)
-    return None if q is None else _one_negative(q)
-
-
-def _one_negative(q: Tensor) -> Tensor | None:
-    """Return the place (1,) of the one entry that is clearly negative, as in p - e_y; None where there is not exactly one."""
-    low, rest = q.min(), q.topk(len(q) - 1).values
-    return q.argmin()[None] if low < 0 and rest.min() > 0.05 * low else None
+    return None if q is None else labels.from_bias(q)
 
 
 def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> Tensor | None:

@@ -16,6 +16,8 @@ from leakaudit.trace import Json
 from leakaudit.wording import LIMITS, by_reason, clean, table
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
+_ROOM = 110  # columns of a terminal below which these are left out, so that no word is broken
+_SPARE = ("SSIM", "LPIPS", "identified", "seconds")
 _RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")
 
 
@@ -24,26 +26,27 @@ def render(results: Mapping[str, Json], width: int = 120, color: bool = False) -
     """Text of `width` columns; color adds a terminal's codes."""
     system: Literal["standard"] | None = "standard" if color else None
     console = Console(file=io.StringIO(), width=width, color_system=system, force_terminal=color, legacy_windows=False)
-    console.print(_parts(results))
+    console.print(_parts(results, wide=width >= _ROOM))
     printed: str = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
 
 
-def _parts(results: Mapping[str, Json]) -> RenderableType:
+def _parts(results: Mapping[str, Json], wide: bool) -> RenderableType:
     parts: list[RenderableType] = [Text(clean(results["summary"]), style="bold")]
     if results["findings"]:
-        parts.append(_findings(results))
+        parts.append(_findings(results, wide))
     failed = [f for f in results["findings"] if f["certificate"]["name"] == "FAILED"]
     parts += [Text(line) for line in by_reason(failed, "note")]
     parts += [Text(f"not determined: {line}") for line in by_reason(results["undetermined"], "reason")]
     return Group(*parts, Text(LIMITS[0], style="dim"))
 
 
-def _findings(results: Mapping[str, Json]) -> Table:
+def _findings(results: Mapping[str, Json], wide: bool) -> Table:
     headings, rows = table(results)
+    kept = [k for k, heading in enumerate(headings) if wide or heading not in _SPARE]
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        out.add_column(heading, justify="right" if heading in _RIGHT else "left", overflow="fold")
+    for k in kept:
+        out.add_column(headings[k], justify="right" if headings[k] in _RIGHT else "left", overflow="fold")
     for row in rows:
-        out.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+        out.add_row(*(Text(row[k], style=_STYLES.get(row[k], "")) for k in kept))
     return out

@@ -1,110 +1,197 @@
-"""The one residual behind all attacks by optimisation, against autograd, finite differences and closed forms."""
+"""What attacks by optimisation compare, against autograd on the bare module, finite differences and sampled noise."""
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-import leakaudit as la
-from leakaudit import objectives, optimise, priors
+from leakaudit import data, features, objectives, priors
 from leakaudit.leak import GradientLeak
-from leakaudit.progress import watching
+from leakaudit.reconstruction import Certificate
+from leakaudit.task import Task
+from leakaudit.trace import TaskSpec
 
-CLASSES = 4
+D = torch.float64
 
 
-def case(rounds: int = 3, noise: float = 0.0) -> tuple[la.Task, Tensor, Tensor, GradientLeak]:
+def small(model: str = "mlp", act: str = "tanh", **spec: object) -> Task:
+    args = {"act": act, **({"hidden": "7"} if model == "mlp" else {})}
+    return Task.build(TaskSpec(model, args, shape=(1, 8, 8), classes=4, mean=(0.5,), std=(0.25,), **spec), dtype=D)  # type: ignore[arg-type]
+
+
+def planted(task: Task, rows: Tensor, batch: int = 2, noise: Tensor | None = None) -> tuple[GradientLeak, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1)
+    x, y = torch.rand(batch, *task.spec.shape, generator=g, dtype=D), torch.arange(batch) % task.spec.classes
+    theta = torch.stack([task.init(g) for _ in range(rows.shape[1])])
+    value = rows @ torch.stack([task.gradient(w, x, y) for w in theta])
+    std = torch.zeros(len(rows), dtype=D) if noise is None else noise.norm(dim=1)
+    return GradientLeak(0, torch.arange(rows.shape[1]), rows, value, std, (0, task.layout.size), noise, theta, batch=batch), x, y
+
+
+PLAIN = torch.tensor([[1.0, 0.0]], dtype=D)
+DIFFERENCE = torch.tensor([[1.0, -1.0]], dtype=D)
+MIXED = torch.tensor([[1.0, -1.0, 0.0], [0.5, 0.0, 2.0]], dtype=D)
+
+
+def bare_gradient(task: Task, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Without Task: load the parameters into the module and call backward."""
+    for name, p in task.module.named_parameters():
+        p.data = theta[task.layout.slices[name]].reshape(p.shape).clone()
+        p.grad = None
+    F.cross_entropy(task.module((x - 0.5) / 0.25), y).backward()  # type: ignore[no-untyped-call]
+    return torch.cat([p.grad.flatten() for p in task.module.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("rows", [PLAIN, DIFFERENCE, MIXED])
+def test_the_residual_is_that_of_backward_on_the_bare_module(rows: Tensor) -> None:
+    task = small()
+    leak, x, y = planted(task, rows)
+    target = objectives.target(leak, task, 9, D)
+    assert objectives.misfit(target, task, x, y) < 1e-14
+    other = x.flip(0) * 0.5
+    assert leak.theta is not None
+    found = rows @ torch.stack([bare_gradient(task, w, other, y) for w in leak.theta])
+    expected = float((found - leak.value).norm() / leak.value.norm())
+    assert objectives.misfit(target, task, other, y) == pytest.approx(expected, rel=1e-10)
+    assert float(objectives.l2(target, task, other, y)) == pytest.approx(expected**2, rel=1e-10)
+    cosine = F.cosine_similarity(found.flatten(), leak.value.flatten(), dim=0)
+    assert float(objectives.cosine(target, task, other, y)) == pytest.approx(1 - float(cosine), rel=1e-10)
+
+
+@pytest.mark.parametrize("rows", [PLAIN, DIFFERENCE, MIXED])
+@pytest.mark.parametrize("kind", ["l2", "cosine"])
+def test_slopes_agree_with_finite_differences_in_inputs_and_soft_labels(rows: Tensor, kind: str) -> None:
+    """Through every gradient of the combination: the only public differential attack detaches one and flips a sign."""
+    task = small()
+    leak, x, _ = planted(task, rows)
+    target = objectives.target(leak, task, 9, D)
+    soft = torch.rand(2, 4, dtype=D, generator=torch.Generator().manual_seed(2)).softmax(-1)
+    start = (x.flip(0).requires_grad_(), soft.requires_grad_())
+    assert torch.autograd.gradcheck(lambda a, b: getattr(objectives, kind)(target, task, a, b), start, eps=1e-6, atol=1e-7)
+
+
+def test_a_detached_or_added_second_gradient_would_be_noticed() -> None:
+    task = small()
+    leak, x, y = planted(task, DIFFERENCE)
+    target = objectives.target(leak, task, 1, D)
+    x = x.flip(0).requires_grad_()
+    right = torch.autograd.grad(objectives.l2(target, task, x, y), x)[0]
+    a, b = (task.gradient(w, x, y, create_graph=True) for w in target.theta)
+    size = leak.value.square().sum()
+    for wrong in (a - b.detach(), a.detach() - b, a + b):
+        slope = torch.autograd.grad((wrong - leak.value[0]).square().sum() / size, x, retain_graph=True)[0]
+        assert float(F.cosine_similarity(slope.flatten(), right.flatten(), dim=0)) < 0.98
+
+
+def test_only_the_columns_of_the_leak_are_compared() -> None:
+    task = small()
+    leak, x, y = planted(task, MIXED)
+    part = replace(leak, value=leak.value[:, 5:40], columns=(5, 40))
+    target = objectives.target(part, task, 9, D)
+    assert objectives.gradients(target, task, x, y).shape == (3, 35)
+    assert objectives.misfit(target, task, x, y) < 1e-14
+
+
+def test_rows_that_share_errors_are_made_independent_and_the_noise_is_known() -> None:
+    task = small()
+    g = torch.Generator().manual_seed(3)
+    noise = 1e-2 * torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]], dtype=D)
+    leak, x, y = planted(task, MIXED, noise=noise)
+    target = objectives.target(leak, task, 9, D)
+    whiten = target.mixing @ torch.linalg.pinv(MIXED)
+    covariance = whiten @ noise @ noise.T @ whiten.T
+    assert torch.allclose(covariance, covariance[0, 0] * torch.eye(2, dtype=D), rtol=1e-6, atol=1e-12)
+    sampled = []
+    for _ in range(20):
+        value = leak.value + noise @ torch.randn(3, leak.value.shape[1], generator=g, dtype=D)
+        sampled.append(objectives.misfit(objectives.target(replace(leak, value=value), task, 9, D), task, x, y))
+    assert sum(sampled) / 20 == pytest.approx(target.noise, rel=0.1)
+
+
+def test_the_rows_with_the_best_signal_over_noise_are_chosen() -> None:
+    rows = torch.eye(6, dtype=D)[:5] - torch.eye(6, dtype=D)[1:]
+    leak, _, _ = planted(small(), rows)
+    target = objectives.target(replace(leak, std=torch.tensor([1.0, 1.0, 1e-3, 1e-3, 1.0], dtype=D)), small(), 2, D)
+    assert torch.equal(target.value, leak.value[2:4])
+    assert leak.theta is not None
+    assert torch.equal(target.theta, leak.theta[2:5])
+    assert torch.equal(target.combination, rows[2:4, 2:5])
+
+
+@pytest.mark.parametrize("model", ["lenet", "convnet"])
+@pytest.mark.parametrize("rows", [PLAIN, DIFFERENCE])
+def test_another_photograph_a_wrong_label_and_noise_do_not_fit(model: str, rows: Tensor) -> None:
+    photos = data.load("photos")
+    task = Task.build(photos.spec(model), dtype=D)
     g = torch.Generator().manual_seed(0)
-    spec = la.TaskSpec("mlp", {"hidden": 6, "act": "tanh"}, shape=(1, 3, 3), classes=CLASSES)
-    task = la.Task.build(spec, dtype=torch.float64)
-    x, y = torch.rand(2, 1, 3, 3, generator=g, dtype=torch.float64), torch.tensor([1, 3])
-    theta = torch.stack([task.init(g) for _ in range(rounds)])
-    one = torch.eye(rounds - 1, rounds, dtype=torch.float64)
-    combination = one - one.roll(1, dims=1)
-    value = combination @ torch.stack([task.gradient(w, x, y) for w in theta])
-    std = torch.full((rounds - 1,), noise, dtype=torch.float64)
-    return task, x, y, GradientLeak(0, torch.arange(rounds), combination, value, std, (0, task.layout.size), theta=theta, batch=2)
+    first = task.init(g)
+    x, y = photos.x[5:6].double(), photos.y[5:6]
+    theta = torch.stack([first, first - 0.05 * task.gradient(first, x, y)])
+    value = rows @ torch.stack([task.gradient(w, x, y) for w in theta])
+    leak = GradientLeak(0, torch.arange(2), rows, value, torch.zeros(1), (0, task.layout.size), theta=theta, batch=1)
+    target = objectives.target(leak, task, 1, D)
+    others = [(photos.x[k : k + 1].double(), y) for k in (30, 60, 90, 120)]
+    for guess, label in [*others, (torch.rand(1, 3, 32, 32, generator=g, dtype=D), y), (x, (y + 1) % 6)]:
+
+        def residual(z: Tensor, label: Tensor = label) -> float:
+            return objectives.misfit(target, task, z, label)
+
+        found = objectives.reconstruction("test", leak, task, target, guess, label, residual, "")
+        assert found.certificate is Certificate.FAILED
+        assert found.residual > objectives.FIT
+    found = objectives.reconstruction("test", leak, task, target, x, y, lambda z: objectives.misfit(target, task, z, y), "")
+    assert found.certificate is Certificate.APPROXIMATE
+    assert torch.equal(found.x, x)
 
 
-@pytest.mark.parametrize("objective", [objectives.l2, objectives.cosine])
-def test_zero_at_the_truth_and_about_one_elsewhere(objective: optimise.Objective) -> None:
-    task, x, y, leak = case()
-    target = objectives.target(leak, task, 2, torch.float64)
-    assert abs(objective(target, task, x, y).item()) < (1e-20 if objective is objectives.l2 else 1e-12)
-    assert objective(target, task, torch.rand_like(x), y.flip(0)).item() > 0.05
+def test_a_fit_of_noise_is_not_called_a_fit_and_nan_is_not_handed_out() -> None:
+    task = small()
+    leak, x, y = planted(task, PLAIN, noise=torch.full((1, 1), 10.0, dtype=D))
+    target = objectives.target(leak, task, 1, D)
+    assert target.noise > 1
+    found = objectives.reconstruction("test", leak, task, target, x.fill_(torch.nan), y, lambda z: 0.0, "")
+    assert found.certificate is Certificate.FAILED
+    assert "noise" in found.note
+    assert bool(found.x.isfinite().all())
 
 
-def test_l2_is_the_plain_relative_residual_where_errors_are_equal() -> None:
-    task, x, y, leak = case(noise=1e-3)
-    target = objectives.target(leak, task, 2, torch.float64)
-    other = x + 0.1
-    got = leak.combination @ torch.stack([task.gradient(w, other, y) for w in leak.theta]) if leak.theta is not None else None
-    assert got is not None
-    expected = float((got - leak.value).norm() / leak.value.norm())
-    assert math.isclose(math.sqrt(objectives.l2(target, task, other, y).item()), expected, rel_tol=1e-6)
-    assert math.isclose(objectives.misfit(target, task, other, y), expected, rel_tol=1e-6)
+def test_what_is_missing_is_said() -> None:
+    leak, _, _ = planted(small(), PLAIN)
+    assert objectives.missing(leak, None) is None
+    assert "models" in (objectives.missing(replace(leak, theta=None), None) or "")
+    assert "3 inner steps" in (objectives.missing(replace(leak, inner=3), None) or "")
+    assert "batch=N" in (objectives.missing(replace(leak, batch=None), None) or "")
+    assert objectives.missing(replace(leak, batch=None), 2) is None
+    assert "zero" in (objectives.missing(replace(leak, value=leak.value * 0), None) or "")
 
 
-@pytest.mark.parametrize("objective", [objectives.l2, objectives.cosine])
-def test_slopes_through_both_gradients_are_right(objective: optimise.Objective) -> None:
-    """Finite differences in float64; a detached second gradient or a wrong sign would miss by the size of the slope."""
-    task, x, y, leak = case()
-    target = objectives.target(leak, task, 2, torch.float64)
-    soft = torch.nn.functional.one_hot(y, CLASSES).double().requires_grad_()
-    start = (x + 0.05).requires_grad_()
-    assert torch.autograd.gradcheck(lambda a, b: objective(target, task, a, b), (start, soft), atol=1e-6)
+@pytest.mark.parametrize("model", ["mlp", "lenet", "convnet"])
+def test_features_are_what_a_hook_on_the_last_layer_sees(model: str) -> None:
+    task = small(model, act="relu")
+    g = torch.Generator().manual_seed(0)
+    theta, x = task.init(g), torch.rand(1, 1, 8, 8, generator=g, dtype=D)
+    assert task.last_linear is not None
+    seen: list[Tensor] = []
+    layer = task.module.get_submodule(task.last_linear[0].rpartition(".")[0])
+    with layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][0])):
+        task.logits(theta, x)
+    assert torch.allclose(features.features(task, theta, x), seen[0], rtol=1e-12, atol=1e-14)
+    known = features.Known(0, theta[None], seen[0][None].detach() * 0.9)
+    away = x.clone().mul(0.5).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: features.misfit(task, known, z), (away,), eps=1e-7, atol=1e-6)
 
 
-def test_total_variation_by_hand() -> None:
-    x = torch.tensor([[[[0.0, 1.0], [0.5, 0.5]]]])
-    assert math.isclose(float(priors.total_variation(x)), (1.0 + 0.0) / 2 + (0.5 + 0.5) / 2)
-    assert float(priors.total_variation(torch.rand(3, 5))) == 0
-
-
-def rosenbrock(x: Tensor) -> Tensor:
-    return (1 - x[0]) ** 2 + 100 * (x[1] - x[0] ** 2) ** 2
-
-
-def test_lbfgs_finds_a_known_minimum_and_stops() -> None:
-    run = optimise.lbfgs(rosenbrock, (torch.tensor([-1.2, 1.0], dtype=torch.float64),), steps=50, goal=1e-16)
-    assert run.ended == "fitted"
-    assert run.steps < 50
-    assert torch.allclose(run.point[0], torch.ones(2, dtype=torch.float64), atol=1e-7)
-
-
-def test_signed_adam_stays_in_the_box_and_converges() -> None:
-    start, aim = torch.zeros(2, dtype=torch.float64), torch.tensor([0.3, 2.0], dtype=torch.float64)
-    run = optimise.signed_adam(lambda x: (x - aim).square().sum(), (start,), 2000, 0.1, lambda x: x.clamp(0, 1))
-    assert torch.allclose(run.point[0], torch.tensor([0.3, 1.0], dtype=torch.float64), atol=1e-3)
-    assert run.ended == "converged"
-
-
-def test_not_a_number_leads_to_a_smaller_step_and_never_to_nan() -> None:
-    def cliff(x: Tensor) -> Tensor:
-        return torch.where(x < 1.5, (x - 1) ** 2, torch.tensor(float("nan"), dtype=x.dtype)).sum()
-
-    run = optimise.lbfgs(cliff, (torch.tensor([-30.0], dtype=torch.float64),), steps=20, goal=1e-12)
-    assert bool(run.point[0].isfinite().all())
-    assert math.isfinite(run.objective)
-
-
-def test_the_deadline_ends_a_search() -> None:
-    with watching(seconds=0.0):
-        run = optimise.lbfgs(rosenbrock, (torch.tensor([-1.2, 1.0]),), steps=1000)
-    assert run.ended == "out of time"
-    assert run.steps == 1
-
-
-def test_restarts_go_on_until_one_is_good_enough() -> None:
-    starts = iter([-4.0, 5.0, 100.0])
-
-    def search(point: optimise.Point) -> optimise.Run:
-        return optimise.Run(point, abs(float(point[0]) - 5), 1, 1)
-
-    run = optimise.restarted(search, lambda: (torch.tensor([next(starts)]),), restarts=3, goal=0.5)
-    assert float(run.point[0]) == 5.0
-    assert run.steps == 2
-    assert float(torch.tensor([next(starts)])) == 100.0
+def test_total_variation_and_the_box() -> None:
+    x = torch.tensor([[[[0.0, 1.0], [0.5, 0.5]]]], dtype=D)
+    assert float(priors.total_variation(x)) == pytest.approx((1 + 0) / 2 + (0.5 + 0.5) / 2)
+    assert float(priors.total_variation(x, 1e-9)) == pytest.approx(1.0, abs=1e-8)
+    assert float(priors.total_variation(torch.rand(3, 4))) == 0
+    assert float(priors.total_variation(torch.rand(1, 1, 1, 1))) == 0
+    task = small()
+    assert priors.boxed(task, torch.tensor([-1.0, 2.0])).tolist() == [0.0, 1.0]
+    vectors = Task.build(TaskSpec("logistic", {}, shape=(3,), classes=2))
+    assert priors.boxed(vectors, torch.tensor([-1.0, 2.0])).tolist() == [-1.0, 2.0]

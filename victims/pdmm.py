@@ -188,7 +188,7 @@ class _State:
         """Move z on the wires kept, and write what travels into the recording."""
         outs = self._outgoing(t, "dz" if self.victim.differential else "z")
         size, row = len(self.wires), 0
-        together = max(1, BLOCK // max(1, self.z.shape[2]))  # wires whose rows stay in cache
+        together = max(1, ROWS // max(1, self.z.shape[2]))  # wires whose rows stay in cache
         for at in range(0, size, together):
             some = slice(at, at + together)
             kept = self.recorded[some]

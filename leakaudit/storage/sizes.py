@@ -43,7 +43,7 @@ def estimate(
     rows = messages if rows is None else rows
     whole = plan_size(messages, columns, dtype, rows)
     found = {"all of it": whole}
-    if rounds and rounds > 1:
+    if rounds and rounds > 1 and whole > HEAD:
         fewer = max(1, min(rounds - 1, int(rounds * (max_bytes - HEAD) / (whole - HEAD))))
         found[f"{fewer} of {rounds} rounds"] = plan_size(-(-messages * fewer // rounds), columns, dtype, -(-rows * fewer // rounds))
     if len(graph.edges) > 1:

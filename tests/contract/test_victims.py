@@ -81,3 +81,10 @@ def test_wrong_constants_are_refused() -> None:
             registry.configure(registry.get("victims", name), {key: value})
     with pytest.raises(la.LeakauditError, match="convex"):
         recording.record(recording.plan(scenario("pdmm", data="faces", model="mlp", set={"update": "exact"})), None)
+
+
+@pytest.mark.parametrize("name", VICTIMS)
+def test_nothing_recorded_still_trains(name: str) -> None:
+    recorder = recording.record(recording.plan(scenario(name, wires="none", states=True)), None)
+    assert len(recorder.trace) == 0
+    assert recorder.truth_record.states["w"].shape[0] >= 5

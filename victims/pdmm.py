@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
     from leakaudit.task import Problem
 
-BLOCK, WHOLE = (
-    1 << 18,
-    1 << 22,
-)  # numbers of one state that are worked on together, so that all states of a block stay in cache; not cut below
+# numbers of a tensor that are worked on together, so that they stay in cache
+BLOCK = 1 << 18  # of one state of all nodes
+ROWS = 1 << 16  # of one direction of some wires
+WHOLE = 1 << 22  # states below it are not cut
 
 
 @victim("pdmm")

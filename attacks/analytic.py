@@ -121,8 +121,9 @@ def _whiten(stack: Tensor, leak: GradientLeak) -> Tensor:
     """Give the errors of the rows (m, units, p) unit variance, independent over time."""
     m = len(stack)
     noise = leak.noise[:m].double() if leak.noise is not None else torch.diag(leak.std[:m].double())
-    floor = torch.finfo(torch.float64).eps * stack.square().mean().sqrt() + torch.finfo(torch.float64).tiny
-    root: Tensor = torch.linalg.cholesky(noise @ noise.T + floor**2 * torch.eye(m, dtype=torch.float64))
+    together = noise @ noise.T
+    floor = torch.finfo(torch.float64).eps ** 2 * stack.square().mean() + 1e-14 * together.diagonal().mean() + 1e-300
+    root: Tensor = torch.linalg.cholesky(together + floor * torch.eye(m, dtype=torch.float64))
     white: Tensor = torch.linalg.solve_triangular(root, stack.flatten(1), upper=False)
     return white.reshape(stack.shape)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,8 +60,6 @@ def test_before_snapping_float32_is_above_120_db() -> None:
     """The grid is not needed: without it (levels = 0) the raw recovery stands."""
     plan = recording.plan(faces())
     recorder = recording.record(plan, None)
-    from dataclasses import replace
-
     trace = replace(recorder.trace, task=replace(recorder.trace.task, levels=0))
     found = la.attack(la.leaks(trace), "analytic", generator=torch.Generator().manual_seed(0))
     scores = la.score(found, recorder.truth_record)
@@ -152,3 +151,11 @@ def test_what_it_refuses() -> None:
     leak = planted(mlp(), torch.rand(1, 1, 8, 8), torch.tensor([0]))
     with pytest.raises(la.LeakauditError, match="not fully connected"):
         attack(leak, lenet, generator)
+
+
+def test_gradients_of_zero_fail_in_words() -> None:
+    task, generator = mlp(), torch.Generator().manual_seed(0)
+    leak = planted(task, torch.rand(1, 1, 8, 8), torch.tensor([3]))
+    found = registry.get("attacks", "analytic")()(replace(leak, value=leak.value * 0), task, generator)
+    assert found.certificate is Certificate.FAILED
+    assert "vanish" in found.note

@@ -28,7 +28,8 @@ from leakaudit.registry import attack, param
 if TYPE_CHECKING:
     from leakaudit.task import Task
 
-SCOUT = 10  # L-BFGS steps for each candidate label
+SCOUT = 10  # L-BFGS steps for each candidate label and start
+SCOUTS = 30  # of them, where there are fewer labels; else one start a label
 LABELS = 100  # most candidates
 
 
@@ -45,8 +46,8 @@ class Differential:
     labels: str = param("", "known labels, e.g. 3 or 3,1,4; searched where not given")
     rows: int = param(4, "most consecutive differences that are fitted at once")
     steps: int = param(300, "most L-BFGS steps of 20 iterations, each restart")
-    restarts: int = param(3, "most starting points; the next is tried where one did not fit")
-    goal: float = param(1e-5, "relative residual at which the search stops")
+    restarts: int = param(3, "most starting points; the next is tried where ten times the goal was missed")
+    goal: float = param(3e-5, "relative residual at which the search stops")
     adam_steps: int = param(1200, "most signed-Adam steps where L-BFGS does not fit, 0 for none")
     rate: float = param(0.1, "first signed-Adam step in the data's units")
     tv: float = param(1e-2, "weight of total variation beside the cosine in signed Adam")
@@ -102,15 +103,13 @@ class Differential:
         return objectives.reconstruction("differential", leak, task, target, best.point[0], y, residual, f"{note}features, L-BFGS {best}")
 
     def _by_search(self, leak: GradientLeak, task: Task, target: Target, tried: list[Tensor], generator: Generator) -> Reconstruction:
-        """Rank the labels by a few steps each, fit the best from several starts, and try signed Adam where none fits."""
+        """Rank labels and starts by a few steps each, fit the best, and try signed Adam where none fits."""
         draw = partial(priors.start, task, len(tried[0]), generator, "uniform", torch.float64)
-        first = draw()
-        done = [(y, self._fit(target, task, y, (first,), SCOUT) if len(tried) > 1 else Run((first,))) for y in tried]
-        ranked = sorted(done, key=lambda d: d[1].objective)
-        for k in range(self.restarts):
-            y, scout = ranked[k % len(ranked)]
-            done.append((y, self._fit(target, task, y, scout.point if k < len(ranked) else (draw(),), self.steps)))
-            if done[-1][1].objective <= objectives.FIT**2 or expired():
+        starts = [draw() for _ in range(max(1, min(self.restarts, SCOUTS // len(tried))))]
+        done = [(y, self._fit(target, task, y, (x,), SCOUT)) for y in tried for x in starts]
+        for y, scout in sorted(done, key=lambda d: d[1].objective)[: self.restarts]:
+            done.append((y, self._fit(target, task, y, scout.point, self.steps)))
+            if done[-1][1].objective <= 100 * self._goal(target) or expired():
                 break
         y, best = min(done, key=lambda d: d[1].objective)
         if best.objective > objectives.FIT**2 and self.adam_steps and not expired():
@@ -122,8 +121,11 @@ class Differential:
 
     def _fit(self, target: Target, task: Task, y: Tensor, start: optimise.Point, steps: int) -> Run:
         """L-BFGS on the whole difference."""
-        goal = max(self.goal, target.noise) ** 2
-        return optimise.lbfgs(partial(objectives.l2, target, task, y=y), start, steps, goal, "differential")
+        return optimise.lbfgs(partial(objectives.l2, target, task, y=y), start, steps, self._goal(target), "differential")
+
+    def _goal(self, target: Target) -> float:
+        """Squared residual at which a search stops."""
+        return max(self.goal, target.noise) ** 2
 
     def _signed(self, target: Target, task: Task, y: Tensor, start: Tensor) -> Run:
         """Signed Adam on cosine and total variation; the run's objective is the squared residual, as for L-BFGS."""

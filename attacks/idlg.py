@@ -31,7 +31,7 @@ class Idlg:
 
     steps: int = param(300, "most L-BFGS steps of 20 iterations, each restart")
     restarts: int = param(3, "most starting points; the next is tried where ten times the goal was missed")
-    goal: float = param(1e-5, "relative residual at which the search stops")
+    goal: float = param(3e-5, "relative residual at which the search stops")
     rows: int = param(1, "most gradients of the leak that are fitted at once")
     start: Literal["uniform", "normal"] = param("uniform", "dummy input: uniform in [0, 1], or N(0, 1) as published")
 

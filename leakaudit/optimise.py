@@ -22,7 +22,7 @@ Point = tuple[Tensor, ...]
 SCALE = 1e8  # torch's L-BFGS forgets curvature pairs below 1e-10 in absolute size, so a normalised objective must start large
 PATIENCE = 15  # L-BFGS steps over which the objective must fall ...
 FALLS = 0.03  # ... by this share, else the search has converged
-SHRINK = 0.1  # rate of L-BFGS after a point that was not finite, over the one before
+SHRINK = 0.1  # share of its own step that L-BFGS takes after a point that was not finite, over the one before
 TRIES = 3  # such restarts before it gives up
 STALL = 150  # signed-Adam iterations without an objective lower by ...
 GAIN = 1e-3  # ... this share before the next, smaller rate
@@ -77,8 +77,8 @@ def lbfgs(objective: Objective, start: Point, steps: int, goal: float = 0.0, wha
     """Minimise with L-BFGS, history 100 and a strong Wolfe line search.
 
     steps: at most; one is 20 iterations, torch's default, as in Zhu et al. 2019. goal: an objective that is good enough. It has
-    converged once the objective fell by less than 3 % in 15 steps. Where something is not finite, the search starts again
-    from its best point at a tenth of the rate.
+    converged once the objective fell by less than 3 % in 15 steps. Where something is not finite, the search starts again from
+    its best point with fixed steps, a tenth of L-BFGS's own, then a hundredth.
     """
     best, rate, tries = Run(tuple(t.detach() for t in start)), 1.0, 0
     closure, optimiser, history = _fresh(objective, best, rate)
@@ -150,7 +150,8 @@ def restarted(search: Callable[[Point], Run], draw: Callable[[], Point], restart
 def _fresh(objective: Objective, best: Run, rate: float) -> tuple[_Closure, torch.optim.LBFGS, list[float]]:
     """A search that starts from `best` without memory."""
     closure = _Closure(objective, best)
-    optimiser = torch.optim.LBFGS(closure.x, lr=rate, tolerance_grad=0.0, tolerance_change=0.0, line_search_fn="strong_wolfe")
+    line_search = "strong_wolfe" if rate == 1 else None  # it would lengthen the steps again
+    optimiser = torch.optim.LBFGS(closure.x, lr=rate, tolerance_grad=0.0, tolerance_change=0.0, line_search_fn=line_search)
     return closure, optimiser, []
 
 

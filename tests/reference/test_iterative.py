@@ -1,138 +1,278 @@
-"""Attacks by optimisation on real photographs, from gradients and differences that autograd plants."""
+"""Searches that end, and attacks that reach the strength the field reports, on real photographs."""
 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-import leakaudit as la
-from leakaudit import data, labels, registry
+from leakaudit import data, features, optimise, registry
 from leakaudit.leak import GradientLeak
+from leakaudit.progress import watching
 from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.task import Task
+from leakaudit.trace import TaskSpec
 
-IMAGES = 10
-
-
-def photographs(model: str) -> tuple[la.Task, Tensor, Tensor]:
-    """Ten 32x32 RGB crops of six photographs, and a network that tells the photographs apart."""
-    photos = data.load("photos")
-    return la.Task.build(photos.spec(model), dtype=torch.float64), photos.x[5::17][:IMAGES].double(), photos.y[5::17][:IMAGES]
+D = torch.float64
 
 
-def planted(task: la.Task, x: Tensor, y: Tensor, generator: torch.Generator, rounds: int = 1, step: float = 0.1) -> GradientLeak:
-    """One gradient, or one-step differences along a training that drifts by a tenth of each step, as consensus makes it."""
-    models = [task.init(generator)]
+def rosenbrock(x: Tensor) -> Tensor:
+    return (1 - x[0]).square() + 100 * (x[1] - x[0].square()).square()
+
+
+def test_lbfgs_finds_rosenbrocks_minimum_and_stops_at_its_goal() -> None:
+    start = (torch.tensor([-1.2, 1.0], dtype=D),)
+    run = optimise.lbfgs(rosenbrock, start, 50, goal=1e-20)
+    assert run.ended == "fitted"
+    assert run.steps < 10
+    assert torch.allclose(run.point[0], torch.ones(2, dtype=D), atol=1e-8)
+    assert torch.equal(start[0], torch.tensor([-1.2, 1.0], dtype=D))
+
+
+def test_lbfgs_stops_where_nothing_falls_any_more() -> None:
+    run = optimise.lbfgs(lambda x: 0.5 + rosenbrock(x), (torch.tensor([-1.2, 1.0], dtype=D),), 300)
+    assert run.ended == "converged"
+    assert run.steps <= 2 * optimise.PATIENCE
+    assert run.objective == pytest.approx(0.5, abs=1e-9)
+
+
+def test_lbfgs_returns_from_nan_with_smaller_steps() -> None:
+    """x - log x has its minimum at 1 and a wall of NaN at 0, which steps from far away jump over."""
+    seen: list[bool] = []
+
+    def walled(x: Tensor) -> Tensor:
+        seen.append(bool(x.min() > 0))
+        return (x - x.log()).sum()
+
+    run = optimise.lbfgs(walled, (torch.tensor([50.0, 3.0, 1000.0], dtype=D),), 200)
+    assert not all(seen)
+    assert run.ended == "converged"
+    assert 3 <= run.objective < 3.5
+
+
+@pytest.mark.parametrize("search", ["lbfgs", "adam"])
+def test_an_objective_that_is_nan_everywhere_gives_the_start_back(search: str) -> None:
+    start = (torch.ones(3, dtype=D),)
+
+    def objective(x: Tensor) -> Tensor:
+        return (x * torch.nan).sum()
+
+    run = optimise.lbfgs(objective, start, 50) if search == "lbfgs" else optimise.signed_adam(objective, start, 50, 0.1, torch.relu)
+    assert run.ended == "diverged"
+    assert math.isinf(run.objective)
+    assert torch.equal(run.point[0], start[0])
+
+
+def test_signed_adam_finds_the_corner_of_the_box_and_converges() -> None:
+    target = torch.tensor([0.3, 2.0, -1.0], dtype=D)
+    run = optimise.signed_adam(lambda x: (x - target).square().sum(), (torch.full((3,), 0.5, dtype=D),), 4000, 0.1, lambda x: x.clamp(0, 1))
+    assert torch.allclose(run.point[0], torch.tensor([0.3, 1.0, 0.0], dtype=D), atol=2e-3)
+    assert run.ended == "converged"
+    assert run.steps < 2000
+
+
+def test_a_deadline_ends_every_search_and_progress_is_heard() -> None:
+    heard: list[tuple[str, int, int]] = []
+    with watching(lambda *event: heard.append(event), seconds=0.0):
+        run = optimise.lbfgs(rosenbrock, (torch.tensor([-1.2, 1.0], dtype=D),), 50, what="here")
+        slow = optimise.signed_adam(rosenbrock, (torch.tensor([-1.2, 1.0], dtype=D),), 50, 0.1, torch.relu, what="there")
+        again = optimise.restarted(lambda p: optimise.lbfgs(rosenbrock, p, 50), lambda: (torch.zeros(2, dtype=D),), 9, 0.0)
+    assert (run.ended, slow.ended, again.steps) == ("out of time", "out of time", 1)
+    assert [h for h in heard if h[0] != "L-BFGS"] == [("here", 1, 50), ("there", 1, 50)]
+
+
+def test_restarts_keep_the_best_and_stop_when_it_is_good_enough() -> None:
+    starts = iter([3.0, 1.0, 2.0, 0.0])
+    drawn: list[float] = []
+
+    def draw() -> optimise.Point:
+        drawn.append(next(starts))
+        return (torch.tensor(drawn[-1]),)
+
+    def search(point: optimise.Point) -> optimise.Run:
+        return optimise.Run(point, float(point[0]), steps=10, evaluations=20)
+
+    best = optimise.restarted(search, draw, 3, goal=0.5)
+    assert (best.objective, best.steps, best.evaluations, drawn) == (1.0, 30, 60, [3.0, 1.0, 2.0])
+    assert optimise.restarted(search, lambda: (torch.tensor(0.1),), 3, goal=0.5).steps == 10
+
+
+# --- attacks ----------------------------------------------------------------------------------------------------------
+
+
+def planted(task: Task, x: Tensor, y: Tensor, rounds: int, difference: bool, g: torch.Generator, alpha: float = 0.05) -> GradientLeak:
+    """Gradients along `rounds` training steps with a little drift, by autograd, or their one-step differences."""
+    theta = [task.init(g)]
+    gradients = [task.gradient(theta[0], x, y)]
     for _ in range(rounds - 1):
-        g = task.gradient(models[-1], x, y)
-        drift = torch.randn(g.shape, generator=generator, dtype=g.dtype) * g.norm() / math.sqrt(len(g))
-        models.append(models[-1] - step * (g + 0.1 * drift))
-    one = torch.eye(max(1, rounds - 1), rounds, dtype=torch.float64)
-    combination = one if rounds == 1 else one - one.roll(1, dims=1)
-    value = combination @ torch.stack([task.gradient(w, x, y) for w in models])
-    std = torch.zeros(len(value), dtype=torch.float64)
-    return GradientLeak(0, torch.arange(rounds), combination, value, std, (0, task.layout.size), theta=torch.stack(models), batch=len(x))
+        drift = 0.1 * gradients[-1].norm() / task.layout.size**0.5 * torch.randn(task.layout.size, generator=g, dtype=D)
+        theta.append(theta[-1] - alpha * (gradients[-1] + drift))
+        gradients.append(task.gradient(theta[-1], x, y))
+    rows = torch.eye(rounds, dtype=D)
+    rows = rows[:-1] - rows[1:] if difference else rows
+    value = rows @ torch.stack(gradients)
+    zero = torch.zeros(len(rows), dtype=D)
+    return GradientLeak(0, torch.arange(rounds), rows, value, zero, (0, task.layout.size), theta=torch.stack(theta), batch=len(x))
+
+
+def attacked(name: str, leak: GradientLeak, task: Task, g: torch.Generator, **settings: object) -> Reconstruction:
+    found: Reconstruction = registry.configure(registry.get("attacks", name), settings)(leak, task, g)
+    return found
 
 
 def psnr(found: Reconstruction, x: Tensor) -> float:
-    return -10 * math.log10(max(float((found.x.double() - x).square().mean()), 1e-20))
+    return -10 * math.log10(float((found.x - x).square().mean()) + 1e-30)
 
 
-def attacked(name: str, model: str, rounds: int = 1, step: float = 0.1, **settings: object) -> tuple[list[float], list[Reconstruction]]:
-    """PSNR of each image and what was found."""
-    task, xs, ys = photographs(model)
-    reached, found = [], []
-    for i in range(IMAGES):
-        generator = torch.Generator().manual_seed(i)
-        x, y = xs[i : i + 1], ys[i : i + 1]
-        known = {"labels": str(int(y))} if name == "differential" else {}
-        attack = registry.configure(registry.get("attacks", name), {**known, **settings})
-        found.append(attack(planted(task, x, y, generator, rounds, step), task, generator))
-        reached.append(psnr(found[-1], x))
-    return reached, found
+def tiny(model: str = "lenet", act: str = "sigmoid", classes: int = 4, **more: object) -> tuple[Task, Tensor]:
+    """A small network and real 8x8 pictures: the middles of the photographs' tiles, in gray."""
+    photos = data.load("photos")
+    spec = TaskSpec(model, {"act": act}, shape=(1, 8, 8), classes=classes, mean=(0.5,), std=(0.5,), levels=255, **more)  # type: ignore[arg-type]
+    return Task.build(spec, dtype=D), photos.x[::17, 1:2, 12:20, 12:20].double()
+
+
+@pytest.mark.parametrize(("name", "difference"), [("dlg", False), ("idlg", False), ("differential", True)])
+def test_a_small_smooth_network_gives_picture_and_label_away(name: str, difference: bool) -> None:
+    task, x = tiny()
+    for k in range(2):
+        g, y = torch.Generator().manual_seed(k), torch.tensor([k + 1])
+        found = attacked(name, planted(task, x[k : k + 1], y, 2, difference, g), task, g)
+        assert psnr(found, x[k : k + 1]) > 40
+        assert found.y is not None
+        assert found.y.tolist() == [k + 1]
+        assert found.certificate is Certificate.APPROXIMATE
+        assert found.residual < 1e-3
+        assert "fitted after" in found.note
+
+
+def test_labels_are_searched_where_the_last_layer_is_not_in_the_leak() -> None:
+    task, x = tiny(act="tanh", classes=3)
+    g = torch.Generator().manual_seed(0)
+    leak = planted(task, x[:1], torch.tensor([2]), 2, True, g)
+    first = task.layout.slices["fc.weight"].start
+    part = replace(leak, value=leak.value[:, :first], columns=(0, first))
+    found = attacked("differential", part, task, g)
+    assert found.y is not None
+    assert found.y.tolist() == [2]
+    assert "3 labels tried" in found.note
+    assert psnr(found, x[:1]) > 30
+
+
+def test_two_samples_with_one_class_twice() -> None:
+    task, x = tiny("convnet", "tanh", classes=2)
+    g = torch.Generator().manual_seed(0)
+    leak = planted(task, x[:2], torch.tensor([1, 1]), 3, True, g)
+    found = attacked("differential", leak, task, g)
+    assert found.y is not None
+    assert found.y.tolist() == [1, 1]
+    straight, crossed = (float((found.x - z).square().mean()) for z in (x[:2], x[:2].flip(0)))
+    assert min(straight, crossed) < 1e-3
+
+
+def test_relu_makes_lbfgs_stop_and_features_get_past_it() -> None:
+    """An input 80 dB close leaves a large residual of the difference: units that switch between the models make it jump."""
+    photos = data.load("photos")
+    task = Task.build(photos.spec("convnet"), dtype=D)
+    x, y = photos.x[107:108].double(), photos.y[107:108]
+    leak = planted(task, x, y, 2, True, g := torch.Generator().manual_seed(6), alpha=0.001)
+    from leakaudit import lastlayer, objectives
+
+    target = objectives.target(leak, task, 1, D)
+    near = x + 1e-4 * torch.randn(x.shape, generator=g, dtype=D)
+    assert objectives.misfit(target, task, near, y) > 0.1
+    known = lastlayer.solve(target, task)
+    assert known is not None
+    assert float(features.misfit(task, known, near).detach().sqrt()) < 1e-3
+
+
+@pytest.mark.parametrize(("name", "difference"), [("dlg", False), ("idlg", False), ("inverting", False), ("differential", True)])
+def test_a_leak_that_no_input_explains_ends_in_a_finite_failure(name: str, difference: bool) -> None:
+    task, x = tiny(act="relu")
+    g = torch.Generator().manual_seed(0)
+    leak = planted(task, x[:1], torch.tensor([1]), 2, difference, g)
+    head = task.layout.slices["fc.weight"].start
+    value = torch.cat([torch.randn(len(leak.value), head, generator=g, dtype=D), leak.value[:, head:]], dim=1)
+    settings = {
+        k: v for k, v in {"steps": 30, "adam_steps": 50, "restarts": 1}.items() if k in registry.parameters(registry.get("attacks", name))
+    }
+    found = attacked(name, replace(leak, value=value), task, g, **settings)
+    assert found.certificate is Certificate.FAILED
+    assert found.residual > 0.1
+    assert bool(found.x.isfinite().all())
+    assert bool((found.x >= 0).all() and (found.x <= 1).all())
+
+
+def test_a_float32_wire_is_fitted_to_its_rounding() -> None:
+    task, x = tiny()
+    g = torch.Generator().manual_seed(0)
+    leak = planted(task, x[:1], torch.tensor([3]), 2, True, g)
+    std = 6e-8 * float(leak.value.abs().mean())
+    noisy = replace(leak, value=(leak.value + std * torch.randn(leak.value.shape, generator=g, dtype=D)).float(), std=torch.full((1,), std))
+    found = attacked("differential", noisy, task, g)
+    assert found.certificate is Certificate.APPROXIMATE
+    assert psnr(found, x[:1]) > 40
+
+
+def test_no_step_after_the_time_is_over() -> None:
+    task, x = tiny()
+    g = torch.Generator().manual_seed(0)
+    for name, difference in (("dlg", False), ("idlg", False), ("inverting", False), ("differential", True)):
+        leak = planted(task, x[:1], torch.tensor([1]), 2, difference, g)
+        begun = time.monotonic()
+        with watching(seconds=0.0):
+            found = attacked(name, leak, task, g)
+        assert time.monotonic() - begun < 2
+        assert bool(found.x.isfinite().all())
+
+
+# --- figures of the field, ten real crops each ----------------------------------------------------------------------------
+
+
+def ten_crops(model: str) -> tuple[Task, Tensor, Tensor]:
+    photos = data.load("photos")
+    return Task.build(photos.spec(model), dtype=D), photos.x[5::17][:10].double(), photos.y[5::17][:10]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dlg", "idlg"])
-def test_eight_of_ten_photographs_below_a_thousandth_in_300_steps(name: str) -> None:
-    """LeNet with sigmoid, initialised as Zhu et al. 2019 do; 1e-3 in MSE is 30 dB."""
-    reached, found = attacked(name, "lenet", steps=300, restarts=1, goal=1e-4)
-    assert sum(p > 30 for p in reached) >= 8
-    right = [f.certificate is Certificate.APPROXIMATE for f, p in zip(found, reached, strict=True) if p > 30]
-    assert all(right)
+def test_lenet_gives_eight_of_ten_pictures_within_300_steps(name: str) -> None:
+    task, x, y = ten_crops("lenet")
+    right = labels = 0
+    for k in range(10):
+        g = torch.Generator().manual_seed(k)
+        found = attacked(name, planted(task, x[k : k + 1], y[k : k + 1], 1, False, g), task, g, restarts=1)
+        right += psnr(found, x[k]) > 30
+        labels += found.y is not None and found.y.tolist() == y[k : k + 1].tolist()
+    assert right >= 9
+    assert labels == 10
 
 
 @pytest.mark.slow
-def test_differences_show_as_much_as_gradients_on_lenet() -> None:
-    """Known label, two models one step apart: 20 dB on average at least; the only public implementation reports 5.5."""
-    reached, _ = attacked("differential", "lenet", rounds=2, goal=1e-2)
-    assert sum(reached) / IMAGES >= 20
+def test_one_difference_on_lenet_is_no_worse_than_a_gradient() -> None:
+    task, x, y = ten_crops("lenet")
+    decibels = []
+    for k in range(10):
+        g = torch.Generator().manual_seed(k)
+        leak = planted(task, x[k : k + 1], y[k : k + 1], 2, True, g, alpha=0.1)
+        decibels.append(psnr(attacked("differential", leak, task, g, labels=str(int(y[k])), goal="1e-4"), x[k]))
+    assert sum(decibels) / 10 >= 40
 
 
 @pytest.mark.slow
-def test_differences_of_a_relu_convnet() -> None:
-    """A search that starts from noise reaches about 10 dB; from the last layer's features it is the centralised attack's figure."""
-    reached, _ = attacked("differential", "convnet", rounds=2, step=0.05, goal=1e-2, steps=60)
-    assert sum(reached) / IMAGES >= 24
-
-
-@pytest.mark.slow
-def test_inverting_gradients_on_a_relu_convnet() -> None:
-    """The centralised comparison: 29 dB on average."""
-    reached, _ = attacked("inverting", "convnet")
-    assert sum(reached) / IMAGES >= 24
-
-
-def test_idlg_reads_every_label() -> None:
-    """100 of 100, by the bias and by the weights' rule, on LeNet with sigmoid and on a ReLU network."""
-    photos = data.load("photos")
-    for model in ("lenet", "convnet"):
-        task = la.Task.build(photos.spec(model), dtype=torch.float64)
-        weight, bias = (task.layout.slices[n] for n in task.last_linear or () if n)
-        shape = task.layout.shapes[task.layout.names.index((task.last_linear or ("",))[0])]
-        for i in range(100):
-            generator = torch.Generator().manual_seed(i)
-            x, y = photos.x[i : i + 1].double(), photos.y[i : i + 1]
-            g = task.gradient(task.init(generator), x, y)
-            assert labels.from_bias(g[bias]) == y
-            assert labels.idlg(g[weight].reshape(shape)) == y
-
-
-def test_signs_of_two_samples_are_not_taken_for_one() -> None:
-    task, xs, ys = photographs("convnet")
-    first, second = 0, next(i for i in range(IMAGES) if ys[i] != ys[0])
-    both = torch.stack([xs[first], xs[second]]), torch.stack([ys[first], ys[second]])
-    leak = planted(task, *both, torch.Generator().manual_seed(0))
-    assert labels.from_gradient(leak, task) is None
-
-
-def test_one_difference_settles_label_and_features() -> None:
-    """The last layer alone gives q h^T of both models: label and features to 1e-8, whatever comes before it."""
-    from leakaudit import features, lastlayer, objectives
-
-    for model in ("lenet", "convnet", "mlp"):
-        task, xs, ys = photographs(model)
-        for i in (0, 3):
-            x, y = xs[i : i + 1], ys[i : i + 1]
-            leak = planted(task, x, y, torch.Generator().manual_seed(i), rounds=2, step=0.05)
-            target = objectives.target(leak, task, 1, torch.float64)
-            found = lastlayer.solve(target, task)
-            assert found is not None
-            assert found.label == int(y)
-            for h, w in zip(found.features, found.theta, strict=True):
-                true = features.features(task, w, x)
-                assert ((h - true).norm() / true.norm()).item() < 1e-8
-
-
-def test_not_finite_gradients_end_in_finite_inputs() -> None:
-    """A leak that no input explains: the search ends, says so, and gives no NaN."""
-    task, xs, ys = photographs("convnet")
-    leak = planted(task, xs[:1], ys[:1], torch.Generator().manual_seed(0))
-    wild = replace(leak, value=1e6 * torch.randn(leak.value.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
-    attack = registry.get("attacks", "dlg")(steps=3, restarts=1)
-    found = attack(wild, task, torch.Generator().manual_seed(0))
-    assert found.certificate is Certificate.FAILED
-    assert bool(found.x.isfinite().all())
+def test_one_difference_on_the_relu_convnet_reaches_the_centralised_attack() -> None:
+    """Geiping et al. 2020 on the gradient itself: 29 dB; the field's differential attack: 10.6 dB."""
+    task, x, y = ten_crops("convnet")
+    central, ours = [], []
+    for k in range(10):
+        g = torch.Generator().manual_seed(k)
+        gradient = planted(task, x[k : k + 1], y[k : k + 1], 1, False, g)
+        central.append(psnr(attacked("inverting", gradient, task, g), x[k]))
+        leak = planted(task, x[k : k + 1], y[k : k + 1], 2, True, torch.Generator().manual_seed(k))
+        ours.append(psnr(attacked("differential", leak, task, g, restarts=2), x[k]))
+    assert sum(central) / 10 > 26
+    assert sum(ours) / 10 > sum(central) / 10 - 1
+    assert sorted(ours)[2] > 20

@@ -89,6 +89,7 @@ class View:
         self.layout: Layout = trace.layout
         self.columns: tuple[int, int] = trace.columns
         self.dtype: torch.dtype = trace.dtype
+        self.tensors: frozenset[str] = frozenset(trace.public)
         window = adversary.window or range(trace.rounds + 1)
         self.rounds = range(max(window.start, 0), min(window.stop, trace.rounds + 1))
         self._kinds = {k: i for i, k in enumerate(trace.kinds())}

@@ -43,7 +43,7 @@ class Recorder:
     rounds, messages, rows: what is known of the size (rows: payloads, fewer than messages where one goes to several).
     public: tensors that everybody has. secure_kinds: kinds of messages that travel encrypted.
     truth: whether, or where, the truth is written if any is given; beside the trace by default.
-    private: plain values for the truth's provenance alone. keep_states: keep what `state` is given.
+    private: plain values for the truth's provenance alone. keep_states, keep_curves: keep what `state`, `curve` is given.
     hash: write a sha256 beside each file, None does up to 4 GiB.
     Raises LeakauditError, before anything is created, where the arguments do not fit, the path cannot be
     written or the recording would exceed max_bytes.
@@ -68,6 +68,7 @@ class Recorder:
         id: str | None = None,
         truth: bool | str | os.PathLike[str] = True,
         keep_states: bool = False,
+        keep_curves: bool = False,
         max_bytes: float = 4e9,
         shard_bytes: int = 1 << 30,
         hash: bool | None = None,
@@ -93,6 +94,7 @@ class Recorder:
         beside = tracefile.truth_path(self.path) if truth is True and self.path is not None else None
         self._truth_path = beside if isinstance(truth, bool) else Path(truth)
         self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes, private or {})
+        self.keep_curves = keep_curves
         self._keep_states, self._secure_kinds, self._hash = keep_states, frozenset(secure_kinds), hash
         self._round, self._uncommitted, self._truth_written, self._closed = 0, False, False, False
 
@@ -148,6 +150,11 @@ class Recorder:
         """Keep private vectors of a round, e.g. (N, d), where the recorder was asked to keep states."""
         if self._keep_states:
             self._keeper.state(name, round, value)
+
+    def curve(self, name: str, round: int, value: float) -> None:
+        """Keep a number of a round, e.g. the loss, where the recorder was asked to keep curves."""
+        if self.keep_curves:
+            self._keeper.state(name, round, torch.tensor(value, dtype=torch.float64))
 
     def close(self, complete: bool = True) -> None:
         """End the recording with the round that is under way; complete=False marks it as cut short."""

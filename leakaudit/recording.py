@@ -67,7 +67,7 @@ def plan(scenario: Scenario, *, data_root: Path | None = None, download: bool = 
     """Draw data and graph and build the task. Raises LeakauditError where the scenario cannot run."""
     victim, args = scenario.parts()
     _known(scenario, args)
-    random = generators(scenario.seed, "data", "split", "graph", "model", "run")
+    random = generators(scenario.seed, "data", "split", "graph", "model", "run", "schedule")
     source = data.load(scenario.data, data_root, download, random["data"])
     rows = data.split(source, scenario.nodes, scenario.samples, scenario.split, random["split"])
     task = Task.build(source.spec(scenario.model, args), dtype=getattr(torch, scenario.dtype), device=device, trusted=trusted)
@@ -99,8 +99,9 @@ def record(plan: Plan, path: Path | str | None, max_bytes: int = 4_000_000_000, 
         rows=messages,
         dtype=task.dtype,
         columns=plan.columns,
-        public={"w0": task.init(plan.random["model"])},
+        public={"w0": task.init(plan.random["model"]), **plan.victim.schedule(plan.graph, scenario.rounds, plan.random["schedule"])},
         keep_states=scenario.states,
+        keep_curves=scenario.curves,
         max_bytes=max_bytes,
         private={"scenario": {**asdict(scenario), "set": dict(scenario.set)}, **(private or {})},
     )

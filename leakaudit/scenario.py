@@ -22,7 +22,8 @@ class Scenario:
     """Everything that decides a run.
 
     set: constants of the victim and arguments of the model by name. samples: records a node. wires: ``all``, ``none``,
-    ``node:3`` or ``0-1,1-2``; layers: ``all``, ``first`` or parameter names joined by commas.
+    ``node:3`` or ``0-1,1-2``; layers: ``all``, ``first`` or parameter names joined by commas. states, curves: what the truth
+    keeps beside the data: private vectors, and loss, accuracy, consensus and norms of every round.
     """
 
     victim: str = "pdmm"
@@ -39,6 +40,7 @@ class Scenario:
     wires: str = "all"
     layers: str = "all"
     states: bool = False
+    curves: bool = False
 
     def __post_init__(self) -> None:
         """Check what needs no other file."""

@@ -1,23 +1,42 @@
-"""What a victim is: a protocol that can be run on a problem, and that says what a view of it determines."""
+"""What a victim is: a protocol that can be run on a problem, and that declares its relations and its paper's claims."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from torch import Generator
+from torch import Generator, Tensor
 
-from leakaudit.adversary import View
-from leakaudit.leak import GradientLeak
 from leakaudit.trace import Graph
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
+    from leakaudit.relations import Relations
     from leakaudit.task import Problem
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What a paper promises of its protocol at these constants.
+
+    source: paper and theorem. promise: one sentence. epsilon, delta: of differential privacy, None where it promises none.
+    adjacency: what two neighbouring data sets differ in. std: the noise that the theorem asks for, per coordinate. rounds: up to
+    which it holds. assumes: what the theorem takes for granted.
+    """
+
+    source: str
+    promise: str
+    epsilon: float | None = None
+    delta: float | None = None
+    adjacency: str = ""
+    std: float | None = None
+    rounds: int | None = None
+    assumes: tuple[str, ...] = ()
+
+
 class Victim(Protocol):
-    """A frozen dataclass of the protocol's constants.
+    """A frozen dataclass of the protocol's constants; subclass it.
 
     paper: its source. leaks_what: one sentence for tables. centralised: runs on a star whose server is
     the last node, which holds no data.
@@ -25,18 +44,30 @@ class Victim(Protocol):
 
     paper: ClassVar[str]
     leaks_what: ClassVar[str]
-    centralised: ClassVar[bool]
+    centralised: ClassVar[bool] = False
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Count the messages of a recording of these wires (undirected edges), to size the file before the run."""
 
+    def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
+        """Draw what everybody sees of the run's order, such as who is active when; `run` and `relations` find it among the public tensors."""
+        return {}
+
     def run(
         self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
     ) -> None:
-        """Train for `rounds` rounds and record what travels on `wires`."""
+        """Train for `rounds` rounds and record what travels on `wires`.
 
-    def leaks(self, view: View, node: int, rounds: int) -> list[GradientLeak]:
-        """Return what the view determines of one node's gradients, from at most `rounds` rounds.
-
-        Raises NotDetermined, with the reason, where it determines nothing.
+        Private vectors are offered to `recorder.state` under the names that `relations` gives them, (N, d) a round, so that a
+        declaration can be checked on a run.
         """
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the protocol: every message bears the round, ends and kind with which it is recorded.
+
+        public: tensors of the trace; only a `schedule` is read from them.
+        """
+
+    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+        """Return what the paper promises of this protocol at these constants."""
+        return ()

@@ -5,18 +5,18 @@ McMahan et al. 2017, Algorithm 1, E = 1, B = all. Round t: w down, w_i = w - lr 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Generator
+from torch import Generator, Tensor
 
-from leakaudit.adversary import View
-from leakaudit.leak import GradientLeak
 from leakaudit.registry import param, victim
+from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
-from leakaudit.victims._server import plain_leak, round_trips, train  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victim import Victim
+from leakaudit.victims._server import train  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @victim("fedavg")
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Victim):
     """Local models travel up, their mean travels down."""
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedAvg)"
@@ -44,20 +44,12 @@ class FedAvg:
         """Train; the generator is not used, the run is deterministic given the start."""
         train(problem, graph, rounds, recorder, wires, "up", up=lambda w, g: w - self.lr * g, merge=lambda w, local: local.mean(0))
 
-    def leaks(self, view: View, node: int, rounds: int) -> list[GradientLeak]:
-        """Subtract what went up from what came down."""
-        server, lr = view.graph.nodes - 1, float(view.constant("lr"))
-        taken = round_trips(view, node, rounds, up="up", down="w")
-        models = torch.stack([view.message(t, server, node, "w").double() for t in taken])
-        value = (models - torch.stack([view.message(t, node, server, "up").double() for t in taken])) / lr
-        return [
-            plain_leak(
-                view,
-                node,
-                taken,
-                value,
-                models,
-                amplification=float(models.square().mean().sqrt()) / lr,
-                formula="g(t) = (w(t) - w_i(t)) / lr",
-            )
-        ]
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the clients' steps from the model that came down, and the mean of what comes up."""
+        p, server = Relations(graph), graph.nodes - 1
+        w = p.public("w0")
+        for _ in p.rounds(rounds):
+            down = p.send(server, range(server), w, "w")
+            up = [p.send(i, server, down - decimal(self.lr) * p.grad(i, at=down), "up") for i in range(server)]
+            w = p.state("w", server, eq=sum(up) * Fraction(1, server))
+        return p

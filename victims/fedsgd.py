@@ -5,18 +5,17 @@ McMahan et al. 2017, Algorithm 1 with one full-batch step. Round t: w down, g_i 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Generator
+from torch import Generator, Tensor
 
-from leakaudit.adversary import View
-from leakaudit.leak import GradientLeak
 from leakaudit.registry import param, victim
+from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
-from leakaudit.victims._server import plain_leak, round_trips, train  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victim import Victim
+from leakaudit.victims._server import train  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 @victim("fedsgd")
 @dataclass(frozen=True)
-class FedSGD:
+class FedSGD(Victim):
     """Gradients travel up, the model travels down."""
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedSGD)"
@@ -44,11 +43,12 @@ class FedSGD:
         """Train; the generator is not used, the run is deterministic given the start."""
         train(problem, graph, rounds, recorder, wires, "g", up=lambda w, g: g, merge=lambda w, g: w - self.lr * g.mean(0))
 
-    def leaks(self, view: View, node: int, rounds: int) -> list[GradientLeak]:
-        """Read the gradients off the wire, and the models where the way down is heard."""
-        server = view.graph.nodes - 1
-        taken = round_trips(view, node, rounds, up="g", down=None)
-        down = [view.message(t, server, node, "w").double() for t in taken if view.has(t, server, node, "w")]
-        models = torch.stack(down) if len(down) == len(taken) else None
-        value = torch.stack([view.message(t, node, server, "g").double() for t in taken])
-        return [plain_leak(view, node, taken, value, models, amplification=float(value.square().mean().sqrt()), formula="g(t) is sent")]
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the server's step; client i's gradient is what it sends."""
+        p, server = Relations(graph), graph.nodes - 1
+        w = p.public("w0")
+        for _ in p.rounds(rounds):
+            down = p.send(server, range(server), w, "w")
+            g = [p.send(i, server, p.grad(i, at=down), "g") for i in range(server)]
+            w = p.state("w", server, eq=w - decimal(self.lr) / server * sum(g))
+        return p

@@ -8,21 +8,22 @@ Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2). Every client keeps the s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
-from leakaudit.adversary import View
+from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
-from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
 from leakaudit.prox import prox
 from leakaudit.registry import param, victim
+from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
-from leakaudit.victims._server import plain_leak, round_trips  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @victim("fedsplit")
 @dataclass(frozen=True)
-class FedSplit:
+class FedSplit(Victim):
     """Centralised PDMM with exact or one-gradient-step local updates."""
 
     paper: ClassVar[str] = "Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2)"
@@ -59,6 +60,7 @@ class FedSplit:
         servers, columns = torch.full_like(clients, server), slice(*recorder.columns)
         w = recorder.public["w0"].to(problem.x.device).repeat(server, 1)
         z, weight = w.clone(), torch.full((server, 1), self.rho, dtype=w.dtype, device=w.device)
+        curves = Curves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             if self.update == "exact":
@@ -71,22 +73,25 @@ class FedSplit:
                 recorder.send_many(t, clients, servers, "up").copy_(up[clients, columns])
             w, z = moved, 2 * up.mean(0) - up
             recorder.state("w", t, w)
+            curves.observe(t, w, z=z)
             recorder.end_round(t)
             step("recording", t, rounds)
 
-    def leaks(self, view: View, node: int, rounds: int) -> list[GradientLeak]:
-        """Return rho (z - w+) of exact updates, (w - w+)/alpha - rho (w - z) of a gradient step, w+ = (up + down)/2."""
-        server, rho = view.graph.nodes - 1, float(view.constant("rho"))
-        taken = round_trips(view, node, rounds + 1, up="up", down="down")
-        z = torch.stack([view.message(t, server, node, "down").double() for t in taken])
-        new = (torch.stack([view.message(t, node, server, "up").double() for t in taken]) + z) / 2
-        if view.constant("update") == "exact":
-            value, models, scale, formula = rho * (z - new), new, rho, "g(w(t)) = rho (z(t) - w(t))"
-        else:
-            taken, together = taken[1:], torch.tensor(taken).diff() == 1
-            old, new, z = new[:-1][together], new[1:][together], z[1:][together]
-            taken, scale = torch.tensor(taken)[together].tolist(), 1 / float(view.constant("alpha"))
-            value, models = scale * (old - new) - rho * (old - z), old
-            formula = "g(w(t-1)) = (w(t-1) - w(t)) / alpha - rho (w(t-1) - z(t))"
-        amplification = scale * float(z.square().mean().sqrt())
-        return [plain_leak(view, node, taken, value, models, amplification, formula)]
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare both proximal forms; a client's w moves by half of what travels on its wire."""
+        p, server, rho, alpha = Relations(graph), graph.nodes - 1, decimal(self.rho), decimal(self.alpha)
+        w = dict.fromkeys(range(server), p.public("w0"))
+        z = dict(w)
+        for _ in p.rounds(rounds):
+            up = {}
+            for i in range(server):
+                down = p.send(server, i, z[i], "down")
+                if self.update == "exact":
+                    w[i] = p.state("w", i)
+                    p.relate(rho * w[i], rho * down - p.grad(i, at=w[i]))
+                else:
+                    w[i] = p.state("w", i, eq=w[i] - alpha * (p.grad(i, at=w[i]) + rho * (w[i] - down)))
+                up[i] = p.send(i, server, 2 * w[i] - down, "up")
+            mean = p.state("mean", server, eq=sum(up.values()) * Fraction(1, server))
+            z = {i: p.state("z", server, i, eq=2 * mean - up[i]) for i in up}
+        return p

@@ -12,7 +12,7 @@ S, T move by theta (T - S - 2 rho sum_j w_j) and theta (S - T + 2 rho d_i w_i).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from leakaudit.adversary import View
+from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
-from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
 from leakaudit.prox import prox
 from leakaudit.registry import param, victim
+from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
-from leakaudit.victims._wire import pdmm_leaks  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
@@ -41,7 +41,7 @@ WHOLE = 1 << 22  # states below it are not cut
 
 @victim("pdmm")
 @dataclass(frozen=True)
-class PDMM:
+class PDMM(Victim):
     """PDMM (theta = 1) and ADMM (theta = 1/2) with exact, gradient-step or quadratic local updates."""
 
     paper: ClassVar[str] = "Yu 2023 (TU Delft), Algorithms 1 and 2"
@@ -89,16 +89,49 @@ class PDMM:
     ) -> None:
         """Train; the cost of a round does not grow with wires that nobody records, unless a quantizer acts on each."""
         state = _State(self, problem, graph, recorder, generator, list(wires))
+        curves = Curves(recorder, problem)
         recorder.state("w", 0, state.w)
         for t in range(1, rounds + 1):
             state.advance(t)
             recorder.state("w", t, state.w)
+            curves.observe(t, state.w, s=state.s)
             recorder.end_round(t)
             step("recording", t, rounds)
 
-    def leaks(self, view: View, node: int, rounds: int) -> list[GradientLeak]:
-        """Return gradients where every z of the node is known, else their one-step differences; reads the trace's constants, not self."""
-        return pdmm_leaks(view, node, rounds)
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare both updates; z_{i|j} is held by i, and moves by what arrives."""
+        p, near, cell = Relations(graph), graph.neighbours, self.quantize / 12**0.5
+        rho, theta, alpha, mu = map(decimal, (self.rho, self.theta, self.alpha, self.mu))
+        sign = {(i, j): 1 if i < j else -1 for i, j in graph.arcs}
+        w = dict.fromkeys(range(graph.nodes), p.public("w0"))
+        if self.z0:
+            z = {(j, i): p.secret("z", j, i) for i, j in sign}
+            for i, j in sign:
+                p.send(i, j, z[j, i], "z0", secure=True)
+        else:
+            z = dict.fromkeys(sign, p.public("z0"))
+        for _ in p.rounds(rounds):
+            for i in range(graph.nodes):
+                pull, push = sum(sign[i, j] * z[i, j] for j in near[i]), rho * len(near[i])
+                if self.update == "exact":
+                    new = p.state("w", i)
+                    p.relate(push * new, -(p.grad(i, at=new) + pull))
+                    w[i] = new
+                elif self.update == "quadratic":
+                    w[i] = p.state("w", i, eq=(mu * w[i] - p.grad(i, at=w[i]) - pull) / (mu + push))
+                else:
+                    for k in range(1, self.k_max + 1):
+                        g = p.grad(i, at=w[i], index=None if self.k_max == 1 else k)
+                        w[i] = p.state("w", i, None if k == self.k_max else k, eq=w[i] - alpha * (g + pull + push * w[i]))
+            moved = {}
+            for i, j in sign:
+                change = theta * (z[i, j] - z[j, i] + 2 * rho * sign[i, j] * w[i])
+                if self.differential:
+                    moved[j, i] = p.state("z", j, i, eq=z[j, i] + p.send(i, j, change, "dz", std=cell))
+                else:
+                    moved[j, i] = p.send(i, j, z[j, i] + change, "z", std=cell)
+            z = moved
+        return p
 
 
 class _State:

@@ -65,7 +65,10 @@ def add(verbs: Any) -> None:
         metavar="NAME=VALUE",
         help="a constant of the protocol or an argument of the model; repeatable",
     )
-    sub.add_argument("--states", action="store_const", const=True, default=None, help="keep the nodes' models in the truth file")
+    sub.add_argument("--states", action="store_const", const=True, default=None, help="keep the nodes' private vectors in the truth file")
+    sub.add_argument(
+        "--curves", action="store_const", const=True, default=None, help="keep loss, accuracy, consensus and norms, round by round"
+    )
     sub.add_argument("--trust-model", action="store_true", help="let a model package.module:factory of --scenario run its code")
     sub.add_argument("--dry-run", action="store_true", help="print the scenario and its size, record nothing")
     shared(sub, "seed", "device", "threads", "data_root", "download", "max_bytes")
@@ -100,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.scenario import Scenario
 
     chosen = settings(args)
-    given = {n: getattr(args, n) for n in (*CHOICES, "victim", "states") if getattr(args, n) is not None}
+    given = {n: getattr(args, n) for n in (*CHOICES, "victim", "states", "curves") if getattr(args, n) is not None}
     base = Scenario.from_toml(args.scenario) if args.scenario else Scenario()
     if not args.scenario and not args.victim:
         raise LeakauditError("name a victim (see 'leakaudit list victims') or give --scenario FILE")

@@ -20,7 +20,7 @@ from leakaudit.relations.checks import Residuals, consistent, residuals
 from leakaudit.relations.declare import Relation, Relations
 from leakaudit.relations.determine import Generic, determined, determined_each, explain, generic, is_determined, rank
 from leakaudit.relations.estimate import Estimate, estimate, recorded
-from leakaudit.relations.expression import Expression, Form, Number, Vector, exact
+from leakaudit.relations.expression import Expression, Form, Number, Vector, decimal, exact
 from leakaudit.relations.knowledge import Knowledge, know
 from leakaudit.relations.repeat import later, steady
 
@@ -38,6 +38,7 @@ __all__ = [
     "Vector",
     "account",
     "consistent",
+    "decimal",
     "determined",
     "determined_each",
     "estimate",

@@ -5,16 +5,20 @@ A wrong declaration is the one silent failure of this engine: everything else is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.relations.declare import Relations
+from leakaudit.relations.declare import Relation, Relations
 from leakaudit.relations.expression import Expression, Vector
 from leakaudit.relations.modular import PRIMES, eliminate, rational, residue
+
+CHANNEL = 4.0  # standard deviations of a channel's own error that a message may miss by
 
 
 def consistent(declared: Relations) -> None:
@@ -56,9 +60,15 @@ class _Value:
     size: float
 
 
-def residuals(declared: Relations, fetch: Callable[[Vector], Tensor | None], tolerance: float) -> Residuals:
+def residuals(
+    declared: Relations,
+    fetch: Callable[[Vector], Tensor | None],
+    tolerance: float,
+    gradient: Callable[[Vector, Tensor], Tensor] | None = None,
+) -> Residuals:
     """Check every relation, in the order of declaration, on recorded vectors (c,); fetch returns None for one that is not recorded.
 
+    gradient: takes a gradient that is not recorded, at the model (c,) where the declaration says that it was taken.
     Raises LeakauditError that names the first relation whose residual exceeds the tolerance.
     """
     values: dict[int, _Value] = {}
@@ -67,22 +77,39 @@ def residuals(declared: Relations, fetch: Callable[[Vector], Tensor | None], tol
             values[k] = _Value(value.double(), float(value.double().norm()))
     worst, checked, skipped = 0.0, 0, 0
     for relation in declared.relations:
+        if gradient is not None:
+            _take(declared, relation, values, gradient)
         missing = [k for k in relation.terms if k not in values]
         if len(missing) > 1 or len(missing) == len(relation.terms):
             skipped += 1
             continue
-        parts = [(values[k], float(v)) for k, v in relation.terms.items() if k in values]
-        total = torch.stack([p.value * v for p, v in parts]).sum(0)
-        size = max(p.size * abs(v) for p, v in parts)
+        known = {k: v for k, v in relation.terms.items() if k in values}
+        total = _sum(known, values)
         if missing:
             scale = -float(relation.terms[missing[0]])
-            values[missing[0]] = _Value(total / scale, size / abs(scale))
+            values[missing[0]] = _Value(total.value / scale, total.size / abs(scale))
             continue
-        error = float(total.norm()) / size if size else 0.0
-        if not error <= tolerance:
+        error = float(total.value.norm()) / total.size if total.size else 0.0
+        channel = max(abs(float(v)) * declared.vectors[k].std for k, v in known.items() if declared.vectors[k].kind != "noise")
+        allowed = tolerance + (CHANNEL * channel * math.sqrt(len(total.value)) / total.size if total.size else 0.0)
+        if not error <= allowed:
             raise LeakauditError(
-                f"round {relation.round}: the relation {relation.text} misses by {error:.1e} of its terms (allowed {tolerance:.1e}); "
+                f"round {relation.round}: the relation {relation.text} misses by {error:.1e} of its terms (allowed {allowed:.1e}); "
                 "the declaration does not describe this run"
             )
         worst, checked = max(worst, error), checked + 1
     return Residuals(worst, checked, skipped)
+
+
+def _take(declared: Relations, relation: Relation, values: dict[int, _Value], gradient: Callable[[Vector, Tensor], Tensor]) -> None:
+    """Put the gradients of a relation among the values, where the models are known at which they were taken."""
+    for k in relation.terms:
+        at = declared.points[k].at.terms if k in declared.points and k not in values else {}
+        if at and all(m in values for m in at):
+            taken = gradient(declared.vectors[k], _sum(at, values).value).double()
+            values[k] = _Value(taken, float(taken.norm()))
+
+
+def _sum(terms: Mapping[int, Fraction], values: Mapping[int, _Value]) -> _Value:
+    total = torch.stack([values[k].value * float(v) for k, v in terms.items()]).sum(0)
+    return _Value(total, max(values[k].size * abs(float(v)) for k, v in terms.items()))

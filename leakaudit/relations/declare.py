@@ -52,6 +52,7 @@ class Relations:
         self.relations: list[Relation] = []
         self.points: dict[int, Point] = {}
         self.opaques: dict[int, tuple[Expression, ...]] = {}
+        self.sent: dict[int, int] = {}  # message -> the relation that says what it holds
         self._places: dict[tuple[object, ...], int] = {}
         self._ended = False
 
@@ -129,6 +130,7 @@ class Relations:
         if not isinstance(expr, Expression):
             raise LeakauditError(f"{what} is the number {expr!r}; send a vector")
         m = self._new("message", name, src, index, std=std, dst=to, secure=secure)
+        self.sent[m.vector] = len(self.relations)
         self.relate(m, expr)
         return m
 

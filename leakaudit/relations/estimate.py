@@ -5,7 +5,6 @@ min |B'r|^2 subject to F'r = c; weights -K'r, standard deviation |B'r|, the same
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from leakaudit.adversary import View
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.expression import Expression, Vector
-from leakaudit.relations.kkt import Array, System, solve, spanning, system
+from leakaudit.relations.kkt import Array, Rounding, System, channel_errors, solve, spanning, system
 from leakaudit.relations.knowledge import Knowledge
 
 FLOOR = 1e-6  # of the loudest noise: quieter rounding would leave the weights of redundant messages to chance
@@ -54,17 +53,18 @@ class Estimate:
         return out
 
 
-def estimate(knowledge: Knowledge, combinations: Sequence[Expression], *, rounding: float = 1e-7) -> Estimate:
+def estimate(knowledge: Knowledge, combinations: Sequence[Expression], *, rounding: Rounding = 1e-7) -> Estimate:
     """Return the best linear unbiased estimate of every combination of unknown vectors.
 
-    rounding: standard deviation of the rounding of a recorded message, such as 3e-8 times its size in float32. It picks, among
-    formulas that are equal in exact arithmetic, the best conditioned one. Raises LeakauditError for a combination that is not
+    rounding: standard deviation of the rounding of a recorded message, such as 3e-8 times its size in float32, for all or by
+    message name. It picks, among formulas that are equal in exact arithmetic, the best conditioned one. Raises LeakauditError for a combination that is not
     determined even up to noise.
     """
-    if rounding < 0:
-        raise LeakauditError(f"rounding: expected a standard deviation >= 0, got {rounding}")
-    loudest = max((knowledge.declared.vectors[k].std for k in knowledge.noise), default=rounding) or 1.0
-    s = system(knowledge, max(rounding, FLOOR * loudest))
+    sizes = [rounding] if isinstance(rounding, int | float) else list(rounding.values())
+    if min(sizes, default=0.0) < 0:
+        raise LeakauditError(f"rounding: expected a standard deviation >= 0, got {min(sizes)}")
+    loudest = max((knowledge.declared.vectors[k].std for k in knowledge.noise), default=max(sizes, default=0.0)) or 1.0
+    s = system(knowledge, rounding, FLOOR * loudest)
     wanted = np.zeros((len(s.columns), len(combinations)))
     for at, combination in enumerate(combinations):
         for k, v in combination.terms.items():
@@ -88,19 +88,23 @@ def estimate(knowledge: Knowledge, combinations: Sequence[Expression], *, roundi
     )
 
 
-def _true(knowledge: Knowledge, s: System, rounding: float) -> Array:
+def _true(knowledge: Knowledge, s: System, rounding: Rounding) -> Array:
     """Return, per column of B, what its standard deviation is over what it was solved with."""
-    own, vectors = len(knowledge.noise), knowledge.declared.vectors
-    errors = np.array([math.hypot(rounding, vectors[k].std) / s.std[k] for k in s.noisy[own:]])
-    return np.concatenate([np.ones(own), errors])
+    own, errors = len(knowledge.noise), channel_errors(knowledge, rounding)
+    return np.array([1.0] * own + [errors.get(k, 0.0) / s.std[k] for k in s.noisy[own:]])
 
 
 def recorded(view: View) -> Fetch:
-    """Return how a declared vector is read from a recorded trace: a message by (round, src, dst, name), a public tensor by name."""
+    """Return how a declared vector is read from a recorded trace: a message by (round, src, dst, name), a public vector by name.
+
+    A public vector that is a constant of the protocol, such as z0 = 0, has it in every coordinate.
+    """
 
     def fetch(vector: Vector) -> Tensor:
         if vector.kind == "public":
-            return view.public(vector.name)
+            if vector.name in view.tensors:
+                return view.public(vector.name)[slice(*view.columns)]
+            return torch.full((view.columns[1] - view.columns[0],), float(view.constant(vector.name)), dtype=torch.float64)
         if vector.kind != "message" or vector.owner is None:
             raise LeakauditError(f"{vector.label} is not recorded in a trace; build the knowledge with own=False")
         heard = vector.dst if vector.dst is not None else tuple(j for j in range(view.graph.nodes) if j != vector.owner)

@@ -39,6 +39,11 @@ def exact(value: Number) -> Fraction:
     return near
 
 
+def decimal(value: float) -> Fraction:
+    """Return a protocol's constant as the decimal number that was written: 0.05 is 1/20, and no float is too long."""
+    return Fraction(repr(float(value)))
+
+
 @dataclass(frozen=True)
 class Vector:
     """One vector of the model's length that a protocol names.

@@ -9,9 +9,10 @@ delta and ridge only pick one of many equal solutions (gauge freedom); the steps
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import scipy.sparse as sp
@@ -23,6 +24,7 @@ from leakaudit.relations.knowledge import Knowledge
 from leakaudit.relations.modular import PRIMES, independent, residue
 
 Array = NDArray[np.float64]
+Rounding: TypeAlias = float | Mapping[str, float]  # standard deviation of a recorded message's rounding, or one by message name
 DELTA, RIDGE = 1e-16, 1e-16  # with the largest noise scaled to 1
 REFINE, ROUNDING = 2, 1e-12  # steps of refinement, and the error that needs none
 GAP, UNUSABLE = 1e-6, 1e-3  # relative gap of primal and dual: where the basis is asked for, where nothing is returned
@@ -47,15 +49,14 @@ class System:
     std: dict[int, float]
 
 
-def system(knowledge: Knowledge, rounding: float) -> System:
-    """Build F, B and K; every known message gets an error of std hypot(rounding, its own)."""
+def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> System:
+    """Build F, B and K; a message that is known has an error of std hypot(rounding, its own), another one its own."""
     vectors = knowledge.declared.vectors
     known = tuple(sorted(knowledge.used & knowledge.known))
     flat = _columns(knowledge, knowledge.flat)
     own = _columns(knowledge, knowledge.noise) @ sp.diags_array([vectors[k].std for k in knowledge.noise], dtype=float)
-    errors = {k: float(np.hypot(rounding, vectors[k].std)) for k in known if vectors[k].kind == "message"}
-    errors = {k: e for k, e in errors.items() if e}
-    channel = _columns(knowledge, list(errors)) @ sp.diags_array(list(errors.values()), dtype=float)
+    errors = channel_errors(knowledge, rounding, floor)
+    channel = _channel(knowledge, errors)
     noise = sp.hstack([own, channel], format="csr")
     columns = {k: j for j, k in enumerate(knowledge.flat)}
     return System(flat, noise, _columns(knowledge, list(known)), columns, known, (*knowledge.noise, *errors), errors)
@@ -67,6 +68,24 @@ def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
     prime = PRIMES[0]
     rows = ({k: residue(v, prime) for k, v in r.terms.items() if k in at} for r in knowledge.relations)
     return np.array(sorted(at[k] for k in independent(rows, among, prime)), dtype=np.int64)
+
+
+def channel_errors(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> dict[int, float]:
+    """Return the error of every message in use that has one: its own, and where it is known its rounding, at least `floor`."""
+    vectors, errors = knowledge.declared.vectors, dict[int, float]()
+    for k in sorted(knowledge.used):
+        if (v := vectors[k]).kind == "message":
+            known = rounding if isinstance(rounding, int | float) else rounding.get(v.name, 0.0)
+            errors[k] = math.hypot(max(known, floor) if k in knowledge.known else 0.0, v.std)
+    return {k: e for k, e in errors.items() if e}
+
+
+def _channel(knowledge: Knowledge, errors: dict[int, float]) -> Any:
+    """Return the columns of these errors: an error stands where its message is made; what uses the message uses it as it came."""
+    rows = {r: at for at, r in enumerate(knowledge.rows)}
+    entries = [(rows[r], at, e) for at, (k, e) in enumerate(errors.items()) if (r := knowledge.declared.sent[k]) in rows]
+    row, column, value = zip(*entries, strict=True) if entries else ((), (), ())
+    return sp.csr_array((np.array(value, float), (np.array(row, int), np.array(column, int))), shape=(len(knowledge.rows), len(errors)))
 
 
 def _columns(knowledge: Knowledge, places: list[int]) -> Any:

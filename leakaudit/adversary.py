@@ -115,6 +115,15 @@ class View:
             raise LeakauditError(f"this adversary does not know {name!r}; it knows {sorted(self.adversary.knows)}")
         return where[name]
 
+    @cached_property
+    def channels(self) -> frozenset[tuple[int, int, str]]:
+        """All (src, dst, kind) of which anything is heard."""
+        names, n, found = list(self._kinds), self.graph.nodes + 1, set[tuple[int, int, str]]()
+        for keys, _ in self._index:
+            some = np.unique(keys % (len(names) * n * n))
+            found |= {(int(k) // n % n, int(k) % n - 1, names[int(k) // n // n]) for k in some}
+        return frozenset(found)
+
     def has(self, round: int, src: int, dst: int, kind: str) -> bool:
         """Whether this message was sent and is heard."""
         return self._find(round, src, dst, kind) is not None

@@ -10,8 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Generator
 
-from leakaudit import registry
+from leakaudit import registry, values
 from leakaudit.adversary import Adversary
+from leakaudit.deduction import Deduction
 from leakaudit.errors import AttackError, LeakauditError, NotDetermined
 from leakaudit.leak import GradientLeak, Leaks
 from leakaudit.progress import expired
@@ -21,7 +22,7 @@ from leakaudit.task import Task
 from leakaudit.trace import Trace
 from leakaudit.tracefile import load, load_truth
 
-__all__ = ["attack", "attack_one", "in_order", "leaks", "load", "load_truth", "score", "targets"]
+__all__ = ["attack", "attack_one", "deduce", "in_order", "leaks", "load", "load_truth", "score", "targets"]
 
 MEMORY = 64_000_000  # bytes of one leak's values
 
@@ -32,18 +33,21 @@ def leaks(trace: Trace, adversary: Adversary | None = None, nodes: Iterable[int]
     nodes: whose, all but the adversary's own by default. rounds: how many at most, as many as 64 MB hold by default.
     Raises LeakauditError for a node that is not there or a message that holds NaN.
     """
-    adversary = adversary or Adversary()
-    view, count = adversary.view(trace), trace.graph.nodes
-    victim = registry.configure(registry.get("victims", trace.protocol), {})
+    return deduce(Deduction(trace, adversary or Adversary()), nodes, rounds)
+
+
+def deduce(heard: Deduction, nodes: Iterable[int] | None = None, rounds: int | None = None) -> Leaks:
+    """Do what `leaks` does, for a deduction that is kept for several calls."""
+    trace = heard.trace
     if rounds is None:
         rounds = max(4, min(64, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
     found: list[GradientLeak] = []
     reasons: dict[int, str] = {}
-    for node in targets(trace, adversary) if nodes is None else nodes:
-        if not 0 <= node < count:
-            raise LeakauditError(f"there is no node {node}: the trace has nodes 0 to {count - 1}")
+    for node in targets(trace, heard.view.adversary) if nodes is None else nodes:
+        if not 0 <= node < trace.graph.nodes:
+            raise LeakauditError(f"there is no node {node}: the trace has nodes 0 to {trace.graph.nodes - 1}")
         try:
-            found += victim.leaks(view, node, rounds)
+            found.append(values.leak(heard, heard.of(node, rounds)))
         except NotDetermined as e:
             reasons[node] = str(e)
     return Leaks(trace.task, tuple(found), reasons)

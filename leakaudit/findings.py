@@ -24,6 +24,7 @@ def finding(leak: GradientLeak, found: Reconstruction, score: Score, images: Map
             "rounds": {"first": int(leak.rounds.min()), "last": int(leak.rounds.max()), "count": len(leak.rounds)},
             "rows": len(leak.combination),
             "formula": leak.formula,
+            "scope": leak.scope,
             "std": finite(float(leak.std.max())),
         },
         "certificate": {"name": found.certificate.name, "sentence": found.certificate.value},

@@ -41,6 +41,7 @@ class GradientLeak:
     inner: int = 1
     adversary: str = "eavesdropper"
     formula: str = ""
+    scope: str = ""
 
     def __post_init__(self) -> None:
         """Check that the shapes agree."""

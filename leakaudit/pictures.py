@@ -20,7 +20,7 @@ from leakaudit.wording import clean
 
 TILE = 104  # pixels that the longer side of a picture gets, about
 _GAP, _NEAR, _MARGIN, _LINE, _LEFT, _NARROW = 14, 6, 28, 17, 92, 84
-_PAPER, _INK, _QUIET, _EDGE, _EMPTY = "#fbfbf9", "#1f2328", "#6b7280", "#d5d8dc", "#eceef0"
+PAPER, INK, QUIET, EDGE, EMPTY = "#fbfbf9", "#1f2328", "#6b7280", "#d5d8dc", "#eceef0"
 _WORDS = {"exact": "#b42318", "approximate": "#9a5b00", "failed": "#6b7280"}
 
 
@@ -74,13 +74,13 @@ def grid(pairs: Sequence[Pair], *, title: str = "", columns: int = 10, limit: in
         height=max(s[1] for s in sizes),
         head=2 * _LINE if title else 0,
     )
-    page = Image.new("RGB", layout.page(foot=_LINE if len(pairs) > limit else 0), _PAPER)
+    page = Image.new("RGB", layout.page(foot=_LINE if len(pairs) > limit else 0), PAPER)
     draw = ImageDraw.Draw(page)
-    _say(draw, (_MARGIN, _MARGIN), _fit(title, page.width - 2 * _MARGIN, 15), 15, _INK, "lt")
+    say(draw, (_MARGIN, _MARGIN), _fit(title, page.width - 2 * _MARGIN, 15), 15, INK, "lt")
     for i, (pair, both) in enumerate(zip(pairs, tiles, strict=False)):
         _column(page, draw, layout, i, pair, [both[row] for row in layout.rows])
     if len(pairs) > limit:
-        _say(draw, (_MARGIN, page.height - _MARGIN), f"{limit} of {len(pairs)} images shown", 12, _QUIET, "lb")
+        say(draw, (_MARGIN, page.height - _MARGIN), f"{limit} of {len(pairs)} images shown", 12, QUIET, "lb")
     return page
 
 
@@ -122,28 +122,29 @@ def _column(
     """Draw one column: the node, its images, their PSNR and certificate, and names of the rows at the left edge."""
     left, top = layout.at(i)
     middle = left + layout.width / 2
-    _say(draw, (middle, top), f"node {pair.node}", 12, _INK)
+    say(draw, (middle, top), f"node {pair.node}", 12, INK)
     top += _LINE + 3
     for row, image in zip(layout.rows, images, strict=True):
         centre = top + layout.height / 2
         if i % layout.wide == 0:
-            _say(draw, (_MARGIN, centre), ("original", "reconstruction")[row], 12, _QUIET, "lm")
+            say(draw, (_MARGIN, centre), ("original", "reconstruction")[row], 12, QUIET, "lm")
         if image is None:
-            draw.rectangle((left, top, left + layout.width - 1, top + layout.height - 1), fill=_EMPTY)
-            _say(draw, (middle, centre), "not recovered", 12, _QUIET, "mm")
+            draw.rectangle((left, top, left + layout.width - 1, top + layout.height - 1), fill=EMPTY)
+            say(draw, (middle, centre), "not recovered", 12, QUIET, "mm")
         else:
             x, y = left + (layout.width - image.width) // 2, top + (layout.height - image.height) // 2
-            draw.rectangle((x - 1, y - 1, x + image.width, y + image.height), outline=_EDGE)
+            draw.rectangle((x - 1, y - 1, x + image.width, y + image.height), outline=EDGE)
             page.paste(image, (x, y))
         top += layout.height + _NEAR
     if pair.psnr is not None:
-        _say(draw, (middle, top), f"{pair.psnr:.1f} dB", 12, _INK)
+        say(draw, (middle, top), f"{pair.psnr:.1f} dB", 12, INK)
         top += _LINE - 2
     if pair.found is not None:
-        _say(draw, (middle, top), pair.certificate, 11, _WORDS.get(pair.certificate, _QUIET))
+        say(draw, (middle, top), pair.certificate, 11, _WORDS.get(pair.certificate, QUIET))
 
 
-def _say(draw: ImageDraw.ImageDraw, at: tuple[float, float], text: str, size: int, colour: str, anchor: str = "ma") -> None:
+def say(draw: ImageDraw.ImageDraw, at: tuple[float, float], text: str, size: int, colour: str, anchor: str = "ma") -> None:
+    """Write one line at a place."""
     draw.text(at, text, fill=colour, font=ImageFont.load_default(size=size), anchor=anchor)
 
 

@@ -41,7 +41,7 @@ _SCORES = {
     "not_recovered": int,
     "matched": [(int, None)],
 }
-_LEAK = {"kind": str, "rounds": {"first": int, "last": int, "count": int}, "rows": int, "formula": str, "std": _NUMBER}
+_LEAK = {"kind": str, "rounds": {"first": int, "last": int, "count": int}, "rows": int, "formula": str, "scope?": str, "std": _NUMBER}
 _FINDING = {
     "node": int,
     "adversary": str,

@@ -15,6 +15,7 @@ import torch
 from leakaudit import api, findings, lpips_weights, pictures, provenance, registry, results, scoring, tracefile
 from leakaudit.adversary import Adversary
 from leakaudit.atomic import replacing
+from leakaudit.deduction import Deduction
 from leakaudit.errors import LeakauditError
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step, watching
@@ -120,6 +121,7 @@ def _attack_nodes(trace: Trace, task: Task, options: Options) -> _Found:
     """Attack node after node, so that one node's leak is in memory at a time; the time left is shared by the nodes left."""
     nodes = api.targets(trace, options.adversary) if options.nodes is None else options.nodes
     found, end = _Found(), time.monotonic() + options.max_seconds
+    heard = Deduction(trace, options.adversary)
     try:
         for k, node in enumerate(nodes):
             step("nodes", k, len(nodes))
@@ -128,7 +130,7 @@ def _attack_nodes(trace: Trace, task: Task, options: Options) -> _Found:
                 found.late.append(node)
                 continue
             with watching(seconds=share):
-                leaks = api.leaks(trace, options.adversary, [node], options.rounds)
+                leaks = api.deduce(heard, [node], options.rounds)
                 found.reasons |= leaks.undetermined
                 for leak in leaks:
                     seed = np.random.SeedSequence([options.seed, node]).generate_state(1, np.uint64)[0] >> 1

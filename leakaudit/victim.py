@@ -39,18 +39,20 @@ class Victim(Protocol):
     """A frozen dataclass of the protocol's constants; subclass it.
 
     paper: its source. leaks_what: one sentence for tables. centralised: runs on a star whose server is
-    the last node, which holds no data.
+    the last node, which holds no data. stationary: every round, after the first few, has the same relations, so that a few
+    rounds of `relations` stand for all.
     """
 
     paper: ClassVar[str]
     leaks_what: ClassVar[str]
     centralised: ClassVar[bool] = False
+    stationary: ClassVar[bool] = False
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Count the messages of a recording of these wires (undirected edges), to size the file before the run."""
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
-        """Draw what everybody sees of the run's order, such as who is active when; `run` and `relations` find it among the public tensors."""
+        """Draw what everybody sees of the run's order, such as who is active when, for `run` and `relations` to find among public."""
         return {}
 
     def run(

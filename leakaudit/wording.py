@@ -61,6 +61,11 @@ def by_reason(entries: Sequence[Finding], key: str) -> list[str]:
     return [f"node{'s' if len(who) > 1 else ''} {', '.join(map(str, who))}: {reason}" for reason, who in nodes.items()]
 
 
+def scopes(findings: Sequence[Finding]) -> list[str]:
+    """Say, nodes together, on what part of what is heard their leaks rest."""
+    return by_reason([{"node": f["node"], "scope": f["leak"].get("scope", "")} for f in findings], "scope")
+
+
 def provenance(results: Mapping[str, Json]) -> list[tuple[str, str]]:
     """Name and value of everything needed to repeat the run, cleaned, not escaped."""
     p, trace = results["provenance"], results["trace"]

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from leakaudit.registry import renderer
 from leakaudit.trace import Json
-from leakaudit.wording import LIMITS, by_reason, clean, provenance, table
+from leakaudit.wording import LIMITS, by_reason, clean, provenance, scopes, table
 
 
 @renderer("markdown")
@@ -50,4 +50,4 @@ def _notes(findings: Sequence[Mapping[str, Json]]) -> str:
     meant = {f["certificate"]["name"].lower(): f["certificate"]["sentence"] for f in findings}
     said = [f"certificate {name}: {sentence}" for name, sentence in meant.items()]
     formulas = dict.fromkeys(f"{f['leak']['kind']} got by: {f['leak']['formula']}" for f in findings if f["leak"]["formula"])
-    return _list([*said, *formulas, *by_reason(findings, "note")])
+    return _list([*said, *formulas, *scopes(findings), *by_reason(findings, "note")])

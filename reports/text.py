@@ -13,7 +13,7 @@ from rich.text import Text
 
 from leakaudit.registry import renderer
 from leakaudit.trace import Json
-from leakaudit.wording import LIMITS, by_reason, clean, table
+from leakaudit.wording import LIMITS, by_reason, clean, scopes, table
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
 _ROOM = 110  # columns of a terminal below which these are left out, so that no word is broken
@@ -38,6 +38,7 @@ def _parts(results: Mapping[str, Json], wide: bool) -> RenderableType:
     failed = [f for f in results["findings"] if f["certificate"]["name"] == "FAILED"]
     parts += [Text(line) for line in by_reason(failed, "note")]
     parts += [Text(f"not determined: {line}") for line in by_reason(results["undetermined"], "reason")]
+    parts += [Text(line) for line in scopes(results["findings"])]
     return Group(*parts, Text(LIMITS[0], style="dim"))
 
 

@@ -29,6 +29,7 @@ class FedSGD(Victim):
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedSGD)"
     leaks_what: ClassVar[str] = "every gradient, as it is sent"
+    stationary: ClassVar[bool] = True
     centralised: ClassVar[bool] = True
 
     lr: float = param(0.1, "step size of the server", "eta")

@@ -37,6 +37,7 @@ class FedSplit(Victim):
 
     paper: ClassVar[str] = "Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2)"
     leaks_what: ClassVar[str] = "every gradient, rho (z_{s|i} - w_i)"
+    stationary: ClassVar[bool] = True
     centralised: ClassVar[bool] = True
 
     rho: float = param(0.4, "penalty of disagreement", "rho")

@@ -46,6 +46,7 @@ class PDMM(Victim):
 
     paper: ClassVar[str] = "Yu 2023 (TU Delft), Algorithms 1 and 2"
     leaks_what: ClassVar[str] = "every one-step gradient difference; every gradient where z^0 is known or messages are plain"
+    stationary: ClassVar[bool] = True
     centralised: ClassVar[bool] = False
 
     rho: float = param(0.4, "penalty of disagreement", "rho")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leakaudit.cli import say, settings, shared, trust
+from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
 from leakaudit.errors import LeakauditError
 
@@ -28,15 +29,7 @@ def add(verbs: Any) -> None:
     )
     sub.add_argument("trace", type=Path, help="trace file or folder")
     sub.add_argument("--truth", default="auto", metavar="FILE", help="truth to score against: a file, auto (beside the trace) or none")
-    sub.add_argument(
-        "--as",
-        dest="adversary",
-        default="eavesdropper",
-        metavar="WHO",
-        help="eavesdropper, node:3, nodes:3,5, edges:0-1,1-0, or several joined by '+'",
-    )
-    sub.add_argument("--rounds", metavar="A:B", help="rounds that are heard, B excluded")
-    sub.add_argument("--knows", metavar="NAMES", help="constants and public tensors that are known, e.g. rho,theta (default all)")
+    listening(sub)
     sub.add_argument("--node", type=int, action="append", help="node to attack; repeatable (default all)")
     sub.add_argument(
         "--attack", default="auto", metavar="NAME", help="see 'leakaudit list attacks' (default auto: the strongest that fits)"
@@ -55,13 +48,12 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Attack, write the results, print them; 130 where interrupted."""
     from leakaudit import console, registry
-    from leakaudit.adversary import Adversary
     from leakaudit.run import Options, attack_file
 
     chosen = settings(args)
     renderers = {name: registry.get("reports", name) for name in args.format or ["text"]}
     options = Options(
-        adversary=Adversary.parse(args.adversary, window(args.rounds), frozenset(args.knows.split(",")) if args.knows else "all"),
+        adversary=listener(args),
         nodes=None if args.node is None else tuple(args.node),
         attack=args.attack,
         settings=pairs(args.set),
@@ -91,19 +83,6 @@ def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> Non
     if name == "text" and sys.stdout.isatty():
         fit = {"width": shutil.get_terminal_size().columns, "color": "NO_COLOR" not in os.environ}
     sys.stdout.write(render(results, **fit).rstrip("\n") + "\n")
-
-
-def window(text: str | None) -> range | None:
-    """Read A:B, A: or :B as rounds A to B - 1."""
-    if text is None:
-        return None
-    first, colon, last = text.partition(":")
-    if not colon or not all(part.isdecimal() or not part for part in (first, last)):
-        raise LeakauditError(f"--rounds: expected A:B, got {text!r}")
-    rounds = range(int(first or 0), int(last) if last else sys.maxsize)
-    if not rounds:
-        raise LeakauditError(f"--rounds: {text!r} holds no round")
-    return rounds
 
 
 def _dry(path: Path, options: Options) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli import say, settings, shared, trust
 
 
 def add(verbs: Any) -> None:
@@ -22,6 +22,11 @@ def add(verbs: Any) -> None:
         sub.add_argument("trace", type=Path, help="trace file or folder")
         sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
     verify.add_argument("--write", action="store_true", help="write the sha256 file where the trace has none")
+    verify.add_argument(
+        "--relations", action="store_true", help="check the protocol's declared relations on the run's private states (record --states)"
+    )
+    verify.add_argument("--truth", type=Path, metavar="FILE", help="truth with the states (default: the one beside the trace)")
+    verify.add_argument("--trust-model", action="store_true", help="allow a trace's package.module:factory to run that code")
     convert = actions.add_parser("convert", help="between .pt, a folder of shards, .npz and .safetensors")
     convert.add_argument("source", type=Path)
     convert.add_argument("target", help="a name that ends in .pt, .npz, .safetensors, or in / for a folder")
@@ -47,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
             facts = traceinfo.verify(args.trace)
             if args.write and facts["sha256"] is None:
                 facts["sha256"] = tracefile.write_sidecar(args.trace)
+            if args.relations:
+                facts["relations"] = _relations(args.trace, args.truth, args.trust_model)
     if args.format == "json":
         sys.stdout.write(json.dumps(facts, indent=2) + "\n")
     else:
@@ -54,3 +61,15 @@ def run(args: argparse.Namespace) -> int:
         for key, value in facts.items():
             sys.stdout.write(f"{key:{width}}  {value if isinstance(value, str) else json.dumps(value)}\n")
     return 0
+
+
+def _relations(path: Path, truth: Path | None, trusted: bool) -> dict[str, Any]:
+    """Check the declaration on the run; the worst residual is relative to the terms of its relation."""
+    from dataclasses import asdict
+
+    from leakaudit import declared, tracefile
+    from leakaudit.task import Task
+
+    trace = tracefile.load(path)
+    known = tracefile.load_truth(tracefile.truth_path(path) if truth is None else truth)
+    return asdict(declared.check(trace, known, Task.build(trace.task, dtype=trace.dtype, trusted=trust(trusted))))

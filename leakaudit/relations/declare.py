@@ -6,12 +6,13 @@ sum_c E[r, c] u_c = 0).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 from leakaudit.errors import LeakauditError, suggest
-from leakaudit.relations.expression import Expression, Form, Kind, Vector
+from leakaudit.relations.expression import LAWS, Expression, Form, Kind, Law, Vector
 from leakaudit.trace import Graph
 
 
@@ -76,11 +77,17 @@ class Relations:
         self.points[g.vector] = Point(at, len(self.relations))
         return g
 
-    def noise(self, name: str, std: float, owner: int, index: int | None = None) -> Expression:
-        """Return fresh Gaussian noise of standard deviation std per coordinate; use the vector twice where one draw is used twice."""
-        if not std > 0:
-            raise LeakauditError(f"noise {name!r} of node {owner}: expected std > 0, got {std!r}; leave the noise out where there is none")
-        return self._new("noise", name, owner, index, std=float(std))
+    def noise(self, name: str, std: float, owner: int, index: int | None = None, *, law: Law = "gaussian") -> Expression:
+        """Return fresh noise of standard deviation std per coordinate; use the vector twice where one draw is used twice.
+
+        law: what it is drawn from, with mean 0. Estimates need its std alone; `account` prices Gaussian noise and refuses the others.
+        """
+        what = f"noise {name!r} of node {owner}"
+        if not 0 < std < math.inf:
+            raise LeakauditError(f"{what}: expected std > 0 and finite, got {std!r}; leave the noise out where there is none")
+        if law not in LAWS:
+            raise LeakauditError(f"{what}: expected a law among {', '.join(LAWS)}, got {law!r}")
+        return self._new("noise", name, owner, index, std=float(std), law=law)
 
     def public(self, name: str, index: int | None = None) -> Expression:
         """Return a vector that everybody has."""
@@ -158,6 +165,14 @@ class Relations:
         """Return the place of the vector that has this one's name, owner, round and index, None where there is none."""
         return self._places.get(self._key(vector))
 
+    def adopt(self, vector: Vector) -> int:
+        """Return the place of a vector of another declaration, and add it where it is not there."""
+        place = self.place(vector)
+        if place is None:
+            place = self._places[self._key(vector)] = len(self.vectors)
+            self.vectors.append(vector)
+        return place
+
     def select(self, kind: Kind | None = None, owner: int | None = None, name: str | None = None) -> list[Expression]:
         """Return all vectors of a kind, an owner and a name, in the order of declaration."""
         return [
@@ -188,8 +203,9 @@ class Relations:
         std: float = 0.0,
         dst: tuple[int, ...] | None = None,
         secure: bool = False,
+        law: Law = "gaussian",
     ) -> Expression:
-        vector = Vector(kind, name, None if owner is None else self._node(owner), self.round, index, std, dst, secure)
+        vector = Vector(kind, name, None if owner is None else self._node(owner), self.round, index, std, dst, secure, law)
         if self.place(vector) is not None:
             raise LeakauditError(f"{vector.label} is declared twice; reuse the first, or tell them apart by name or index=")
         self._places[self._key(vector)] = len(self.vectors)

@@ -16,7 +16,7 @@ import torch
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.expression import Expression
 from leakaudit.relations.knowledge import Knowledge
-from leakaudit.relations.modular import PRIMES, Row, echelon, eliminate, minimal_span, rational, residue
+from leakaudit.relations.modular import PRIMES, Row, echelon, eliminate, minimal_span, normal, rational, residue, subtract
 
 Basis: TypeAlias = Literal["span", "echelon"]
 Key = TypeVar("Key", bound=Hashable)
@@ -48,6 +48,19 @@ def determined_each(
 def rank(knowledge: Knowledge, targets: Sequence[Expression], *, up_to_noise: bool = False) -> int:
     """Return the number of independent combinations of the targets that are determined."""
     return len(_left(knowledge, {0: [t.vector for t in targets]}, up_to_noise, PRIMES[0])[0])
+
+
+def basis(combinations: Sequence[Expression]) -> list[Expression]:
+    """Return those combinations, in order, that the ones before do not already give."""
+    prime, pivots, kept = PRIMES[0], dict[int, Row](), list[Expression]()
+    for combination in combinations:
+        row = {k: residue(v, prime) for k, v in combination.terms.items()}
+        while row and (column := min(row)) in pivots:
+            row = subtract(row, pivots[column], column, prime)
+        if row:
+            pivots[min(row)] = normal(row, min(row), prime)
+            kept.append(combination)
+    return kept
 
 
 def explain(knowledge: Knowledge, combination: Expression, *, up_to_noise: bool = False) -> Expression | None:

@@ -5,8 +5,9 @@ min |B'r|^2 subject to F'r = c; weights -K'r, standard deviation |B'r|, the same
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from leakaudit.relations.expression import Expression, Vector
 from leakaudit.relations.kkt import Array, Rounding, System, channel_errors, solve, spanning, system
 from leakaudit.relations.knowledge import Knowledge
 
+NOTHING = 1e-14  # change of a weight, relative to the largest of its row, that is none
 FLOOR = 1e-6  # of the loudest noise: quieter rounding would leave the weights of redundant messages to chance
 Fetch = Callable[[Vector], Tensor]
 
@@ -28,7 +30,7 @@ class Estimate:
 
     vectors: (k) known vectors. weights: (m, k). std: (m,) noise per coordinate, rounding included. noise: (m, q), the error of the
     estimates is ``noise @ e`` with e of unit variance. amplification: (m,) std of the estimate per unit of independent error in
-    every message.
+    every message. miss: (m,) Euclidean norm of what rounding leaves of the unknown vectors' weights, which should be nothing.
     """
 
     combinations: tuple[Expression, ...]
@@ -37,28 +39,61 @@ class Estimate:
     std: Array
     noise: Array
     amplification: Array
+    miss: Array
 
     def apply(self, fetch: Fetch) -> Tensor:
-        """Return the estimates (m, c) in float64; every vector (c,) is fetched once and added to the rows that need it."""
-        used = [k for k in range(len(self.vectors)) if self.weights[:, k].any()]
+        """Return the estimates (m, c) in float64; every vector (c,) is fetched once, in the order of rounds.
+
+        Weights that stay the same from some round on are applied to running sums: sum_t a_t x_t = sum_t (a_t - a_{t+1}) X_t with
+        X_t = x_1 + ... + x_t, so an absolute value that needs all past messages costs as much as a difference.
+        """
         out: Tensor | None = None
-        for k in used:
+        sums: dict[Vector, Tensor] = {}
+        weights, running = _on_sums(self.vectors, self.weights)
+        used = np.flatnonzero(weights.any(axis=0))
+        for k in sorted(range(len(self.vectors)), key=lambda k: self.vectors[k].round):
+            channel = _channel(self.vectors[k])
+            if k not in used and channel not in running:
+                continue
             value = fetch(self.vectors[k])
             if out is None:
-                out = torch.zeros(len(self.weights), value.shape[-1], dtype=torch.float64, device=value.device)
-            for row in self.weights[:, k].nonzero()[0]:
-                out[row].add_(value, alpha=float(self.weights[row, k]))
+                out = torch.zeros(len(weights), value.shape[-1], dtype=torch.float64, device=value.device)
+            if channel in running:
+                value = sums[channel] = sums[channel].add_(value) if channel in sums else value.to(torch.float64, copy=True)
+            for row in weights[:, k].nonzero()[0]:
+                out[row].add_(value, alpha=float(weights[row, k]))
         if out is None:
             raise LeakauditError("the estimate uses no message: the combination is zero")
         return out
+
+
+def _channel(vector: Vector) -> Vector:
+    """What the messages of one kind on one wire have in common."""
+    return replace(vector, round=0)
+
+
+def _on_sums(vectors: tuple[Vector, ...], weights: Array) -> tuple[Array, frozenset[Vector]]:
+    """Return the weights (m, k), and the channels whose weights act on running sums, which are those where that takes fewer."""
+    order = defaultdict[Vector, list[int]](list)
+    for k in sorted(range(len(vectors)), key=lambda k: vectors[k].round):
+        order[_channel(vectors[k])].append(k)
+    weights, running = weights.copy(), set[Vector]()
+    limit = NOTHING * np.abs(weights).max(axis=1, keepdims=True, initial=0)
+    for channel, ks in order.items():
+        steps = weights[:, ks] - np.pad(weights[:, ks[1:]], ((0, 0), (0, 1)))
+        steps[np.abs(steps) <= limit] = 0
+        if 2 * np.count_nonzero(steps) < np.count_nonzero(weights[:, ks]):
+            weights[:, ks] = steps
+            running.add(channel)
+    return weights, frozenset(running)
 
 
 def estimate(knowledge: Knowledge, combinations: Sequence[Expression], *, rounding: Rounding = 1e-7) -> Estimate:
     """Return the best linear unbiased estimate of every combination of unknown vectors.
 
     rounding: standard deviation of the rounding of a recorded message, such as 3e-8 times its size in float32, for all or by
-    message name. It picks, among formulas that are equal in exact arithmetic, the best conditioned one. Raises LeakauditError for a combination that is not
-    determined even up to noise.
+    message name. It picks, among formulas that are equal in exact arithmetic, the best conditioned one.
+    Raises LeakauditError for a combination that is not determined even up to noise.
     """
     sizes = [rounding] if isinstance(rounding, int | float) else list(rounding.values())
     if min(sizes, default=0.0) < 0:
@@ -75,7 +110,7 @@ def estimate(knowledge: Knowledge, combinations: Sequence[Expression], *, roundi
     nothing = np.zeros((s.flat.shape[0], len(combinations)))
     _, r = solve(s.noise / scale, s.flat, wanted, nothing, lambda: spanning(knowledge, knowledge.flat))
     weights, noise = -(s.seen.T @ r).T, (s.noise.T @ r).T * _true(knowledge, s, rounding)
-    weights[np.abs(weights) < 1e-12 * np.abs(weights).max(axis=1, keepdims=True, initial=0)] = 0
+    weights[np.abs(weights) < NOTHING * np.abs(weights).max(axis=1, keepdims=True, initial=0)] = 0
     used, loud = weights.any(axis=0), noise.any(axis=0)
     sent = np.array([knowledge.declared.vectors[k].kind == "message" for k in s.known], bool)
     return Estimate(
@@ -85,6 +120,7 @@ def estimate(knowledge: Knowledge, combinations: Sequence[Expression], *, roundi
         std=np.linalg.norm(noise, axis=1),
         noise=noise[:, loud],
         amplification=np.linalg.norm(weights[:, sent], axis=1),
+        miss=np.linalg.norm(s.flat.T @ r - wanted, axis=0),
     )
 
 

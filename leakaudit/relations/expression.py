@@ -6,11 +6,13 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from leakaudit.errors import LeakauditError
 
 Kind: TypeAlias = Literal["secret", "gradient", "state", "noise", "public", "message"]
+Law: TypeAlias = Literal["gaussian", "laplace", "uniform", "truncated_laplace", "truncated_gaussian"]
+LAWS: tuple[str, ...] = get_args(Law)
 Number: TypeAlias = int | float | str | Fraction
 LARGEST_DENOMINATOR = 10**5
 
@@ -50,7 +52,7 @@ class Vector:
 
     owner: the node that holds it, None for nobody in particular. index: tells apart vectors of one name, owner and round, such as
     z_{i|j} by j. std: of noise, or of the error that a channel adds to a message, per coordinate.
-    dst: who receives a message, None for everybody. secure: a tap does not read it.
+    dst: who receives a message, None for everybody. secure: a tap does not read it. law: of noise.
     """
 
     kind: Kind
@@ -61,6 +63,7 @@ class Vector:
     std: float = 0.0
     dst: tuple[int, ...] | None = None
     secure: bool = False
+    law: Law = "gaussian"
 
     @property
     def label(self) -> str:
@@ -112,7 +115,15 @@ class Expression:
 
     def __sub__(self, other: Form) -> Expression:
         """Difference."""
-        return self + (-other)
+        if not isinstance(other, Expression) or other.home is not self.home:
+            return self + (-other)
+        terms = dict(self.terms)
+        for k, v in other.terms.items():
+            if total := terms[k] - v if k in terms else -v:
+                terms[k] = total
+            else:
+                del terms[k]
+        return Expression(self.home, terms)
 
     def __rsub__(self, other: Form) -> Expression:
         """``0 - self``."""

@@ -26,7 +26,7 @@ from leakaudit.relations.modular import PRIMES, independent, residue
 Array = NDArray[np.float64]
 Rounding: TypeAlias = float | Mapping[str, float]  # standard deviation of a recorded message's rounding, or one by message name
 DELTA, RIDGE = 1e-16, 1e-16  # with the largest noise scaled to 1
-REFINE, ROUNDING = 2, 1e-12  # steps of refinement, and the error that needs none
+REFINE, ROUNDING = 6, 1e-15  # steps of refinement at most, and the error that needs none
 GAP, UNUSABLE = 1e-6, 1e-3  # relative gap of primal and dual: where the basis is asked for, where nothing is returned
 MISSED, NOTHING = 1e-6, 1e-12  # error of the constraints; an energy that counts as none
 
@@ -83,7 +83,7 @@ def channel_errors(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0)
 def _channel(knowledge: Knowledge, errors: dict[int, float]) -> Any:
     """Return the columns of these errors: an error stands where its message is made; what uses the message uses it as it came."""
     rows = {r: at for at, r in enumerate(knowledge.rows)}
-    entries = [(rows[r], at, e) for at, (k, e) in enumerate(errors.items()) if (r := knowledge.declared.sent[k]) in rows]
+    entries = [(rows[r], at, e) for at, (k, e) in enumerate(errors.items()) if (r := knowledge.declared.sent.get(k)) in rows]
     row, column, value = zip(*entries, strict=True) if entries else ((), (), ())
     return sp.csr_array((np.array(value, float), (np.array(row, int), np.array(column, int))), shape=(len(knowledge.rows), len(errors)))
 

@@ -1,28 +1,40 @@
-"""One set of weights for many rounds: where a protocol does the same every round, its formulas do too (docs/relations.md, reuse)."""
+"""A declaration made longer: where every round has the same relations, more rounds are copies (docs/relations.md, reuse)."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 
 from leakaudit.errors import LeakauditError
-from leakaudit.relations.declare import Relations
+from leakaudit.relations.declare import Point, Relation, Relations
 from leakaudit.relations.estimate import Estimate
 from leakaudit.relations.expression import Expression, Vector
 
-_Shape = frozenset[tuple[object, ...]]
 
+def steady(declared: Relations, most: int | None = None) -> range:
+    """Return the last rounds of a declaration, `most` of them at most, that all hold the same relations, moved in time.
 
-def steady(declared: Relations) -> range:
-    """Return the last rounds of a declaration that all hold the same relations, moved in time; vectors of round 0 stay."""
-    shapes = defaultdict[int, set[_Shape]](set)
+    Vectors of round 0 stay where they are.
+    """
+    rows = defaultdict[int, list[Relation]](list)
     for r in declared.relations:
-        terms = ((declared.vectors[k], c) for k, c in r.terms.items())
-        shapes[r.round].add(frozenset((_moved(v, -r.round), v.name, v.owner, v.index, v.dst, v.std, c) for v, c in terms))
+        rows[r.round].append(r)
     first = last = declared.round
-    while first > 1 and shapes[first - 1] == shapes[last]:
+    shape = _shape(declared, rows[last])
+    while first > 1 and (most is None or last - first + 1 < most) and _shape(declared, rows[first - 1]) == shape:
         first -= 1
     return range(first, last + 1) if last else range(0)
+
+
+def _shape(declared: Relations, rows: Iterable[Relation]) -> set[frozenset[tuple[object, ...]]]:
+    """Return the relations of a round without their time."""
+    shape = set[frozenset[tuple[object, ...]]]()
+    for r in rows:
+        terms = ((declared.vectors[k], c) for k, c in r.terms.items())
+        shape.add(frozenset((_moved(v, -r.round), v.name, v.owner, v.index, v.dst, v.std, c) for v, c in terms))
+    return shape
 
 
 def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:
@@ -38,13 +50,58 @@ def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:
     return replace(estimate, vectors=vectors, combinations=combinations)
 
 
+def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range) -> Relations:
+    """Return some relations (places) of a declaration for other rounds: its own, then copies of its last round but one.
+
+    same: its `steady` rounds. rounds: those that are wanted; where they begin after the steady ones do, all are copies, and nothing
+    is said of what was before. Raises LeakauditError where the declaration has no three steady rounds.
+    """
+    last = declared.round - 1
+    if len(same) < 3:
+        raise LeakauditError("extend: the last three rounds of this declaration are not alike; declare all rounds that are needed")
+    by_round = defaultdict[int, list[int]](list)
+    for r in sorted(rows):
+        by_round[declared.relations[r].round].append(r)
+    longer = Relations(declared.graph)
+    late = rounds.start > same.start
+    for t in range(rounds.start if late else 0, rounds.stop):
+        like = last if late else min(t, last)
+        for r in by_round[like]:
+            _copy(declared, r, t - like, longer)
+    longer.round = rounds.stop - 1
+    return longer
+
+
+def _copy(declared: Relations, row: int, by: int, to: Relations) -> None:
+    """Add one relation, moved by some rounds, and what is known of the vectors in it."""
+    relation = declared.relations[row]
+
+    def moved(form: Mapping[int, Fraction]) -> dict[int, Fraction]:
+        return {to.adopt(_later(declared.vectors[k], by)): v for k, v in form.items()}
+
+    for k in relation.terms:
+        if k in declared.points and (place := to.adopt(_later(declared.vectors[k], by))) not in to.points:
+            to.points[place] = Point(Expression(to.vectors, moved(declared.points[k].at.terms)), len(to.relations))
+        if declared.sent.get(k) == row:
+            to.sent[to.adopt(_later(declared.vectors[k], by))] = len(to.relations)
+        if k in declared.opaques:
+            parts = (Expression(to.vectors, moved(part.terms)) for part in declared.opaques[k])
+            to.opaques[to.adopt(_later(declared.vectors[k], by))] = tuple(parts)
+    terms = moved(relation.terms)
+    to.relations.append(Relation(terms, relation.round + by, Expression(to.vectors, terms), 0))
+
+
+def _later(vector: Vector, by: int) -> Vector:
+    """Return the vector of the same name, `by` rounds later; those of round 0 stay."""
+    return replace(vector, round=vector.round + by) if vector.round and by else vector
+
+
 def _moved(vector: Vector, by: int) -> tuple[str, int]:
     return (vector.kind, vector.round + by) if vector.round else ("start", 0)
 
 
 def _place(declared: Relations, vector: Vector, by: int) -> int:
-    wanted = replace(vector, round=vector.round + by) if vector.round else vector
-    place = declared.place(wanted)
+    place = declared.place(_later(vector, by))
     if place is None:
-        raise LeakauditError(f"{wanted.label} is not declared; the estimate cannot be moved by {by} rounds")
+        raise LeakauditError(f"{_later(vector, by).label} is not declared; the estimate cannot be moved by {by} rounds")
     return place

@@ -74,10 +74,10 @@ def test_known_start_or_plain_messages_give_every_gradient_and_the_models(theta:
     plan, trace, truth = recorded(theta=theta, update=update, **how)
     for leak in la.leaks(trace):
         assert leak.kind == "gradient"
-        assert error(plan, truth, leak) < 1e-12
+        assert error(plan, truth, leak) < 5e-12
         true = torch.stack([truth.states["w"][t, leak.node] for t in leak.rounds.tolist()])
         assert leak.theta is not None
-        assert torch.allclose(leak.theta, true, rtol=0, atol=1e-13)
+        assert torch.allclose(leak.theta, true, rtol=0, atol=1e-12)
 
 
 def test_a_curious_neighbour_adds_the_models_and_all_of_them_the_gradients() -> None:
@@ -94,10 +94,17 @@ def test_a_curious_neighbour_adds_the_models_and_all_of_them_the_gradients() -> 
     assert error(plan, truth, every) < 1e-12
 
 
-def test_a_deaf_wire_and_an_unknown_constant_are_said() -> None:
-    _, trace, _ = recorded()
+def test_a_deaf_wire_is_made_up_for_by_the_others() -> None:
+    plan, trace, truth = recorded(rounds=10)
     arcs = frozenset(a for a in trace.graph.arcs if a != (0, trace.graph.neighbours[0][0]))
-    leaks = la.leaks(trace, la.Adversary(hears=arcs), [0])
+    (leak,) = la.leaks(trace, la.Adversary(hears=arcs), [0])
+    assert error(plan, truth, leak) < 1e-9
+    assert leak.scope.startswith("lower bound")
+
+
+def test_too_few_wires_and_an_unknown_constant_are_said() -> None:
+    _, trace, _ = recorded()
+    leaks = la.leaks(trace, la.Adversary(hears=frozenset({(0, trace.graph.neighbours[0][0])})), [0])
     assert not len(leaks)
     assert "not heard" in leaks.undetermined[0]
     with pytest.raises(la.LeakauditError, match="does not know 'alpha'"):
@@ -179,9 +186,9 @@ def test_two_step_identities_of_inexact_updates(theta: float, update: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("victim", "settings", "shift"), [("fedsgd", {}, -1), ("fedavg", {}, -1), ("fedsplit", {}, -1), ("fedsplit", {"update": "exact"}, 0)]
+    ("victim", "settings", "shift"), [("fedsgd", {}, -1), ("fedavg", {}, -1), ("fedsplit", {}, 0), ("fedsplit", {"update": "exact"}, 0)]
 )
-@pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-13), ("float32", 5e-6)])
+@pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-12), ("float32", 5e-6)])
 def test_protocols_with_a_server_give_every_gradient(victim: str, settings: dict[str, Any], shift: int, dtype: str, limit: float) -> None:
     plan, trace, truth = recorded(victim, dtype, **settings)
     leaks = la.leaks(trace)

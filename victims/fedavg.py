@@ -1,6 +1,7 @@
-"""FedAvg with one local step: clients send models to a server, which averages them.
+"""FedAvg: clients train the server's model for some steps and send it back; the server averages.
 
-McMahan et al. 2017, Algorithm 1, E = 1, B = all. Round t: w down, w_i = w - lr grad f_i(w) up, w <- mean_i w_i.
+McMahan et al. 2017, Algorithm 1. Round t: w down; E epochs of w_i <- (1 - lr decay) w_i - lr g_i(w_i; mini-batch) over one random
+split into mini-batches; w_i up; w <- mean_i w_i. All clients hold equally many records: the paper's weighted mean is the plain one.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
+import torch
 from torch import Generator, Tensor
 
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
 from leakaudit.registry import param, victim
-from leakaudit.relations import Relations, decimal
+from leakaudit.relations import Relations
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._server import train  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import LocalSteps, Steps, above, least  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
@@ -29,10 +34,31 @@ class FedAvg(Victim):
     """Local models travel up, their mean travels down."""
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedAvg)"
-    leaks_what: ClassVar[str] = "every gradient, (w - w_i) / lr"
+    leaks_what: ClassVar[str] = "every gradient, (w - w_i) / lr; of several local steps their weighted sum"
     centralised: ClassVar[bool] = True
 
     lr: float = param(0.1, "local step size", "eta")
+    epochs: int = param(1, "passes over a client's records a round", "E")
+    batch: int = param(0, "records of a step, 0 for all", "B")
+    decay: float = param(0.0, "weight decay of the local steps", "lambda")
+    samples: int = param(0, "records of a client; a recording fills it in")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        above("fedavg", lr=self.lr, epochs=self.epochs)
+        least("fedavg", batch=self.batch, decay=self.decay, samples=self.samples)
+
+    def steps(self, samples: int) -> Steps:
+        """Return the local steps of a round."""
+        if self.batch and not samples:
+            raise LeakauditError(f"fedavg: batch={self.batch} needs samples=…, the records of a client, to know how many steps a round has")
+        count = -(-samples // min(self.batch, samples)) if self.batch else 1
+        return Steps(self.lr, self.epochs * count, self.batch, decay=self.decay)
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations."""
+        return True
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One down and one up a wire and round."""
@@ -41,15 +67,29 @@ class FedAvg(Victim):
     def run(
         self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
     ) -> None:
-        """Train; the generator is not used, the run is deterministic given the start."""
-        train(problem, graph, rounds, recorder, wires, "up", up=lambda w, g: w - self.lr * g, merge=lambda w, local: local.mean(0))
+        """Train; the generator draws the order of the mini-batches."""
+        clients, server = [i for i, _ in wires], graph.nodes - 1
+        w, curves = recorder.public["w0"].to(problem.x.device), Curves(recorder, problem)
+        local = LocalSteps(self.steps(problem.samples), problem, recorder, generator)
+        recorder.state("w", 0, w.expand(server, -1))
+        for t in range(1, rounds + 1):
+            sent = local(t, w.repeat(server, 1))
+            if clients:
+                recorder.send(t, server, clients, "w", w)
+                rows = recorder.send_many(t, torch.tensor(clients), torch.full((len(clients),), server), "up")
+                rows.copy_(sent[clients][:, slice(*recorder.columns)])
+            w = sent.mean(0)
+            recorder.state("w", t, w.expand(server, -1))
+            curves.observe(t, w[None])
+            recorder.end_round(t)
+            step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the clients' steps from the model that came down, and the mean of what comes up."""
-        p, server = Relations(graph), graph.nodes - 1
+        p, server, steps = Relations(graph), graph.nodes - 1, self.steps(self.samples)
         w = p.public("w0")
         for _ in p.rounds(rounds):
             down = p.send(server, range(server), w, "w")
-            up = [p.send(i, server, down - decimal(self.lr) * p.grad(i, at=down), "up") for i in range(server)]
+            up = [p.send(i, server, steps.declare(p, i, down), "up") for i in range(server)]
             w = p.state("w", server, eq=sum(up) * Fraction(1, server))
         return p

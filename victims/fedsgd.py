@@ -29,10 +29,14 @@ class FedSGD(Victim):
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedSGD)"
     leaks_what: ClassVar[str] = "every gradient, as it is sent"
-    stationary: ClassVar[bool] = True
     centralised: ClassVar[bool] = True
 
     lr: float = param(0.1, "step size of the server", "eta")
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations."""
+        return True
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One down and one up a wire and round."""

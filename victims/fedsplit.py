@@ -37,7 +37,6 @@ class FedSplit(Victim):
 
     paper: ClassVar[str] = "Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2)"
     leaks_what: ClassVar[str] = "every gradient, rho (z_{s|i} - w_i)"
-    stationary: ClassVar[bool] = True
     centralised: ClassVar[bool] = True
 
     rho: float = param(0.4, "penalty of disagreement", "rho")
@@ -48,6 +47,11 @@ class FedSplit(Victim):
         """Check the ranges."""
         if self.rho <= 0 or self.alpha <= 0:
             raise LeakauditError(f"fedsplit: expected rho > 0 and alpha > 0, got {self.rho} and {self.alpha}")
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations."""
+        return True
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One down and one up a wire and round."""

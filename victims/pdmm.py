@@ -46,7 +46,6 @@ class PDMM(Victim):
 
     paper: ClassVar[str] = "Yu 2023 (TU Delft), Algorithms 1 and 2"
     leaks_what: ClassVar[str] = "every one-step gradient difference; every gradient where z^0 is known or messages are plain"
-    stationary: ClassVar[bool] = True
     centralised: ClassVar[bool] = False
 
     rho: float = param(0.4, "penalty of disagreement", "rho")
@@ -73,6 +72,11 @@ class PDMM(Victim):
             and self.quantize >= 0
         ):
             raise LeakauditError("pdmm: expected 0 < theta <= 1, rho, alpha, mu > 0, k_max >= 1, z0 >= 0 and quantize >= 0")
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations."""
+        return True
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two a wire and round, and two that exchange z^0."""

@@ -1,0 +1,40 @@
+"""What EXTRA and NIDS share: private starts, an l1 prox, noise that fades."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.victims._local import common, normal  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+class Released:
+    """Adds noise of standard deviation sigma fade^t, which is offered to the recorder as ``xi``."""
+
+    def __init__(self, sigma: float, fade: float, recorder: Recorder, generator: Generator) -> None:
+        self.sigma, self.fade, self.recorder, self.generator = sigma, fade, recorder, generator
+
+    def __call__(self, t: int, value: Tensor) -> Tensor:
+        """Return value (N, d) with the noise of round t."""
+        if not self.sigma:
+            return value
+        noise = normal(value, self.sigma * self.fade**t, self.generator)
+        self.recorder.state("xi", t, noise)
+        return value + noise
+
+
+def start(problem: Problem, recorder: Recorder, generator: Generator, spread: float) -> Tensor:
+    """Return the start models (N, d): the common one, plus private normal vectors of standard deviation `spread`."""
+    w = common(recorder, problem)
+    return w + normal(w, spread, generator) if spread else w
+
+
+def shrink(v: Tensor, by: float | Tensor) -> Tensor:
+    """Return the prox of ``by |.|_1``: every coordinate moved towards zero by at most `by`."""
+    return v if isinstance(by, float) and by == 0 else v.sign() * torch.clamp(v.abs() - by, min=0)

@@ -1,0 +1,122 @@
+"""CHOCO-SGD: gossip over compressed differences to public copies xh of the models.
+
+Koloskova, Stich and Jaggi 2019, Algorithm 2, with Metropolis weights; xh = 0 at the start:
+
+    h_i <- w_i - alpha g_i(w_i)        q_i = Q(h_i - xh_i)        xh_i <- xh_i + q_i        w_i <- h_i + gamma sum_j W_ij (xh_j - xh_i)
+
+q travels. Q keeps the largest coordinates (top), as many at random (random), rounds to multiples of a cell (quantize), or does nothing
+(none). What it leaves out, r = h - xh - q, is zero wherever a coordinate was kept, and everybody sees where that is: between two such
+rounds of a coordinate the sum of its gradients follows exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.registry import param, victim
+from leakaudit.relations import Form, Relations, decimal
+from leakaudit.trace import Graph
+from leakaudit.victim import Victim
+from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import LocalSteps, Steps, above, common, everybody, least  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+@victim("choco")
+@dataclass(frozen=True)
+class Choco(Victim):
+    """Decentralised gradient descent whose messages are compressed."""
+
+    paper: ClassVar[str] = "Koloskova, Stich and Jaggi 2019, Algorithm 2 (CHOCO-SGD)"
+    leaks_what: ClassVar[str] = (
+        "on every coordinate, sums of gradients between two rounds that send it; quantized: every gradient to the cell"
+    )
+    centralised: ClassVar[bool] = False
+
+    alpha: float = param(0.1, "step size", "eta")
+    slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
+    gamma: float = param(0.2, "consensus step", "gamma")
+    compress: Literal["top", "random", "quantize", "none"] = param("top", "what Q does", "Q")
+    share: float = param(0.2, "part of the coordinates that top and random keep, at least one", "k / d")
+    cell: float = param(0.001, "cell width of quantize", "Delta")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        above("choco", alpha=self.alpha, gamma=self.gamma, share=self.share, cell=self.cell)
+        least("choco", slow=self.slow)
+        if self.share > 1 or self.gamma > 1:
+            raise LeakauditError(f"choco: expected share <= 1 and gamma <= 1, got {self.share} and {self.gamma}")
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations where the step is constant."""
+        return not self.slow
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """One in both directions of a wire and round."""
+        return 2 * len(list(wires)) * rounds
+
+    def compressed(self, v: Tensor, generator: Generator) -> Tensor:
+        """Return Q of every row of v (N, d)."""
+        if self.compress == "none":
+            return v
+        if self.compress == "quantize":
+            return v.div(self.cell).round_().mul_(self.cell)
+        kept = max(1, round(self.share * v.shape[1]))
+        rank = v.abs() if self.compress == "top" else torch.rand(v.shape, generator=generator).to(v.device)
+        chosen = rank.topk(kept, dim=1).indices
+        return torch.zeros_like(v).scatter_(1, chosen, v.gather(1, chosen))
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; the generator draws the coordinates of compress=random."""
+        mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
+        local = LocalSteps(Steps(self.alpha, slow=self.slow), problem, recorder, generator)
+        w = common(recorder, problem)
+        copy = torch.zeros_like(w)
+        recorder.state("w", 0, w)
+        for t in range(1, rounds + 1):
+            half = local(t, w)
+            q = self.compressed(half - copy, generator)
+            channel.send(t, "q", q)
+            copy = copy + q
+            w = mix(copy).sub_(copy).mul_(self.gamma).add_(half)
+            recorder.state("w", t, w)
+            curves.observe(t, w)
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the steps and the copies; a cell is an error of the channel, other compressions leave out a vector r."""
+        p, mix, gamma, steps = Relations(graph), Mixing(graph), decimal(self.gamma), Steps(self.alpha, slow=self.slow)
+        std, nodes = self.cell / 12**0.5, range(graph.nodes)
+        w = dict(everybody(p, graph.nodes))
+        copy: dict[int, Form] = dict.fromkeys(nodes, 0)
+        for _ in p.rounds(rounds):
+            half, new = {}, {}
+            for i in nodes:
+                half[i] = steps.declare(p, i, w[i])
+                change = half[i] - copy[i]
+                if self.compress in ("quantize", "none"):
+                    q = p.send(i, graph.neighbours[i], change, "q", std=std if self.compress == "quantize" else 0.0)
+                else:
+                    left = p.state("r", i)
+                    p.opaque(left, of=[change])
+                    q = p.send(i, graph.neighbours[i], change - left, "q")
+                new[i] = q if p.round == 1 else p.state("xh", i, eq=q + copy[i])
+            w = {i: p.state("w", i, eq=half[i] + gamma * (mix.declared(i, new) - new[i])) for i in nodes}
+            copy = dict(new)
+        return p

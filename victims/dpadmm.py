@@ -1,0 +1,162 @@
+"""DP-ADMM with several noised gradient steps a round, over a graph: Huang and Gong 2020 as DP-Norm's Table II compares with it.
+
+The update is what Table II's curvature 2 rho E_i + eta forces, derived and verified; its noise is printed there. E_i neighbours:
+
+    b_i   = rho sum_j (w_i^r + w_j^r) - 2 lam_i^r
+    w_i   <- ( eta w_i + b_i - g_i(w_i) ) / (2 rho E_i + eta) + n,   n ~ N(0, (sigma / (2 rho E_i + eta))^2),   K times from w_i^r
+    lam_i <- lam_i + rho/2 sum_j ( w_i^{r+1} - w_j^{r+1} )
+
+sigma is the noise in units of the gradient. Table II asks for sigma >= 2 G sqrt(2 K R log(1.25/delta)) / (eps d_i), d_i records a node.
+w_i^{r+1}, the last inner iterate, travels to all neighbours (whether the last or the average does is not known). With K = 1 and no
+noise this is IC-ADMM (Chang, Hong, Wang 2015) with p = 2 lam and beta = eta. The paper's eta^{k,r} grows with sqrt(2 k r); here eta is
+constant, as in DP-Norm's experiments (eta = 1/mu).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.registry import param, victim
+from leakaudit.relations import Relations, decimal
+from leakaudit.trace import Graph
+from leakaudit.victim import Claim, Victim
+from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+@victim("dpadmm")
+@dataclass(frozen=True)
+class DPADMM(Victim):
+    """Decentralised DP-ADMM with K inner steps; K = 1 without noise is IC-ADMM."""
+
+    paper: ClassVar[str] = "Huang and Gong 2020, in the form of DP-Norm's Table II"
+    leaks_what: ClassVar[str] = "sum_k a^(K-1-k) g_k of every round, a = eta / (2 rho E_i + eta); K = 1: every gradient; - noise"
+
+    rho: float = param(0.3, "penalty of disagreement", "rho")
+    eta: float = param(2.0, "curvature of the linearised loss", "eta^{k,r}")
+    steps: int = param(1, "inner steps a round", "K")
+    batch: int = param(0, "records of an inner step, drawn anew from a node's own without replacement; 0 takes all", "B")
+    sigma: float = param(0.0, "standard deviation of the noise of an inner step, in units of the gradient; 0 without noise", "sigma")
+    epsilon: float = param(0.0, "where above 0, sigma is what Table II prints for it and for `horizon` rounds", "eps")
+    horizon: int = param(0, "rounds that epsilon > 0 is meant for", "R")
+    delta: float = param(1e-3, "of the claim and of the printed noise", "delta")
+    lipschitz: float = param(1.0, "bound on the norm of a record's gradient, assumed by the claim", "G")
+    records: int = param(1, "records of a node, assumed by the claim", "d_i")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if min(self.rho, self.eta, self.lipschitz) <= 0 or min(self.steps, self.records) < 1 or not 0 < self.delta < 1:
+            raise LeakauditError("dpadmm: expected rho, eta, lipschitz > 0, steps, records >= 1 and 0 < delta < 1")
+        if min(self.batch, self.sigma, self.epsilon) < 0 or (self.sigma and self.epsilon):
+            raise LeakauditError("dpadmm: expected batch, sigma, epsilon >= 0, and at most one of sigma and epsilon above 0")
+        if self.epsilon and self.horizon < 1:
+            raise LeakauditError("dpadmm: the noise of epsilon depends on the number of rounds; set horizon to it")
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations."""
+        return True
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """Two a wire and round."""
+        return 2 * len(list(wires)) * rounds
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise in units of the gradient."""
+        return self._printed(self.horizon) / self.epsilon if self.epsilon else self.sigma
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; each inner step takes all nodes' gradients at once."""
+        if self.batch > problem.samples:
+            raise LeakauditError(f"dpadmm: expected batch up to the {problem.samples} records of a node, got {self.batch}")
+        w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
+        lam, around, channel = torch.zeros_like(w), admm.Around(graph, w), Broadcast(recorder, wires)
+        curve, std, curves = 2 * self.rho * around.degree + self.eta, self.noise, Curves(recorder, problem)
+        recorder.state("w", 0, w)
+        for t in range(1, rounds + 1):
+            pull = self.rho * around.both(w) - 2 * lam
+            for k in range(1, self.steps + 1):
+                g = self._gradients(problem, w, generator)
+                w = (self.eta * w + pull - g) / curve
+                if std:
+                    n = std / curve * admm.normal(w, generator)
+                    recorder.state(self._name("n", k), t, n)
+                    w = w + n
+                if self.batch:
+                    recorder.state(self._name("g", k), t, g)
+            lam = lam + self.rho / 2 * around.apart(w)
+            channel.send(t, "w", w)
+            recorder.state("w", t, w)
+            recorder.state("lam", t, lam)
+            curves.observe(t, w, lam=lam)
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the inner steps, and lam as what the broadcasts make of it."""
+        p, rho, eta, std = Relations(graph), decimal(self.rho), decimal(self.eta), self.noise
+        w = dict.fromkeys(range(graph.nodes), p.public("w0"))
+        lam = dict.fromkeys(w, 0 * w[0])
+        for _ in p.rounds(rounds):
+            new = {}
+            for i in w:
+                pull, curve, v = rho * admm.both(graph, i, w) - 2 * lam[i], 2 * rho * graph.degree(i) + eta, w[i]
+                for k in range(1, self.steps + 1):
+                    index = None if self.steps == 1 else k
+                    v = (eta * v + pull - p.grad(i, at=v, index=index)) / curve
+                    v = v + p.noise("n", std / float(curve), i, index) if std else v
+                    v = p.state("w", i, k, eq=v) if k < self.steps else p.send(i, graph.neighbours[i], v, "w")
+                new[i] = v
+            w = new
+            lam = {i: p.state("lam", i, eq=lam[i] + rho / 2 * admm.apart(graph, i, w)) for i in w}
+        return p
+
+    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+        """Return Table II's row, solved for epsilon at this noise."""
+        if not (std := self.noise):
+            return ()
+        epsilon = self._printed(rounds) / std
+        return (
+            Claim(
+                source="DP-Norm, Table II, row DP-ADMM (Huang and Gong 2020)",
+                promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy over {rounds} rounds of {self.steps} steps",
+                epsilon=epsilon,
+                delta=self.delta,
+                adjacency="one record of one node differs",
+                std=std / (2 * self.rho * max(map(graph.degree, range(graph.nodes))) + self.eta),
+                rounds=rounds,
+                assumes=(f"gradients of a record of norm at most {self.lipschitz:g}", f"{self.records} records a node"),
+            ),
+        )
+
+    def _printed(self, rounds: int) -> float:
+        """Return Table II's sigma (2 rho E_i + eta) at epsilon = 1."""
+        spread = math.sqrt(2 * self.steps * rounds * math.log(1.25 / self.delta))
+        return 2 * self.lipschitz * spread / self.records
+
+    def _name(self, vector: str, k: int) -> str:
+        return vector if self.steps == 1 else f"{vector}.{k}"
+
+    def _gradients(self, problem: Problem, w: Tensor, generator: Generator) -> Tensor:
+        if not self.batch:
+            return problem.task.gradients(w, problem.x, problem.y)
+        drawn = torch.rand(problem.nodes, problem.samples, generator=generator, device=generator.device)
+        rows = drawn.argsort(1)[:, : self.batch].to(problem.x.device)
+        nodes = torch.arange(problem.nodes, device=rows.device)[:, None]
+        return problem.task.gradients(w, problem.x[nodes, rows], problem.y[nodes, rows])

@@ -1,0 +1,140 @@
+"""DP-ADMM with a server, Huang, Hu, Guo, Chan-Tin, Gong 2020: linearised local updates, noise that follows the step size.
+
+Recalled and verified; the noise is confirmed by two printed sources. Server w, client i's noised v_i travels up, w travels down:
+
+    v_i   <- ( v_i/eta_k + rho w + gam_i - g_i(v_i) ) / (rho + 1/eta_k) + N(0, (sigma / (rho + 1/eta_k))^2)
+    w     <- mean_i( v_i - gam_i/rho )              gam_i <- gam_i - rho (v_i - w)
+
+sigma is the noise in units of the gradient: the printed 2 c1 sqrt(2 ln(1.25/delta)) / (m eps (rho + 1/eta_k)) falls with eta_k as the
+update does, so that what hides the gradient is the same in every iteration, 2 c1 sqrt(2 ln(1.25/delta)) / (m eps).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.registry import param, victim
+from leakaudit.relations import Relations, decimal
+from leakaudit.trace import Graph
+from leakaudit.victim import Claim, Victim
+from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+@victim("dpadmmserver")
+@dataclass(frozen=True)
+class DPADMMServer(Victim):
+    """DP-ADMM of Huang et al. on a star; without noise, linearised consensus ADMM."""
+
+    paper: ClassVar[str] = "Huang, Hu, Guo, Chan-Tin, Gong 2020 (IEEE TIFS 15), recalled"
+    leaks_what: ClassVar[str] = "every gradient - (rho + 1/eta_k) xi, noise of the same size in every iteration"
+    centralised: ClassVar[bool] = True
+
+    rho: float = param(0.5, "penalty of disagreement", "rho")
+    eta: float = param(0.5, "step size of the first iteration", "eta_1")
+    fall: bool = param(False, "the step size falls: eta_k = eta / sqrt(k)")
+    sigma: float = param(0.0, "standard deviation of the noise in units of the gradient; 0 without noise", "sigma_{i,k}")
+    epsilon: float = param(0.0, "where above 0, sigma is what the paper prints for this claim per iteration", "eps")
+    delta: float = param(1e-3, "of the claim per iteration", "delta")
+    lipschitz: float = param(1.0, "Lipschitz constant of the loss of a record, assumed by the claim", "c1")
+    records: int = param(1, "records of a client, assumed by the claim", "m_i")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if min(self.rho, self.eta, self.lipschitz) <= 0 or self.records < 1 or not 0 < self.delta < 1:
+            raise LeakauditError("dpadmmserver: expected rho, eta, lipschitz > 0, records >= 1 and 0 < delta < 1")
+        if min(self.sigma, self.epsilon) < 0 or (self.sigma and self.epsilon):
+            raise LeakauditError("dpadmmserver: expected sigma, epsilon >= 0, and at most one of them above 0")
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the noise in units of the gradient."""
+        return self._printed / self.epsilon if self.epsilon else self.sigma
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """One up and one down a wire and round."""
+        return 2 * len(list(wires)) * rounds
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; the server's model is what the clients agree on."""
+        clients, server = torch.tensor([i for i, _ in wires], dtype=torch.long), graph.nodes - 1
+        w, columns, curves = recorder.public["w0"].to(problem.x.device), slice(*recorder.columns), Curves(recorder, problem)
+        v, gam = w.repeat(server, 1), w.new_zeros(server, len(w))
+        recorder.state("w", 0, v)
+        for t in range(1, rounds + 1):
+            slope = float(self._slope(t))
+            v = (slope * v + self.rho * w + gam - problem.task.gradients(v, problem.x, problem.y)) / (self.rho + slope)
+            if self.noise:
+                n = self.noise / (self.rho + slope) * admm.normal(v, generator)
+                recorder.state("n", t, n)
+                v = v + n
+            w = (v - gam / self.rho).mean(0)
+            gam = gam - self.rho * (v - w)
+            if len(clients):
+                recorder.send_many(t, clients, torch.full_like(clients, server), "up").copy_(v[clients, columns])
+                recorder.send(t, server, clients.tolist(), "down", w[columns])
+            recorder.state("w", t, v)
+            recorder.state("gam", t, gam)
+            curves.observe(t, v, gam=gam)
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the clients' updates and the server's mean; gam is what the messages make of it."""
+        p, server, rho = Relations(graph), graph.nodes - 1, decimal(self.rho)
+        w = p.public("w0")
+        v = dict.fromkeys(range(server), w)
+        gam = dict.fromkeys(v, 0 * w)
+        for t in p.rounds(rounds):
+            slope, new = self._slope(t), {}
+            for i in v:
+                moved = (slope * v[i] + rho * w + gam[i] - p.grad(i, at=v[i])) / (rho + slope)
+                noise = p.noise("n", self.noise / float(rho + slope), i) if self.noise else 0
+                new[i] = p.send(i, server, moved + noise, "up")
+            v = new
+            w = p.send(server, range(server), Fraction(1, server) * (sum(v.values()) - sum(gam.values()) / rho), "down")
+            gam = {i: p.state("gam", i, eq=gam[i] - rho * (v[i] - w)) for i in v}
+        return p
+
+    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+        """Return the claim per iteration; the total, c0 sqrt(T) eps, has a constant that the paper leaves open."""
+        if not self.noise:
+            return ()
+        epsilon = self._printed / self.noise
+        return (
+            Claim(
+                source="Huang et al. 2020, Gaussian mechanism of each iteration, and moments accountant",
+                promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy of each iteration; "
+                f"of the order of sqrt({rounds}) times that epsilon in total",
+                epsilon=epsilon,
+                delta=self.delta,
+                adjacency="one record of one client differs",
+                std=self.noise / (self.rho + float(self._slope(1))),
+                rounds=1,
+                assumes=(f"losses of a record with Lipschitz constant {self.lipschitz:g}", f"{self.records} records a client", "eps < 1"),
+            ),
+        )
+
+    @property
+    def _printed(self) -> float:
+        """sigma_{i,k} (rho + 1/eta_k) at epsilon = 1."""
+        return 2 * self.lipschitz * math.sqrt(2 * math.log(1.25 / self.delta)) / self.records
+
+    def _slope(self, t: int) -> Fraction:
+        """Return 1 / eta_t."""
+        return decimal(math.sqrt(t)) / decimal(self.eta) if self.fall else 1 / decimal(self.eta)

@@ -1,0 +1,172 @@
+"""D-PSGD: decentralised gradient descent by averaging, and decentralised DP-SGD with it.
+
+Lian et al. 2017, Algorithm 1, with Metropolis weights; round t begins from the models w of round t - 1, and w0 is common:
+
+    order=combine    w_i <- sum_j W_ij w_j - alpha g_i(w_i)                        w travels
+    order=adapt      h_i <- w_i - alpha g_i(w_i)        w_i <- sum_j W_ij h_j      h travels
+
+With K > 1 further gradient steps follow the first before anything travels. noise=step is DP-SGD as Fukami et al. (DP-Norm) compare
+with it: every step adds N(0, sigma^2 I); their words leave open where the averaging stands, here `order` says it. noise=message adds it
+once a round to what travels; own=plain lets a node average its own model without it, which makes the noise of a round matter less later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.registry import param, victim
+from leakaudit.relations import Expression, Relations
+from leakaudit.trace import Graph
+from leakaudit.victim import Claim, Victim
+from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import (  # noqa: TID251 - shared by files of this folder alone
+    LocalSteps,
+    Steps,
+    above,
+    common,
+    everybody,
+    least,
+    normal,
+)
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+@victim("dpsgd")
+@dataclass(frozen=True)
+class DPSGD(Victim):
+    """Models are averaged with the neighbours' and follow the own gradient; noise and clipping make it DP-SGD."""
+
+    paper: ClassVar[str] = "Lian et al. 2017, Algorithm 1 (D-PSGD); Fukami et al. (DP-Norm), Table II (DP-SGD)"
+    leaks_what: ClassVar[str] = "every gradient, (W w - w) / alpha; with noise up to noise / alpha, of several steps their sum"
+    centralised: ClassVar[bool] = False
+
+    alpha: float = param(0.1, "step size", "alpha, mu")
+    slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
+    steps: int = param(1, "gradient steps a round", "K")
+    order: Literal["combine", "adapt"] = param("combine", "average first, or step first and send that")
+    batch: int = param(0, "records of a step, 0 for all", "B")
+    clip: float = param(0.0, "norm to which every record's gradient is cut, 0 for none", "C, G")
+    sigma: float = param(0.0, "standard deviation of the noise", "sigma")
+    noise: Literal["message", "step"] = param("message", "noise on what travels, or on every gradient step")
+    own: Literal["noised", "plain"] = param("noised", "which copy of its own model a node averages, under noise=message")
+    epsilon: float = param(0.0, "where above 0, sigma is what Table II of DP-Norm prints for DP-SGD", "epsilon")
+    delta: float = param(1e-3, "of that formula", "delta")
+    horizon: int = param(0, "rounds that the formula reckons with", "R")
+    samples: int = param(0, "records of a node; a recording fills it in", "d_i")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        above("dpsgd", alpha=self.alpha, steps=self.steps)
+        least("dpsgd", slow=self.slow, batch=self.batch, clip=self.clip, sigma=self.sigma, epsilon=self.epsilon, samples=self.samples)
+        if self.epsilon and (self.sigma or self.noise != "step" or self.horizon < 1 or not 0 < self.delta < 1):
+            raise LeakauditError("dpsgd: epsilon sets the noise itself: give noise=step, horizon=ROUNDS and 0 < delta < 1, and no sigma")
+
+    def std(self, samples: int) -> float:
+        """Return sigma, or what Table II prints: sqrt(K R log(1 / delta)) mu / (epsilon d_i)."""
+        if not self.epsilon:
+            return self.sigma
+        if not samples:
+            raise LeakauditError(f"dpsgd: epsilon={self.epsilon:g} needs samples=…, the records of a node, for its noise")
+        return math.sqrt(self.steps * self.horizon * math.log(1 / self.delta)) * self.alpha / (self.epsilon * samples)
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations where the step is constant."""
+        return not self.slow
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """One in both directions of a wire and round."""
+        return 2 * len(list(wires)) * rounds
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; the generator draws noise and mini-batches."""
+        mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
+        std = self.std(problem.samples)
+        local = LocalSteps(self._steps(std), problem, recorder, generator)
+        w = common(recorder, problem)
+        sent, own = w, mix.own(w)
+
+        def share(t: int, model: Tensor) -> Tensor:
+            noise = normal(model, std, generator) if std and self.noise == "message" else None
+            if noise is not None:
+                recorder.state("xi", t, noise)
+            out = model if noise is None else model + noise
+            channel.send(t, "w", out)
+            return out
+
+        def averaged(sent: Tensor, model: Tensor) -> Tensor:
+            return mix(sent) + own * (model - sent) if self.own == "plain" else mix(sent)
+
+        recorder.state("w", 0, w)
+        for t in range(1, rounds + 1):
+            if self.order == "combine":
+                w = local(t, averaged(sent, w), at=w)
+                sent = share(t, w)
+            else:
+                half = local(t, w)
+                w = averaged(share(t, half), half)
+            recorder.state("w", t, w)
+            curves.observe(t, w)
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare both orders; a model that travels without noise is its message."""
+        p, mix, std = Relations(graph), Mixing(graph), self.std(self.samples)
+        steps, loud = self._steps(std), bool(std) and self.noise == "message"
+        w = dict(everybody(p, graph.nodes))
+        sent = dict(w)
+
+        def share(name: str, models: Mapping[int, Expression]) -> tuple[dict[int, Expression], dict[int, Expression]]:
+            if not loud:
+                out = {i: p.send(i, graph.neighbours[i], m, "w") for i, m in models.items()}
+                return out, out
+            kept = {i: p.state(name, i, eq=m) for i, m in models.items()}
+            return kept, {i: p.send(i, graph.neighbours[i], m + p.noise("xi", std, i), "w") for i, m in kept.items()}
+
+        def averaged(i: int, sent: Mapping[int, Expression], models: Mapping[int, Expression]) -> Expression:
+            mixed = mix.declared(i, sent)
+            return mixed + mix.weights[i, i] * (models[i] - sent[i]) if self.own == "plain" else mixed
+
+        for _ in p.rounds(rounds):
+            if self.order == "combine":
+                w, sent = share("w", {i: steps.declare(p, i, averaged(i, sent, w), at=w[i]) for i in w})
+            else:
+                half, sent = share("h", {i: steps.declare(p, i, w[i]) for i in w})
+                w = {i: averaged(i, sent, half) for i in w}
+                w = {i: p.state("w", i, eq=v) for i, v in w.items()} if loud and self.own == "plain" else w
+        return p
+
+    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+        """Return what the printed noise is said to give, where it is used."""
+        if not self.epsilon:
+            return ()
+        return (
+            Claim(
+                source="Fukami et al. (DP-Norm), Table II, row DP-SGD",
+                promise="all messages of a node together are (epsilon, delta)-differentially private",
+                epsilon=self.epsilon,
+                delta=self.delta,
+                adjacency="one record of a node's data is another",
+                std=self.std(self.samples),
+                rounds=self.horizon,
+                assumes=("gradients of single records have norm at most G = 1", "mini-batches are drawn without replacement"),
+            ),
+        )
+
+    def _steps(self, std: float) -> Steps:
+        return Steps(self.alpha, self.steps, self.batch, self.clip, std if self.noise == "step" else 0.0, slow=self.slow)

@@ -1,0 +1,129 @@
+"""EXTRA and PG-EXTRA: decentralised gradient descent corrected by its own past, exact at a constant step.
+
+Shi, Ling, Wu and Yin 2015 (EXTRA; PG-EXTRA in their second paper, written from memory and verified), Metropolis weights, Wt = (I + W) / 2:
+
+    z^1 = W x^0 - alpha g^0        x^t = prox_{alpha l1}(z^t)        z^{t+1} = z^t + W x^t - Wt x^{t-1} - alpha (g^t - g^{t-1})
+
+x^t travels; x^0 is common, or private and sent over an encrypted channel (spread > 0). Every step is stable for
+alpha < (1 + smallest eigenvalue of W) / L. Noise of round t has standard deviation sigma fade^t: noise=state adds it to x wherever it is
+used, noise=message to what travels and is averaged, gradients being taken at x itself. Where its noise stands the paper that compares
+with a private EXTRA (DP-RECAL) does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.registry import param, victim
+from leakaudit.relations import Expression, Relations, decimal
+from leakaudit.trace import Graph
+from leakaudit.victim import Victim
+from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import above, least  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._released import Released, shrink, start  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+@victim("extra")
+@dataclass(frozen=True)
+class Extra(Victim):
+    """EXTRA, with l1 > 0 PG-EXTRA."""
+
+    paper: ClassVar[str] = "Shi, Ling, Wu and Yin 2015 (EXTRA, PG-EXTRA)"
+    leaks_what: ClassVar[str] = "every gradient; every difference where the start is private; with l1 on the coordinates that are not zero"
+    centralised: ClassVar[bool] = False
+
+    alpha: float = param(0.1, "step size", "alpha")
+    l1: float = param(0.0, "weight of the l1 norm in every node's objective; above 0 PG-EXTRA")
+    spread: float = param(0.0, "standard deviation of private start models around the common one")
+    sigma: float = param(0.0, "standard deviation of the noise in round 0", "sigma")
+    fade: float = param(1.0, "factor of the standard deviation from round to round", "R")
+    noise: Literal["state", "message"] = param("state", "noise on the models wherever they are used, or on what travels and is averaged")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        above("extra", alpha=self.alpha, fade=self.fade)
+        least("extra", l1=self.l1, spread=self.spread, sigma=self.sigma)
+        if self.fade > 1:
+            raise LeakauditError(f"extra: expected fade <= 1, got {self.fade}")
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations where the noise does not fade."""
+        return not self.sigma or self.fade == 1
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """One in both directions of a wire and round; private start models go too."""
+        return 2 * len(list(wires)) * (rounds + bool(self.spread))
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; the generator draws noise and private starts."""
+        mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
+        released = Released(self.sigma, self.fade, recorder, generator)
+        w = start(problem, recorder, generator, self.spread)
+        if self.spread:
+            channel.send(0, "w", w, secure=True)
+        recorder.state("w", 0, w)
+        recorder.end_round(0)
+        heard, half, last, z = w, w.new_zeros(()), w.new_zeros(()), torch.zeros_like(w)
+        for t in range(1, rounds + 1):
+            g = problem.task.gradients(w, problem.x, problem.y)
+            mixed = mix(heard)
+            between = (mixed + heard).div_(2)  # before z moves, which may be what is heard
+            z.add_(mixed).sub_(half).sub_(g - last, alpha=self.alpha)
+            half, last = between, g
+            w = shrink(z, self.alpha * self.l1)
+            recorder.state("z", t, z)
+            heard = released(t, w)
+            w = heard if self.noise == "state" else w
+            channel.send(t, "w", heard)
+            recorder.state("w", t, w)
+            curves.observe(t, w)
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare z and x; without l1 and noise both are what travels. The prox is opaque."""
+        p, mix, alpha = Relations(graph), Mixing(graph), decimal(self.alpha)
+        nodes, near = range(graph.nodes), graph.neighbours
+        w = {i: p.secret("w", i) for i in nodes} if self.spread else dict.fromkeys(nodes, p.public("w0"))
+        heard = {i: p.send(i, near[i], w[i], "w", secure=True) for i in nodes} if self.spread else dict(w)
+        z, before, last = dict(w), dict(w), dict[int, Expression]()
+        for t in p.rounds(rounds):
+            g = {i: p.grad(i, at=w[i]) for i in nodes}
+            moved = {}
+            for i in nodes:
+                base = mix.declared(i, heard) if t == 1 else z[i] + mix.declared(i, heard) - (before[i] + mix.declared(i, before)) / 2
+                moved[i] = base - alpha * (g[i] - last.get(i, 0))
+            before, last, w, heard = heard, g, {}, {}
+            for i in nodes:
+                z[i] = moved[i] if not (self.l1 or self.sigma) else p.state("z", i, eq=moved[i])
+                w[i], heard[i] = self._released(p, i, t, z[i], near[i])
+                z[i] = z[i] if self.l1 or self.sigma else heard[i]
+        return p
+
+    def _released(self, p: Relations, i: int, t: int, z: Expression, to: tuple[int, ...]) -> tuple[Expression, Expression]:
+        """Return the model of node i, where gradients are taken, and what travels."""
+        x = z
+        if self.l1:
+            x = p.state("x", i)
+            p.opaque(x, of=[z])
+        if not self.sigma:
+            m = p.send(i, to, x, "w")
+            return m, m
+        m = p.send(i, to, x + p.noise("xi", self.sigma * self.fade**t, i), "w")
+        return (m if self.noise == "state" else x), m

@@ -1,0 +1,65 @@
+"""Gossip: the nodes agree on the mean of private vectors by repeated averaging with their neighbours.
+
+Xiao and Boyd 2004, eq. (2), with Metropolis weights. The private vectors are the models after local gradient steps from the common start:
+
+    y_i^0 = w0 - lr g_i(w0) - ... + n_i,  n_i ~ N(0, sigma^2 I) drawn once        y^{t+1} = W y^t        y^t travels, from y^0 on
+
+Round t sends y^{t-1}; with sigma = 0 what a node sends first is its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Generator, Tensor
+
+from leakaudit.registry import param, victim
+from leakaudit.relations import Relations
+from leakaudit.trace import Graph
+from leakaudit.victim import Victim
+from leakaudit.victims._consensus import average, declare_average  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import Steps, above, least  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+@victim("gossip")
+@dataclass(frozen=True)
+class Gossip(Victim):
+    """One local training, then averaging alone."""
+
+    paper: ClassVar[str] = "Xiao and Boyd 2004, eq. (2); Metropolis weights"
+    leaks_what: ClassVar[str] = "every start vector, as it is sent first; those of far nodes to whoever hears one node's messages for long"
+    centralised: ClassVar[bool] = False
+
+    lr: float = param(0.5, "step size of the local steps before the averaging", "eta")
+    steps: int = param(1, "local gradient steps before the averaging")
+    sigma: float = param(0.0, "standard deviation of the noise on the start vectors, drawn once", "sigma")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        above("gossip", lr=self.lr, steps=self.steps)
+        least("gossip", sigma=self.sigma)
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations."""
+        return True
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """One in both directions of a wire and round."""
+        return 2 * len(list(wires)) * rounds
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Step in the first round, then average; the generator draws the noise."""
+        average(problem, graph, rounds, recorder, generator, wires, Steps(self.lr, self.steps), every=0, std=self.sigma)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the start vectors and their averages."""
+        return declare_average(graph, rounds, Steps(self.lr, self.steps), every=0, std=self.sigma)

@@ -1,0 +1,163 @@
+"""ADMM with penalties of every node's own (M-ADMM) and recycled gradients (R-ADMM, MR-ADMM): Zhang, Khalili and Liu.
+
+ICML 2018 (M-ADMM), Allerton 2018 (R-ADMM), IEEE TIFS 2020 (MR-ADMM); recalled, the abstracts were seen, and verified. E_i neighbours j,
+penalty h = eta_i(k), lam^0 = 0; f_i travels to all neighbours:
+
+    f_i   <- argmin F_i(f) + (2 lam_i + n_i)'f + h sum_j |f - (f_i + f_j)/2|^2,      n_i = h E_i e_i, density of e exp(-a |e|)
+    lam_i <- lam_i + theta/2 sum_j (f_i - f_j)
+
+recycle: every second update (even rounds) does without data. It uses G_i = grad F_i(f_i) + n_i, known from the one before:
+
+    f_i   <- f_i - ( G_i + 2 lam_i + h sum_j (f_i - f_j) ) / (2 h E_i + gamma)
+
+so it is a function of what was broadcast before: no new leak. k counts rounds, or pairs of rounds with recycle. theta = eta and
+equal penalties are ADMM, or with recycle R-ADMM. The loss of an update as recalled, C (1.4 c1 + a) / (h E_i B), holds half of what
+we derive for its noise part (replacing one record, C (1.4 c1 + 2 a) / (h E_i B)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.prox import prox
+from leakaudit.registry import param, victim
+from leakaudit.relations import Expression, Relations, decimal
+from leakaudit.trace import Graph
+from leakaudit.victim import Claim, Victim
+from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+C1 = 0.25  # largest second derivative of the logistic loss
+
+
+@victim("mradmm")
+@dataclass(frozen=True)
+class MRADMM(Victim):
+    """MR-ADMM; with recycle=false M-ADMM."""
+
+    paper: ClassVar[str] = "Zhang, Khalili, Liu: M-ADMM (ICML 2018), R-ADMM (Allerton 2018), MR-ADMM (IEEE TIFS 2020), recalled"
+    leaks_what: ClassVar[str] = "every gradient that is taken, + n; rounds without data leak nothing new"
+
+    eta: float = param(0.3, "penalty of disagreement of node 0 at first", "eta_i(1)")
+    spread: float = param(0.0, "penalty of node i over that of node 0: 1 + spread i")
+    growth: float = param(1.0, "factor of all penalties a round, or pair of rounds with recycle")
+    until: int = param(100, "round, or pair, from which they stay")
+    theta: float = param(0.3, "step size of the dual", "theta")
+    recycle: bool = param(True, "whether every second update re-uses the gradient of the one before")
+    gamma: float = param(2.0, "curvature of an update without data", "gamma")
+    rate: float = param(0.0, "rate a of the noise, density exp(-a |e|); 0 without noise", "alpha_i(t)")
+    records: int = param(1, "records of a node, assumed by the claim", "B_i")
+    convexity: float = param(0.1, "strong convexity of the regulariser (the task's l2), assumed by the claim", "rho")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if min(self.eta, self.theta, self.convexity) <= 0 or min(self.spread, self.gamma, self.rate) < 0:
+            raise LeakauditError("mradmm: expected eta, theta, convexity > 0 and spread, gamma, rate >= 0")
+        if self.growth < 1 or self.until < 1 or self.records < 1:
+            raise LeakauditError("mradmm: expected penalties that do not fall, growth >= 1, and until, records >= 1")
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """Two a wire and round."""
+        return 2 * len(list(wires)) * rounds
+
+    def penalty(self, i: int, t: int) -> float:
+        """Return eta_i(k) of node i in round t."""
+        return self.eta * (1 + self.spread * i) * self.growth ** min((t + 1) // 2 if self.recycle else t, self.until)
+
+    def takes(self, t: int) -> bool:
+        """Whether the updates of round t take gradients."""
+        return not self.recycle or t % 2 == 1
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train a convex model."""
+        if not problem.task.convex:
+            raise LeakauditError(f"mradmm minimises exactly, which needs a convex model (linear, logistic), got {problem.task.spec.model}")
+        w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
+        lam, noise, known = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
+        around, channel, curves = admm.Around(graph, w), Broadcast(recorder, wires), Curves(recorder, problem)
+        recorder.state("w", 0, w)
+        for t in range(1, rounds + 1):
+            h = w.new_tensor([[self.penalty(i, t)] for i in range(graph.nodes)])
+            weight = 2 * h * around.degree
+            if self.takes(t):
+                if self.rate:
+                    noise = h * around.degree / self.rate * admm.radial(w, generator)
+                    recorder.state("n", t, noise)
+                pull = h * around.both(w) - 2 * lam
+                w = prox(problem, w, noise - pull, weight)
+                known = pull - weight * w
+            else:
+                w = w - (known + 2 * lam + h * around.apart(w)) / (weight + self.gamma)
+            lam = lam + self.theta / 2 * around.apart(w)
+            channel.send(t, "w", w)
+            recorder.state("w", t, w)
+            recorder.state("lam", t, lam)
+            curves.observe(t, w, lam=lam)
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare both kinds of updates, and lam as what the broadcasts make of it."""
+        p, theta, gamma = Relations(graph), decimal(self.theta), decimal(self.gamma)
+        w = dict.fromkeys(range(graph.nodes), p.public("w0"))
+        lam, known, std = dict.fromkeys(w, 0 * w[0]), dict[int, Expression](), self._spread(public)
+        for t in p.rounds(rounds):
+            new = {}
+            for i in w:
+                h, degree = decimal(self.penalty(i, t)), graph.degree(i)
+                if self.takes(t):
+                    moved = p.state("w", i)
+                    noise = p.noise("n", float(h) * degree * std, i, law="laplace") if std else 0 * moved
+                    known[i] = p.grad(i, at=moved) + noise
+                    p.relate(2 * h * degree * moved, h * admm.both(graph, i, w) - 2 * lam[i] - known[i])
+                else:
+                    moved = w[i] - (known[i] + 2 * lam[i] + h * admm.apart(graph, i, w)) / (2 * h * degree + gamma)
+                new[i] = p.send(i, graph.neighbours[i], moved, "w")
+            w = new
+            lam = {i: p.state("lam", i, eq=lam[i] + theta / 2 * admm.apart(graph, i, w)) for i in w}
+        return p
+
+    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+        """Return the total loss as we recall its print: the largest sum, over nodes, of the losses of updates that touch data."""
+        if not self.rate:
+            return ()
+        touched = [t for t in range(1, rounds + 1) if self.takes(t)]
+        losses = [
+            sum((1.4 * C1 + self.rate) / (self.penalty(i, t) * graph.degree(i) * self.records) for t in touched) for i in range(graph.nodes)
+        ]
+        return (
+            Claim(
+                source="Zhang, Khalili, Liu 2018 and 2020, loss of M-ADMM and MR-ADMM as recalled",
+                promise=f"{max(losses):.4g}-differential privacy over {rounds} rounds, {len(touched)} of which touch data",
+                epsilon=max(losses),
+                delta=0.0,
+                adjacency="one record of one node differs",
+                rounds=rounds,
+                assumes=(
+                    f"features and derivatives of the loss of norm at most 1, second derivatives at most {C1:g}",
+                    f"{self.records} records a node, and {2 * C1:g} < B (rho/N + 2 eta E_i) with rho = {self.convexity:g}",
+                ),
+            ),
+        )
+
+    def _spread(self, public: Mapping[str, Tensor]) -> float:
+        """Return the standard deviation of each coordinate of e, 0 without noise; it grows with the model's size."""
+        if not self.rate:
+            return 0.0
+        if "w0" not in public:
+            raise LeakauditError("mradmm: the spread of its noise depends on the model's size; expected the public tensor 'w0'")
+        return admm.radial_std(len(public["w0"])) / self.rate

@@ -1,0 +1,148 @@
+"""Muffliato: noise once, then gossip; between two gradient steps a fixed number of exchanges.
+
+Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2:
+
+    y^0 = w - lr g(w) + n,  n ~ N(0, sigma^2 I)        y^{s+1} = gamma W y^s + (1 - gamma) y^{s-1}        y^s travels
+
+gamma = 1 is plain gossip; the accelerated gamma is written from memory and not verified. The claim is the pairwise
+formula as the authors' public code computes it; it adds the terms as if every message had fresh noise, though all share y^0, so the
+exact view of far pairs exceeds it. The restriction under which its proof is meant may differ.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from scipy.sparse.csgraph import shortest_path
+from torch import Generator, Tensor
+
+from leakaudit.errors import LeakauditError
+from leakaudit.mixing import metropolis
+from leakaudit.registry import param, victim
+from leakaudit.relations import Relations
+from leakaudit.trace import Graph
+from leakaudit.victim import Claim, Victim
+from leakaudit.victims._consensus import average, declare_average  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import Steps, above, least  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+SOURCE = "Cyffers, Even, Bellet and Massoulie 2022 (Muffliato), the pairwise formula of the authors' public code"
+
+
+@victim("muffliato")
+@dataclass(frozen=True)
+class Muffliato(Victim):
+    """Noisy gossip between gradient steps."""
+
+    paper: ClassVar[str] = "Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2"
+    leaks_what: ClassVar[str] = "every noised gradient, also those of far nodes, as linear combinations of what one node hears"
+    centralised: ClassVar[bool] = False
+
+    lr: float = param(0.5, "step size", "nu")
+    gossips: int = param(5, "exchanges between two gradient steps", "K")
+    sigma: float = param(0.05, "standard deviation of the noise before the first exchange, 0 for none", "sigma")
+    clip: float = param(1.0, "norm to which every record's gradient is cut, 0 for none; claims need it")
+    delta: float = param(1e-3, "delta of the claims", "delta")
+    accelerate: bool = param(False, "accelerated gossip")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        above("muffliato", lr=self.lr, gossips=self.gossips)
+        least("muffliato", sigma=self.sigma, clip=self.clip)
+        if not 0 < self.delta < 1:
+            raise LeakauditError(f"muffliato: expected 0 < delta < 1, got {self.delta}")
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations where each has one step."""
+        return self.gossips == 1
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """One in both directions of a wire and round."""
+        return 2 * len(list(wires)) * rounds
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; the generator draws the noise."""
+        average(problem, graph, rounds, recorder, generator, wires, self._steps, self.gossips, self.sigma, self._speed(graph))
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the noised start of every averaging, and its exchanges."""
+        return declare_average(graph, rounds, self._steps, self.gossips, self.sigma, self._speed(graph))
+
+    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+        """Return the formula's epsilon for one pair of every distance, that to which it promises most, and its mean over senders.
+
+        Adjacency: one node's gradient, of norm at most clip, is replaced. Renyi epsilon alpha rho is turned into (epsilon, delta) by
+        rho + 2 sqrt(rho log(1 / delta)).
+        """
+        if not (self.sigma and self.clip):
+            return ()
+        pairs, apart = self.pairwise(graph, rounds), shortest_path(_adjacency(graph), unweighted=True)
+        found = []
+        for hops in range(1, int(apart.max()) + 1):
+            rho, v, u = min((float(pairs[v, u]), v, u) for v, u in np.argwhere(apart == hops).tolist())
+            found.append(self._claim(f"what node {v} sees tells of node {u}, {hops} hops away", rho, rounds))
+        mean = float(pairs.mean(1).max())
+        average = f"what a node sees tells of another, on average over the other: Renyi epsilon of order alpha at most {mean:.6g} alpha"
+        return (*found, self._claim(average, None, rounds))
+
+    def pairwise(self, graph: Graph, rounds: int) -> np.ndarray:
+        """Return rho (N, N) of what row v sees of column u after some rounds: Renyi epsilon over alpha; the diagonal means nothing.
+
+        D^2 / (2 sigma^2) sum_{s < K} sum_{w in N_v} (W^s)_{wu}^2 / |(W^s)_w|^2, for every gradient step, D = 2 lr clip.
+        """
+        n, rho = graph.nodes, np.zeros((graph.nodes, graph.nodes))
+        near, speed = _adjacency(graph), self._speed(graph)
+        w = _matrix(graph)
+        for first in range(0, rounds, self.gossips):
+            now = before = np.eye(n)
+            for _ in range(min(self.gossips, rounds - first)):
+                rho += near @ (now**2 / (now**2).sum(1, keepdims=True))
+                now, before = speed * w @ now + (1 - speed) * before, now
+        return np.asarray(rho * (2 * self.lr * self.clip) ** 2 / (2 * self.sigma**2))
+
+    @property
+    def _steps(self) -> Steps:
+        return Steps(self.lr, clip=self.clip)
+
+    def _speed(self, graph: Graph) -> float:
+        """Return gamma = 2 (1 - sqrt(gap (1 - gap / 4))) / (1 - gap / 2)^2, gap = 1 - second eigenvalue of W."""
+        if not self.accelerate or graph.nodes < 3:
+            return 1.0
+        gap = 1 - float(np.linalg.eigvalsh(_matrix(graph))[-2])
+        return round(2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2, 9)
+
+    def _claim(self, promise: str, rho: float | None, rounds: int) -> Claim:
+        return Claim(
+            source=SOURCE,
+            promise=promise,
+            epsilon=None if rho is None else rho + 2 * math.sqrt(rho * math.log(1 / self.delta)),
+            delta=None if rho is None else self.delta,
+            adjacency="one node's clipped gradients are replaced",
+            std=self.sigma,
+            rounds=rounds,
+            assumes=("messages add up as if each had noise of its own",),
+        )
+
+
+def _matrix(graph: Graph) -> np.ndarray:
+    w = np.zeros((graph.nodes, graph.nodes))
+    for (i, j), value in metropolis(graph).items():
+        w[i, j] = float(value)
+    return w
+
+
+def _adjacency(graph: Graph) -> np.ndarray:
+    near = np.zeros((graph.nodes, graph.nodes))
+    for i, j in graph.arcs:
+        near[i, j] = 1.0
+    return near

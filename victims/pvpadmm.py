@@ -1,0 +1,164 @@
+"""Decentralised ADMM with primal or dual variable perturbation, Zhang and Zhu 2017 (IEEE TIFS 12(1)), and without either.
+
+Recalled and verified: a correct algorithm with these leaks, not the print symbol by symbol. V_i = f_i + q_i travels to all neighbours,
+lam^0 = 0 never does, and is a linear recursion of what travels. N_i neighbours, a_i = eta sum_j (V_i + V_j):
+
+    f_i   <- argmin F_i(f) + 2 (lam_i + n_i)'f + phi_i/2 |f|^2 + eta sum_j |f - (V_i + V_j)/2|^2
+    lam_i <- lam_i + eta/2 sum_j (V_i - V_j)
+
+PVP: q_i of density exp(-xi |q|), xi = rho B alpha / (2 C), n = 0. DVP: n = C/(2B) e, e of density exp(-zeta |e|), q = 0, and
+alpha_hat = alpha - 2 log(1 + c4 C / (B (rho + 2 eta N_i))); where that is not positive, alpha_hat = alpha/2 and
+phi_i = c4 C / (B (e^{alpha/4} - 1)) - rho - 2 eta N_i. Here F_i is the mean loss of B records plus rho/2 |f|^2, so C = 1.
+zeta = alpha_hat/2 is what replacing one record asks for (measured); zeta = alpha_hat, in doubt in the print, is half the noise.
+update=gradient puts F_i's tangent and curvature/2 |f - f_i|^2 in F_i's place, which is IC-ADMM (Chang, Hong, Wang 2015).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.prox import prox
+from leakaudit.registry import param, victim
+from leakaudit.relations import Relations, decimal
+from leakaudit.trace import Graph
+from leakaudit.victim import Claim, Victim
+from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+C4 = 0.25  # largest second derivative of the logistic loss
+
+
+@victim("pvpadmm")
+@dataclass(frozen=True)
+class PVPADMM(Victim):
+    """D-ADMM (perturb=none), its dual (DVP) and its primal variable perturbation (PVP)."""
+
+    paper: ClassVar[str] = "Zhang and Zhu 2017 (IEEE TIFS 12(1)), DVP and PVP, recalled"
+    leaks_what: ClassVar[str] = "every gradient; with DVP + 2n, with PVP - 2 eta N_i q: nothing accumulates"
+
+    eta: float = param(0.3, "penalty of disagreement", "eta")
+    update: Literal["exact", "gradient"] = param("exact", "local update: exact, for convex models, or along one gradient")
+    curvature: float = param(2.0, "of update=gradient", "beta_i")
+    perturb: Literal["none", "dual", "primal"] = param("none", "which variable is noised: DVP or PVP")
+    alpha: float = param(1.0, "claimed privacy loss of each node and iteration", "alpha_p(t)")
+    zeta: Literal["half", "full"] = param("half", "rate of the dual noise: alpha_hat/2, or alpha_hat")
+    records: int = param(1, "records of a node, for the noise", "B_p")
+    convexity: float = param(0.1, "strong convexity of the regulariser (the task's l2), for the noise", "rho")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if min(self.eta, self.curvature, self.alpha, self.convexity) <= 0 or self.records < 1:
+            raise LeakauditError("pvpadmm: expected eta, curvature, alpha, convexity > 0 and records >= 1")
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations."""
+        return True
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """Two a wire and round."""
+        return 2 * len(list(wires)) * rounds
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; every node draws its noise anew in every round."""
+        w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
+        sent, lam, around, channel = w, torch.zeros_like(w), admm.Around(graph, w), Broadcast(recorder, wires)
+        size, phi = (w.new_tensor(column)[:, None] for column in zip(*map(self._noise, map(graph.degree, range(graph.nodes))), strict=True))
+        weight, curves = 2 * self.eta * around.degree + phi, Curves(recorder, problem)
+        recorder.state("w", 0, w)
+        for t in range(1, rounds + 1):
+            noise = size * admm.radial(w, generator) if self.perturb != "none" else torch.zeros_like(w)
+            pull = self.eta * around.both(sent) - 2 * (lam + noise if self.perturb == "dual" else lam)
+            if self.update == "exact":
+                w = prox(problem, w, -pull, weight)
+            else:
+                g = problem.task.gradients(w, problem.x, problem.y)
+                w = (self.curvature * w + pull - g) / (self.curvature + weight)
+            sent = w + noise if self.perturb == "primal" else w
+            lam = lam + self.eta / 2 * around.apart(sent)
+            channel.send(t, "w", sent)
+            for name, value in {"w": w, "lam": lam, "n": noise}.items():
+                recorder.state(name, t, value)
+            curves.observe(t, w, lam=lam)
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the stationarity of each update, and lam as what the broadcasts make of it."""
+        p, eta, curvature = Relations(graph), decimal(self.eta), decimal(self.curvature)
+        start = p.public("w0")
+        w = dict.fromkeys(range(graph.nodes), start)
+        sent, lam, std = dict(w), dict.fromkeys(w, 0 * start), self._spread(public)
+        for _ in p.rounds(rounds):
+            new = {}
+            for i in w:
+                size, phi = self._noise(graph.degree(i))
+                noise = p.noise("n", size * std, i, law="laplace") if std else 0 * start
+                pull = eta * admm.both(graph, i, sent) - 2 * (lam[i] + noise if self.perturb == "dual" else lam[i])
+                weight = 2 * eta * graph.degree(i) + decimal(phi)
+                if self.update == "exact":
+                    w[i] = p.state("w", i)
+                    p.relate(weight * w[i], pull - p.grad(i, at=w[i]))
+                else:
+                    w[i] = p.state("w", i, eq=(curvature * w[i] + pull - p.grad(i, at=w[i])) / (curvature + weight))
+                new[i] = p.send(i, graph.neighbours[i], w[i] + noise if self.perturb == "primal" else w[i], "w")
+            sent = new
+            lam = {i: p.state("lam", i, eq=lam[i] + eta / 2 * admm.apart(graph, i, sent)) for i in w}
+        return p
+
+    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+        """Return the paper's dynamic differential privacy: alpha a node and iteration, which the paper does not compose."""
+        if self.perturb == "none":
+            return ()
+        noise = f"density exp(-|n| / {self._noise(graph.degree(0))[0]:.4g}) at node 0"
+        return (
+            Claim(
+                source="Zhang and Zhu 2017, dynamic differential privacy of " + ("DVP" if self.perturb == "dual" else "PVP"),
+                promise=f"{self.alpha:g}-differential privacy of each node in each iteration, noise of {noise}; "
+                f"not composed by the paper: {rounds * self.alpha:g} for {rounds} rounds",
+                epsilon=self.alpha,
+                delta=0.0,
+                adjacency="one record of one node is replaced",
+                rounds=1,
+                assumes=(
+                    f"features and derivatives of the loss of norm at most 1, second derivatives at most {C4:g}",
+                    f"{self.records} records a node and a {self.convexity:g}-strongly convex regulariser",
+                    "exact updates",
+                ),
+            ),
+        )
+
+    def _noise(self, degree: int) -> tuple[float, float]:
+        """Return 1 / rate of the noise that is added, and phi, of a node with so many neighbours."""
+        weight, unit = self.convexity + 2 * self.eta * degree, 1 / self.records
+        if self.perturb == "primal":
+            return 2 * unit / (self.convexity * self.alpha), 0.0
+        if self.perturb == "none":
+            return 0.0, 0.0
+        left, phi = self.alpha - 2 * math.log1p(C4 * unit / weight), 0.0
+        if left <= 0:
+            left, phi = self.alpha / 2, C4 * unit / math.expm1(self.alpha / 4) - weight
+        return unit / 2 / (left / 2 if self.zeta == "half" else left), phi
+
+    def _spread(self, public: Mapping[str, Tensor]) -> float:
+        """Return the standard deviation of each coordinate at rate 1, 0 without noise; it grows with the model's size."""
+        if self.perturb == "none":
+            return 0.0
+        if "w0" not in public:
+            raise LeakauditError("pvpadmm: the spread of its noise depends on the model's size; expected the public tensor 'w0'")
+        return admm.radial_std(len(public["w0"]))

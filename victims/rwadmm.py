@@ -1,0 +1,130 @@
+"""Random walk ADMM, Shah and Avrachenkov 2018: one node at a time works and tells its neighbours.
+
+DERIVED: of the paper only the abstract was seen (one node updated per iteration, chosen by simulating a Markov chain). This is ADMM by
+edge variables with one active node i, verified to converge, whose messages are as many as DP-RECAL's Table IV counts; B = +1 if
+i < j, else -1:
+
+    w_i     <- argmin f_i(w) + sum_j B z_{i|j}'w + rho E_i / 2 |w|^2  [+ n]
+    z_{j|i} <- (1 - theta) z_{j|i} + theta ( z_{i|j} + 2 rho B w_i )          to every neighbour j; z^0 = 0
+
+Where a private version puts its noise is not known. Here n is state noise: it replaces w_i wherever the algorithm uses it, since noise
+on what is sent alone breaks the conservation law behind the fixed point. update=gradient takes one step of size alpha instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.prox import prox
+from leakaudit.registry import param, victim
+from leakaudit.relations import Relations, decimal
+from leakaudit.task import Problem
+from leakaudit.trace import Graph
+from leakaudit.victim import Victim
+from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._walk import draw, read  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+
+
+@victim("rwadmm")
+@dataclass(frozen=True)
+class RWADMM(Victim):
+    """ADMM with one active node a round."""
+
+    paper: ClassVar[str] = "Shah and Avrachenkov 2018 (RW-ADMM), derived"
+    leaks_what: ClassVar[str] = "every gradient, -sum_j B z_{i|j} - rho E_i w_i, + rho E_i n"
+
+    rho: float = param(0.5, "penalty of disagreement", "rho")
+    theta: float = param(0.5, "averaging: 0.5 is ADMM, 1 is PDMM", "theta")
+    update: Literal["exact", "gradient"] = param("exact", "local update: exact, for convex models, or one gradient step")
+    alpha: float = param(0.1, "step size of update=gradient", "alpha")
+    activation: Literal["walk", "iid"] = param("walk", "next node: a neighbour (Markov chain), or any node")
+    sigma: float = param(0.0, "standard deviation of the noise on w; 0 without noise", "sigma")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not (0 < self.theta <= 1 and self.rho > 0 and self.alpha > 0 and self.sigma >= 0):
+            raise LeakauditError("rwadmm: expected 0 < theta <= 1, rho, alpha > 0 and sigma >= 0")
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """As many as the busiest node has kept wires, a round, at most: where nodes differ it depends on the schedule."""
+        ends = [i for edge in wires for i in edge]
+        return rounds * max(map(ends.count, set(ends)), default=0)
+
+    def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
+        """Draw who is active, ``active`` (rounds,)."""
+        return {"active": draw(graph, rounds, generator, self.activation)}
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; z is kept on every arc, since every node is active at some time."""
+        at, kept, columns = read(recorder.public, "active", rounds), set(wires), slice(*recorder.columns)
+        place = {arc: k for k, arc in enumerate(graph.arcs)}
+        w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
+        z, bare, noise = w.new_zeros(len(place), w.shape[1]), w.clone(), torch.zeros_like(w)  # z_{i|j}, held by i; w before its noise
+        curves = Curves(recorder, problem)
+        held = [torch.tensor([place[i, j] for j in near], device=w.device) for i, near in enumerate(graph.neighbours)]
+        across = [torch.tensor([place[j, i] for j in near], device=w.device) for i, near in enumerate(graph.neighbours)]
+        sign = [w.new_tensor([[1.0 if i < j else -1.0] for j in near]) for i, near in enumerate(graph.neighbours)]
+        recorder.state("w", 0, w)
+        for t, i in enumerate(at, 1):
+            one, near = Problem(problem.task, problem.x[i : i + 1], problem.y[i : i + 1]), graph.neighbours[i]
+            mine = z[held[i]]
+            moved = self._move(one, w[i : i + 1], (sign[i] * mine).sum(0, keepdim=True), self.rho * len(near))
+            if self.sigma:
+                bare[i], noise[i] = moved[0], self.sigma * admm.normal(moved[0], generator)
+                moved = moved + noise[i]
+            w[i] = moved[0]
+            z[across[i]] = (1 - self.theta) * z[across[i]] + self.theta * (mine + 2 * self.rho * sign[i] * moved)
+            some = [k for k, j in enumerate(near) if (min(i, j), max(i, j)) in kept]
+            if some:
+                rows = recorder.send_many(t, torch.full((len(some),), i), torch.tensor([near[k] for k in some]), "z")
+                rows.copy_(z[across[i][some], columns])
+            for name, value in {"w": w, "v": bare, "n": noise}.items():
+                recorder.state(name, t, value)
+            curves.observe(t, w, z=z)
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the active node's update and its messages; the others' variables stay."""
+        p, at, rho, theta, alpha = (
+            Relations(graph),
+            read(public, "active", rounds),
+            decimal(self.rho),
+            decimal(self.theta),
+            decimal(self.alpha),
+        )
+        w = dict.fromkeys(range(graph.nodes), p.public("w0"))
+        z = dict.fromkeys(graph.arcs, 0 * w[0])
+        for t in p.rounds(rounds):
+            i, near = at[t - 1], graph.neighbours[at[t - 1]]
+            sign = {j: 1 if i < j else -1 for j in near}
+            pull = sum((sign[j] * z[i, j] for j in near), start=0 * w[i])
+            noise = p.noise("n", self.sigma, i) if self.sigma else 0 * w[i]
+            if self.update == "exact":
+                exact = p.state("v", i) if self.sigma else p.state("w", i)
+                p.relate(rho * len(near) * exact, -pull - p.grad(i, at=exact))
+                w[i] = p.state("w", i, eq=exact + noise) if self.sigma else exact
+            else:
+                w[i] = p.state("w", i, eq=w[i] - alpha * (p.grad(i, at=w[i]) + pull + rho * len(near) * w[i]) + noise)
+            for j in near:
+                z[j, i] = p.send(i, j, (1 - theta) * z[j, i] + theta * (z[i, j] + 2 * rho * sign[j] * w[i]), "z")
+        return p
+
+    def _move(self, one: Problem, w: Tensor, pull: Tensor, weight: float) -> Tensor:
+        """Return the active node's new model (1, d)."""
+        if self.update == "exact":
+            return prox(one, w, pull, w.new_tensor([[weight]]))
+        return w - self.alpha * (one.task.gradients(w, one.x, one.y) + pull + weight * w)

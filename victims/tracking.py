@@ -1,0 +1,119 @@
+"""Gradient tracking: every node follows an estimate y of the mean gradient, which is averaged like the model.
+
+DIGing (Nedic, Olshevsky and Shi 2017, Algorithm 1), with Metropolis weights and a common start x^0, y_i^0 = g_i(x^0):
+
+    x^t = W x^{t-1} - alpha y^{t-1}        y^t = W y^{t-1} + g(x^t) - g(x^{t-1})        x^t and y^t travel, and y^0
+
+noise=state adds noise to x wherever it is used, and the error stays small. noise=message adds it to what travels and is averaged, of x and
+of y: then the sum of the y drifts away from the sum of the gradients and the error grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.progress import step
+from leakaudit.registry import param, victim
+from leakaudit.relations import Expression, Relations, decimal
+from leakaudit.trace import Graph
+from leakaudit.victim import Victim
+from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import above, common, everybody, least, normal  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+@victim("tracking")
+@dataclass(frozen=True)
+class Tracking(Victim):
+    """Gradient tracking in the form of DIGing."""
+
+    paper: ClassVar[str] = "Nedic, Olshevsky and Shi 2017, Algorithm 1 (DIGing)"
+    leaks_what: ClassVar[str] = "every gradient, the first as it is sent; also from the models alone"
+    centralised: ClassVar[bool] = False
+
+    alpha: float = param(0.1, "step size", "alpha")
+    sigma: float = param(0.0, "standard deviation of the noise", "sigma")
+    noise: Literal["state", "message"] = param("state", "noise on the models wherever they are used, or on all that travels")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        above("tracking", alpha=self.alpha)
+        least("tracking", sigma=self.sigma)
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations."""
+        return True
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """Two in both directions of a wire and round, and y^0."""
+        return 2 * len(list(wires)) * (2 * rounds + 1)
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; the generator draws the noise."""
+        mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
+        w = common(recorder, problem)
+        g = problem.task.gradients(w, problem.x, problem.y)
+
+        def noised(t: int, kind: str, value: Tensor, where: str) -> Tensor:
+            if not self.sigma or self.noise != where:
+                return value
+            noise = normal(value, self.sigma, generator)
+            recorder.state(f"n{kind}", t, noise)
+            return value + noise
+
+        recorder.state("w", 0, w)
+        y, heard = g, {"w": w, "y": noised(0, "y", g, "message")}
+        channel.send(0, "y", heard["y"])
+        recorder.end_round(0)
+        for t in range(1, rounds + 1):
+            w = noised(t, "w", mix(heard["w"]).sub_(y, alpha=self.alpha), "state")
+            new = problem.task.gradients(w, problem.x, problem.y)
+            y, g = mix(heard["y"]).add_(new).sub_(g), new
+            heard = {kind: noised(t, kind, value, "message") for kind, value in (("w", w), ("y", y))}
+            for kind, value in heard.items():
+                channel.send(t, kind, value)
+            recorder.state("w", t, w)
+            curves.observe(t, w, y=y)
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare both recursions; what travels without noise is the variable itself."""
+        p, mix, alpha = Relations(graph), Mixing(graph), decimal(self.alpha)
+        shaken, loud = self.sigma and self.noise == "state", self.sigma and self.noise == "message"
+
+        def send(i: int, kind: str, value: Expression) -> tuple[Expression, Expression]:
+            """Return the variable and what is heard of it."""
+            if not loud:
+                m = p.send(i, graph.neighbours[i], value, kind)
+                return m, m
+            kept = p.state(kind, i, eq=value)
+            return kept, p.send(i, graph.neighbours[i], kept + p.noise(f"n{kind}", self.sigma, i), kind)
+
+        w = dict(everybody(p, graph.nodes))
+        x, g = dict(w), {i: p.grad(i, at=w[i]) for i in w}
+        first = {i: send(i, "y", g[i]) for i in w}
+        y, heard = {i: pair[0] for i, pair in first.items()}, {i: pair[1] for i, pair in first.items()}
+        for _ in p.rounds(rounds):
+            moved, tracked = {}, {}
+            for i in w:
+                new = mix.declared(i, x) - alpha * y[i]
+                moved[i] = send(i, "w", new + p.noise("nw", self.sigma, i) if shaken else new)
+                change = p.grad(i, at=moved[i][0])
+                tracked[i] = send(i, "y", mix.declared(i, heard) + change - g[i])
+                g[i] = change
+            w, x = {i: pair[0] for i, pair in moved.items()}, {i: pair[1] for i, pair in moved.items()}
+            y, heard = {i: pair[0] for i, pair in tracked.items()}, {i: pair[1] for i, pair in tracked.items()}
+        return p

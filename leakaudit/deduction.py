@@ -32,7 +32,8 @@ class Determined:
     """What a view determines of one node, over relations that were chosen for it.
 
     knowledge: those relations, and what is heard. rows: a basis of the combinations of its gradients, noise-free ones first; noisy:
-    how many of them hold up to noise alone. reach: distance of the nodes whose relations are in use, None where its own decide.
+    how many of them hold up to noise alone. reach: distance of the nodes whose relations are in use, None where its own decide. assumed:
+    constants that were taken at their defaults.
     """
 
     node: int
@@ -40,17 +41,19 @@ class Determined:
     rows: tuple[Expression, ...]
     noisy: int
     reach: int | None
+    assumed: str = ""
 
     @property
     def scope(self) -> str:
-        """What this rests on, where that is not all that is heard."""
-        if self.reach is None:
-            return ""
-        rounds = len({r.round for r in self.knowledge.relations if r.round})
-        return (
-            f"lower bound on what leaks: from relations of {rounds} rounds, of nodes within distance {self.reach}; "
-            "more of them can only add to it"
-        )
+        """What this rests on, where that is not all that is heard, or where constants are missing."""
+        said = []
+        if self.reach is not None:
+            rounds = len({r.round for r in self.knowledge.relations if r.round})
+            what = f"relations of {rounds} rounds, of nodes within distance {self.reach}"
+            said.append(f"lower bound on what leaks: from {what}; more of them can only add to it")
+        if self.assumed:
+            said.append(f"the trace does not name all constants, so this holds for {self.assumed}")
+        return "; ".join(said)
 
     def formula(self, row: Expression) -> Expression:
         """Return how one row is computed from what is heard, in exact rationals, from few rounds where they suffice."""
@@ -79,10 +82,15 @@ class Deduction:
         last = self.view.rounds.stop - 1
         base = self._victim.relations(self.view.graph, min(last, DECLARED) if self._victim.stationary else last, self.trace.public)
         shown = {v.name for v in base.vectors if v.kind == "public"}
-        for name in registry.values(self._victim):
-            if name not in shown:
-                self.view.constant(name)  # raises where it is not known
+        for name in registry.values(self._victim).keys() & self.trace.params.keys() - shown:
+            self.view.constant(name)  # raises where it is not known
         return base
+
+    @cached_property
+    def assumed(self) -> str:
+        """Constants that the trace does not name, and the defaults that stand for them."""
+        missing = {name: value for name, value in registry.values(self._victim).items() if name not in self.trace.params}
+        return ", ".join(f"{name}={value}" for name, value in missing.items())
 
     def of(self, node: int, gradients: int) -> Determined:
         """Return what is determined of a node's first gradients; raises NotDetermined, with the reason, where nothing is."""
@@ -116,15 +124,15 @@ class Deduction:
         exact = len(rows)
         if knowledge.noise:
             rows = basis([*rows, *determined(knowledge, wanted, up_to_noise=True)])
-        return Determined(node, knowledge, tuple(rows), len(rows) - exact, reach)
+        return Determined(node, knowledge, tuple(rows), len(rows) - exact, reach, self.assumed)
 
     def _continued(self, node: int, part: Knowledge, gradients: int, reach: int | None) -> tuple[Relations, Iterable[int]]:
         """Return the declaration over the rounds that are needed, and which of its relations."""
         first, stop = max(self.view.rounds.start, 1), self.view.rounds.stop
         taken = [part.declared.vectors[g.vector].round for g in self.base.gradients(node)]
         if not self._victim.stationary or len(self._same) < ALIKE:
-            heard = [t for t in taken if t >= first][: gradients + MARGIN]
-            rows = [r for r in part.rows if self.base.relations[r].round <= max(heard, default=0)]
+            later = [t for t in taken if t >= first][gradients + MARGIN :]
+            rows = [r for r in part.rows if not later or self.base.relations[r].round < later[0]]
             return self.base, rows
         stop = min(stop, first + gradients + MARGIN)
         if reach is not None:

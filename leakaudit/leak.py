@@ -39,6 +39,7 @@ class GradientLeak:
     theta_std: float = 0.0
     batch: int | None = None
     inner: int = 1
+    step: float | None = None
     adversary: str = "eavesdropper"
     formula: str = ""
     scope: str = ""

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakaudit.adversary import View
 from leakaudit.deduction import Deduction, Determined
 from leakaudit.leak import GradientLeak
 from leakaudit.relations import Expression, Knowledge, determined, estimate
@@ -60,8 +61,9 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
         noise=torch.from_numpy(estimated.noise[:m]),
         theta=None if points is None else _models(deduction, points, dict(zip(unknown, values[m:], strict=True))),
         theta_std=float(estimated.std[m:].max(initial=0.0)),
-        batch=view.constant("samples") if view.knows("samples") else None,
+        batch=_batch(view),
         inner=max(len(places) for places in columns.places),
+        step=_step(knowledge, columns.places[0]),
         adversary=str(view.adversary),
         formula=formula(found, rows[len(rows) // 2]),
         scope=found.scope,
@@ -126,6 +128,24 @@ def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] 
     given = determined(knowledge, list(dict.fromkeys(unknown)), up_to_noise=True, form="echelon") if unknown else []
     single = {next(iter(row.terms)) for row in given if len(row.terms) == 1}
     return points if all(p.vector in single for p in unknown) else None
+
+
+def _batch(view: View) -> int | None:
+    """Return the records behind one gradient: those of a mini-batch, where the protocol draws one, else the node's."""
+    for name in ("batch", "samples"):
+        if view.knows(name) and view.constant(name):
+            return int(view.constant(name))
+    return None
+
+
+def _step(knowledge: Knowledge, places: Sequence[int]) -> float | None:
+    """Return the step size between two gradients of one round: -dw/dg of the model w at which the second one is taken."""
+    points = knowledge.declared.points
+    if len(places) < 2 or len(points[places[1]].at.terms) != 1:
+        return None
+    after = points[places[1]].at.vector
+    moves = (r.terms for r in knowledge.relations if places[0] in r.terms and after in r.terms)
+    return next((float(terms[places[0]] / terms[after]) for terms in moves), None)
 
 
 def _models(deduction: Deduction, points: Sequence[Expression], solved: Mapping[Expression, Tensor]) -> Tensor:

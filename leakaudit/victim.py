@@ -39,14 +39,17 @@ class Victim(Protocol):
     """A frozen dataclass of the protocol's constants; subclass it.
 
     paper: its source. leaks_what: one sentence for tables. centralised: runs on a star whose server is
-    the last node, which holds no data. stationary: every round, after the first few, has the same relations, so that a few
-    rounds of `relations` stand for all.
+    the last node, which holds no data.
     """
 
     paper: ClassVar[str]
     leaks_what: ClassVar[str]
     centralised: ClassVar[bool] = False
-    stationary: ClassVar[bool] = False
+
+    @property
+    def stationary(self) -> bool:
+        """Whether every round, after the first few, has the same relations, so that a few rounds of `relations` stand for all."""
+        return False
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Count the messages of a recording of these wires (undirected edges), to size the file before the run."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from leakaudit.cli import say, settings, shared, trust
 from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
-from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.run import Options

@@ -1,0 +1,134 @@
+"""What theory allows: the exact mu, and epsilon, of what an adversary sees of each node, behind `leakaudit bound`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from leakaudit.adversary import Adversary
+from leakaudit.bounds import gaussian
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.relations import Knowledge, Relations, account, drift, know
+from leakaudit.relations.repeat import extend, steady
+from leakaudit.trace import Graph, Json
+from leakaudit.victim import Victim
+
+DECLARED, ALIKE = 8, 3  # rounds of a protocol whose rounds are alike, and how many of the last ones are compared
+LEVELS = {
+    2: "record: the models are functions of what is seen, so one changed record moves each gradient by the sensitivity alone",
+    1: "node: the node's own past gradients move the model where later ones are taken; give --smoothness for records",
+    0: "fixed changes: hidden noise steers the models, so this holds for changes that do not depend on the run",
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A victim on a graph, over a number of rounds, with the public tensors that its schedule reads."""
+
+    victim: Victim
+    graph: Graph
+    rounds: int
+    public: Mapping[str, Tensor]
+
+    @cached_property
+    def whole(self) -> Relations:
+        """The whole network over all rounds."""
+        return self.victim.relations(self.graph, self.rounds, self.public)
+
+    def knowledge(self, node: int, adversary: Adversary) -> Knowledge:
+        """Return what an adversary knows, own private vectors included, over all relations that say something of the node.
+
+        Those of the node alone, where all its messages are heard: then the rest is a function of what is seen, of others'
+        secrets, which a worst case knows, and of others' noise.
+        """
+        if self.victim.stationary and self.rounds > DECLARED and len(same := steady(self._start, ALIKE)) == ALIKE:
+            heard = know(self._start, adversary)
+            own = heard.near([node])
+            vectors = (self._start.vectors[k] for k in own.used - own.known)
+            if not any(v.kind == "message" and not v.secure for v in vectors):
+                return know(extend(self._start, same, own.rows, range(1, self.rounds + 1)), adversary)
+        return know(self.whole, adversary)
+
+    @cached_property
+    def _start(self) -> Relations:
+        return self.victim.relations(self.graph, DECLARED, self.public)
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one adversary's view may tell about one node.
+
+    mu: of Gaussian differential privacy, certified upper value; attained: reached by some change. epsilon: at `delta`. level: whose
+    change is bounded (`LEVELS`). leaking: combinations without noise, where mu is inf. refused: why there is no mu, in words.
+    """
+
+    node: int
+    adversary: str
+    sensitivity: float
+    delta: float
+    mu: float | None = None
+    attained: float | None = None
+    epsilon: float | None = None
+    level: str = ""
+    certificate: tuple[int, ...] = ()
+    leaking: tuple[str, ...] = ()
+    refused: str = ""
+
+    def to_json(self) -> dict[str, Json]:
+        """Plain values; infinity is the text ``inf``."""
+        return {k: "inf" if v == math.inf else list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+
+def price(
+    protocol: Protocol,
+    adversary: Adversary,
+    nodes: Sequence[int],
+    sensitivity: float = 1.0,
+    delta: float = 1e-5,
+    smoothness: float | None = None,
+) -> Iterator[Price]:
+    """Yield the price of every node.
+
+    sensitivity: how far one gradient moves in Euclidean norm when the data changes. smoothness: Lipschitz constant of the node's
+    gradients, for record level where the protocol does not release the models. Raises LeakauditError for a node that is not there.
+    """
+    for k, node in enumerate(nodes):
+        if not 0 <= node < protocol.graph.nodes:
+            raise LeakauditError(f"there is no node {node}: the graph has nodes 0 to {protocol.graph.nodes - 1}")
+        step("nodes", k, len(nodes))
+        asked = Price(node, str(adversary), sensitivity, delta)
+        try:
+            yield _price(protocol.knowledge(node, adversary), asked, smoothness)
+        except LeakauditError as e:
+            yield Price(node, str(adversary), sensitivity, delta, refused=str(e))
+    step("nodes", len(nodes), len(nodes))
+
+
+def _price(knowledge: Knowledge, asked: Price, smoothness: float | None) -> Price:
+    targets = [g for g in knowledge.declared.gradients(asked.node) if g.vector not in knowledge.known]
+    if not targets:
+        raise LeakauditError("it takes no gradients, or the adversary is this node")
+    bound = account(knowledge, targets, asked.sensitivity)
+    mu, attained, level = bound.mu, bound.attained, LEVELS[min(bound.certificate, default=2)]
+    if smoothness is not None and mu < math.inf and min(bound.certificate, default=2) < 2:
+        try:
+            mu, level = drift(knowledge, targets, asked.sensitivity, smoothness).mu, f"record: gradients are {smoothness:g}-Lipschitz"
+        except LeakauditError as e:
+            level = f"{level} (no bound for records: {e})"
+    return Price(
+        asked.node,
+        asked.adversary,
+        asked.sensitivity,
+        asked.delta,
+        mu=mu,
+        attained=attained,
+        epsilon=gaussian.epsilon(asked.delta, mu),
+        level=level if mu < math.inf else "",
+        certificate=bound.certificate,
+        leaking=tuple(map(str, bound.leaking)),
+    )

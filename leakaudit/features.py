@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from leakaudit.task import Task
 
 COARSE = (4, 8, 16)  # sides of the pictures that are searched first, enlarged to the true size
-COARSE_STEPS, COARSE_WEIGHT = 20, 1e-3  # most L-BFGS steps at each side, and the weight of total variation
-SMOOTH = (1e-2, 1e-3, 1e-4, 1e-5)  # its weights at full size, each search from where the last one ended
+COARSE_STEPS, COARSE_WEIGHT = 6, 1e-3  # most L-BFGS steps at each side, and the weight of total variation
+SMOOTH = (1e-2, 1e-4)  # its weights at full size, each search from where the last one ended
 SMOOTH_STEPS = 40  # most L-BFGS steps at each weight
+PATIENCE = 5  # steps over which such a search must gain; the next one goes on from where it ends
 ROUNDING = 1e-3  # differences of neighbours below it count as squares, which keeps L-BFGS going
 
 
@@ -76,7 +77,7 @@ def _smooth(task: Task, known: Known, start: Tensor, weight: float, steps: int, 
         x = enlarge(z)
         return misfit(task, known, x) + weight * priors.total_variation(x, ROUNDING)
 
-    return optimise.lbfgs(objective, (start,), steps, what="features")
+    return optimise.lbfgs(objective, (start,), steps, what="features", patience=PATIENCE)
 
 
 def _enlarge(sides: torch.Size) -> Callable[[Tensor], Tensor]:

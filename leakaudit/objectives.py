@@ -96,11 +96,12 @@ def misfit(target: Target, task: Task, x: Tensor, y: Tensor) -> float:
 
 
 def reconstruction(
-    name: str, leak: GradientLeak, task: Task, target: Target, x: Tensor, y: Tensor, residual: Callable[[Tensor], float], note: str
+    name: str, leak: GradientLeak, task: Task, target: Target, x: Tensor, y: Tensor | None, residual: Callable[[Tensor], float], note: str
 ) -> Reconstruction:
     """Judge inputs x (b, *shape) by the relative residual that they leave once they are clamped; the inputs that come back are finite.
 
-    y: the labels to report. residual: of inputs. The certificate is APPROXIMATE or FAILED, never EXACT: other inputs may fit as well.
+    y: the labels to report, None where they are not settled. residual: of inputs. The certificate is APPROXIMATE or FAILED, never
+    EXACT: other inputs may fit as well.
     """
     x = priors.boxed(task, x.detach().nan_to_num(0.5, 1.0, 0.0))
     left = residual(x)

@@ -20,7 +20,7 @@ Objective = Callable[..., Tensor]
 Point = tuple[Tensor, ...]
 
 SCALE = 1e8  # torch's L-BFGS forgets curvature pairs below 1e-10 in absolute size, so a normalised objective must start large
-PATIENCE = 15  # L-BFGS steps over which the objective must fall ...
+PATIENCE = 15  # L-BFGS steps, where nothing else is said, over which the objective must fall ...
 FALLS = 0.03  # ... by this share, else the search has converged
 SHRINK = 0.1  # share of its own step that L-BFGS takes after a point that was not finite, over the one before
 TRIES = 3  # such restarts before it gives up
@@ -73,11 +73,11 @@ class _Closure:
         return math.isfinite(self.last) and all(bool(t.isfinite().all()) for t in self.x)
 
 
-def lbfgs(objective: Objective, start: Point, steps: int, goal: float = 0.0, what: str = "L-BFGS") -> Run:
+def lbfgs(objective: Objective, start: Point, steps: int, goal: float = 0.0, what: str = "L-BFGS", patience: int = PATIENCE) -> Run:
     """Minimise with L-BFGS, history 100 and a strong Wolfe line search.
 
     steps: at most; one is 20 iterations, torch's default, as in Zhu et al. 2019. goal: an objective that is good enough. It has
-    converged once the objective fell by less than 3 % in 15 steps. Where something is not finite, the search starts again from
+    converged once the objective fell by less than 3 % in `patience` steps. Where something is not finite, the search starts again from
     its best point with fixed steps, a tenth of L-BFGS's own, then a hundredth.
     """
     best, rate, tries = Run(tuple(t.detach() for t in start)), 1.0, 0
@@ -96,7 +96,7 @@ def lbfgs(objective: Objective, start: Point, steps: int, goal: float = 0.0, wha
             if tries > TRIES:
                 return replace(best, ended="diverged")
             closure, optimiser, history = _fresh(objective, best, rate)
-        elif len(history) > PATIENCE and history[-1] > (1 - FALLS) * history[-1 - PATIENCE]:
+        elif len(history) > patience and history[-1] > (1 - FALLS) * history[-1 - patience]:
             return replace(best, ended="converged")
     return best
 

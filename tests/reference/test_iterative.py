@@ -162,6 +162,37 @@ def test_labels_are_searched_where_the_last_layer_is_not_in_the_leak() -> None:
     assert psnr(found, x[:1]) > 30
 
 
+def test_a_label_that_the_differences_do_not_show_is_not_reported() -> None:
+    """Of a logistic model q = p - y; the difference of two q does not contain y."""
+    task = Task.build(TaskSpec("logistic", {}, loss="binary", shape=(6,), classes=2), dtype=D)
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 6, generator=g, dtype=D)
+    found = attacked("differential", planted(task, x, torch.tensor([1]), 3, True, g), task, g)
+    assert float((found.x - x).norm() / x.norm()) < 1e-3
+    assert found.y is None
+    assert "another label fits as well" in found.note
+
+
+def test_a_label_is_not_reported_where_none_fits_or_time_is_over() -> None:
+    task, x = tiny(act="tanh", classes=3)
+    g = torch.Generator().manual_seed(0)
+    leak = planted(task, x[:1], torch.tensor([2]), 2, True, g)
+    first = task.layout.slices["fc.weight"].start
+    part = replace(leak, value=leak.value[:, :first], columns=(0, first))
+    with watching(seconds=0.0):
+        found = attacked("differential", part, task, g)
+    assert found.y is None
+    assert "no time to compare labels" in found.note
+    unrelated = replace(part, value=torch.randn(part.value.shape, generator=g, dtype=D))
+    found = attacked("differential", unrelated, task, g, steps=20, adam_steps=20, restarts=1)
+    assert found.certificate is Certificate.FAILED
+    assert found.y is None
+    assert "no label fits" in found.note
+    known = attacked("differential", unrelated, task, g, labels="2", steps=5, adam_steps=5, restarts=1)
+    assert known.y is not None
+    assert known.y.tolist() == [2]
+
+
 def test_two_samples_with_one_class_twice() -> None:
     task, x = tiny("convnet", "tanh", classes=2)
     g = torch.Generator().manual_seed(0)
@@ -239,12 +270,12 @@ def ten_crops(model: str) -> tuple[Task, Tensor, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["dlg", "idlg"])
-def test_lenet_gives_eight_of_ten_pictures_within_300_steps(name: str) -> None:
+def test_lenet_gives_nine_of_ten_pictures_within_300_steps(name: str) -> None:
     task, x, y = ten_crops("lenet")
     right = labels = 0
     for k in range(10):
         g = torch.Generator().manual_seed(k)
-        found = attacked(name, planted(task, x[k : k + 1], y[k : k + 1], 1, False, g), task, g, restarts=1)
+        found = attacked(name, planted(task, x[k : k + 1], y[k : k + 1], 1, False, g), task, g, restarts=1, goal=2e-4)
         right += psnr(found, x[k]) > 30
         labels += found.y is not None and found.y.tolist() == y[k : k + 1].tolist()
     assert right >= 9
@@ -255,11 +286,11 @@ def test_lenet_gives_eight_of_ten_pictures_within_300_steps(name: str) -> None:
 def test_one_difference_on_lenet_is_no_worse_than_a_gradient() -> None:
     task, x, y = ten_crops("lenet")
     decibels = []
-    for k in range(10):
+    for k in range(5):
         g = torch.Generator().manual_seed(k)
         leak = planted(task, x[k : k + 1], y[k : k + 1], 2, True, g, alpha=0.1)
         decibels.append(psnr(attacked("differential", leak, task, g, labels=str(int(y[k])), goal="1e-4"), x[k]))
-    assert sum(decibels) / 10 >= 40
+    assert sum(decibels) / 5 >= 40
 
 
 @pytest.mark.slow

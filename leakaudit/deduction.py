@@ -56,12 +56,13 @@ class Determined:
         return "; ".join(said)
 
     def formula(self, row: Expression) -> Expression:
-        """Return how one row is computed from what is heard, in exact rationals, from few rounds where they suffice."""
+        """Return how one row is computed from what is heard, in exact rationals, from few rounds and without noise where that works."""
         places = [row.home[k].round for k in row.terms]
-        for before, after in ((1, 2), (2, 3), (1 << 30, 1 << 30)):
-            some = self.knowledge.within(range(min(places) - before, max(places) + after + 1))
-            if (found := explain(some, row, up_to_noise=True)) is not None:
-                return found
+        for noise in (False, True):
+            for before, after in ((1, 2), (2, 3), (1 << 30, 1 << 30)):
+                some = self.knowledge.within(range(min(places) - before, max(places) + after + 1))
+                if (found := explain(some, row, up_to_noise=noise)) is not None:
+                    return found
         raise NotDetermined(f"{row} is not determined")
 
 

@@ -94,8 +94,10 @@ def say(text: str, args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit code: 0 done, 2 bad input, 130 interrupted."""
-    args = parser().parse_args(argv)
+    verb = ""
     try:
+        args = parser().parse_args(argv)
+        verb = f" {args.verb}"
         code: int = args.run(args)
         sys.stdout.flush()
         return code
@@ -109,5 +111,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as e:
         message = f"{e.filename}: {e.strerror}" if e.filename else str(e)
-    sys.stderr.write(f"leakaudit {args.verb}: {' '.join(message.split())}\n")
+    sys.stderr.write(f"leakaudit{verb}: {' '.join(message.split())}\n")
     return 2

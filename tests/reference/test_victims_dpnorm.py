@@ -1,0 +1,370 @@
+"""DP-Norm and ECL against the paper's formulas in plain loops, their optimum, their leak and Theorem 1."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.stats import norm
+
+import leakaudit as la
+from leakaudit import declared, recording
+from leakaudit.recorder import Recorder
+from leakaudit.recording import generators
+from leakaudit.relations import account, estimate, know
+from leakaudit.relations import recorded as messages
+from leakaudit.scenario import Scenario
+from leakaudit.task import Problem, Task
+from leakaudit.trace import Graph, TaskSpec, Trace, Truth
+from leakaudit.victims._dpnorm import guaranteed, level, sensitivity
+from leakaudit.victims.dpnorm import DPNorm
+from leakaudit.victims.single import Single
+
+Array = NDArray[np.float64]
+RING = Graph(6, tuple(sorted((min(i, (i + 1) % 6), max(i, (i + 1) % 6)) for i in range(6))))
+STAR = Graph(6, tuple((0, i) for i in range(1, 6)))
+
+
+class Squares:
+    """Six nodes with 40 rows of least squares in 5 dimensions, whose local optima differ."""
+
+    def __init__(self) -> None:
+        draw = np.random.default_rng(0)
+        self.x = np.stack([draw.normal(size=(40, 5)) for _ in range(6)])
+        self.y = np.stack([x @ draw.normal(size=5) + 0.1 * draw.normal(size=40) for x in self.x])
+
+    def gradient(self, i: int, w: Array) -> Array:
+        return np.asarray(self.x[i].T @ (self.x[i] @ w - self.y[i]) / 40)
+
+    def optimum(self, weights: Array) -> Array:
+        h = sum(c * x.T @ x for c, x in zip(weights, self.x, strict=True))
+        b = sum(c * x.T @ y for c, x, y in zip(weights, self.x, self.y, strict=True))
+        return np.asarray(np.linalg.solve(h, b))
+
+
+SQUARES = Squares()
+
+
+def record(victim: DPNorm, graph: Graph, rounds: int, dtype: torch.dtype = torch.float64, seed: int = 0, wires: bool = True) -> Recorder:
+    spec = TaskSpec("linear", {"bias": False}, "squared", (5,), 1)
+    task, random = Task.build(spec, dtype=dtype), generators(seed, "model", "run", "schedule")
+    recorder = Recorder(
+        None,
+        protocol="dpnorm",
+        task=task,
+        graph=graph,
+        params={**la.registry.values(victim), "samples": 40},
+        rounds=rounds,
+        dtype=dtype,
+        public={"w0": task.init(random["model"]), **victim.schedule(graph, rounds, random["schedule"])},
+        keep_states=True,
+    )
+    x, y = torch.tensor(SQUARES.x, dtype=dtype), torch.tensor(SQUARES.y, dtype=dtype)
+    with recorder:
+        for i in range(6):
+            recorder.truth(i, x[i], y[i])
+        victim.run(Problem(task, x, y), graph, rounds, recorder, random["run"], graph.edges if wires else [])
+    return recorder
+
+
+def recorded(
+    victim: DPNorm, graph: Graph = RING, rounds: int = 30, dtype: torch.dtype = torch.float64, seed: int = 0
+) -> tuple[Trace, Truth]:
+    recorder = record(victim, graph, rounds, dtype, seed)
+    return recorder.trace, recorder.truth_record
+
+
+def noise_of(truth: Truth, victim: DPNorm, t: int, k: int, i: int) -> Array:
+    """Return n_i of an inner step."""
+    name = "n" if victim.noise == "round" else f"n.{k}"
+    return np.asarray(truth.states[name][t, i].double()) if name in truth.states else np.zeros(5)
+
+
+def replay(victim: DPNorm, graph: Graph, rounds: int, w0: Array, truth: Truth) -> tuple[dict[tuple[int, ...], Array], Array, Array]:
+    """Run Algorithm 1 line by line with the noise that was drawn.
+
+    Returns y by (round, i, j), the models, and sum_k a^{K-1-k} g_k of every round and node (rounds, 6, 5).
+    """
+    near, w = graph.neighbours, np.tile(w0, (6, 1))
+    z = {(i, j): np.zeros(5) for i in range(6) for j in near[i]}
+    sent: dict[tuple[int, ...], Array] = {}
+    sums = np.zeros((rounds, 6, 5))
+    for t in range(1, rounds + 1):
+        for i in range(6):
+            size = len(near[i]) if victim.eta == "node" else float(np.mean([len(n) for n in near]))
+            eta = 1 / (victim.mu * size * victim.inner)
+            gamma = 1 + victim.alpha * eta
+            a = gamma / (gamma + eta * victim.mu * len(near[i]))
+            for k in range(victim.inner):
+                n, g = noise_of(truth, victim, t, k, i), SQUARES.gradient(i, w[i])
+                sums[t - 1, i] = a * sums[t - 1, i] + g
+                pull = sum((1 if i < j else -1) * z[i, j] for j in near[i]) - (len(near[i]) * n if victim.noise == "inner" else 0)
+                w[i] = a * (w[i] - victim.mu * g + victim.mu * eta / gamma * pull)
+            for j in near[i]:
+                dual = eta / gamma * (z[i, j] - (1 if i < j else -1) * (w[i] + n))
+                sent[t, i, j] = 2 / eta * dual - z[i, j]
+        z = {(i, j): sent[t, j, i] for i, j in z}
+    return sent, w, sums
+
+
+@pytest.mark.parametrize("graph", [RING, STAR], ids=["ring", "star"])
+@pytest.mark.parametrize("eta", ["node", "common"])
+@pytest.mark.parametrize("noise", ["round", "inner"])
+def test_it_sends_what_algorithm_1_sends(graph: Graph, eta: Any, noise: Any) -> None:
+    victim = DPNorm(inner=3, alpha=0.2, sigma=0.05, eta=eta, noise=noise)
+    trace, truth = recorded(victim, graph, 8)
+    sent, w, _ = replay(victim, graph, 8, trace.public["w0"].numpy(), truth)
+    view = la.Adversary().view(trace)
+    for (t, i, j), y in sent.items():
+        assert np.abs(view.message(t, i, j, "y").numpy() - y).max() < 1e-12
+    assert np.abs(truth.states["w"][8].numpy() - w).max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"sigma": 0.0},
+        {"inner": 3, "alpha": 0.2},
+        {"inner": 4, "alpha": 0.2, "noise": "inner", "resend": True},
+        {"inner": 3, "batch": 15, "resend": True, "eta": "common"},
+        {"epsilon": 1.0, "records": 40, "inner": 2, "batch": 20, "alpha": 0.3},
+    ],
+    ids=["default", "ECL", "inner", "appendix", "batches", "theorem"],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+def test_the_declaration_is_what_runs(settings: dict[str, Any], dtype: torch.dtype) -> None:
+    for graph in (RING, STAR):
+        found = declared.check(*recorded(DPNorm(**settings), graph, 4, dtype))
+        assert found.skipped == 0
+        assert found.worst < 20 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(("inner", "rounds"), [(1, 1500), (5, 300)])
+def test_the_optimum_on_a_ring_and_not_on_a_star_unless_eta_is_common(inner: int, rounds: int) -> None:
+    def ending(graph: Graph, eta: Any) -> Array:
+        recorder = record(DPNorm(sigma=0.0, inner=inner, eta=eta), graph, rounds, wires=False)
+        w = recorder.truth_record.states["w"][-1].numpy()
+        assert np.abs(w - w.mean(0)).max() < 1e-12
+        return np.asarray(w.mean(0))
+
+    plain, degrees = SQUARES.optimum(np.ones(6)), SQUARES.optimum(np.array([5.0, 1, 1, 1, 1, 1]))
+    assert np.abs(ending(RING, "node") - plain).max() < 1e-12
+    assert np.abs(ending(STAR, "node") - plain).max() == pytest.approx(0.505, abs=0.01)
+    assert np.abs(ending(STAR, "node") - degrees).max() < 1e-12
+    assert np.abs(ending(STAR, "common") - plain).max() < 1e-12
+
+
+@pytest.mark.parametrize(("alpha", "apart"), [(0.01, 0.038), (0.1, 0.32), (1.0, 1.27)])
+def test_the_denoising_term_moves_the_models_apart(alpha: float, apart: float) -> None:
+    w = record(DPNorm(sigma=0.0, alpha=alpha), RING, 1000, wires=False).truth_record.states["w"][-1].numpy()
+    assert np.abs(w - w.mean(0)).max() == pytest.approx(apart, rel=0.02)
+
+
+@dataclass
+class Heard:
+    """What an eavesdropper learns of sum_k a^{K-1-k} g_k by `la.leaks`: error and truth (6, T, 5), std (6, T)."""
+
+    error: Array
+    true: Array
+    std: Array
+
+
+def heard(victim: DPNorm, graph: Graph = RING, rounds: int = 30, dtype: torch.dtype = torch.float64, seed: int = 0) -> Heard:
+    trace, truth = recorded(victim, graph, rounds, dtype, seed)
+    _, _, sums = replay(victim, graph, rounds, trace.public["w0"].double().numpy(), truth)
+    found = []
+    for leak in la.leaks(trace, rounds=rounds):
+        scale = leak.combination.diagonal()
+        assert leak.inner == victim.inner
+        assert torch.equal(leak.combination, scale.diag())
+        g = sums[leak.rounds.numpy(), leak.node]
+        found.append(((leak.value / scale[:, None]).numpy() - g, g, (leak.std / scale).numpy()))
+    return Heard(*(np.stack(part) for part in zip(*found, strict=True)))
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 2e-13), (torch.float32, 1e-4)], ids=["float64", "float32"])
+@pytest.mark.parametrize("graph", [RING, STAR], ids=["ring", "star"])
+@pytest.mark.parametrize("inner", [1, 3])
+def test_without_noise_the_weighted_sum_of_a_round_is_on_the_wire(graph: Graph, inner: int, dtype: torch.dtype, limit: float) -> None:
+    found = heard(DPNorm(sigma=0.0, alpha=0.2, inner=inner), graph, dtype=dtype)
+    assert found.error.shape == (6, 30, 5)
+    assert np.abs(found.error).max() < limit
+
+
+@pytest.mark.parametrize(("inner", "std", "median"), [(1, 0.333, 0.31), (3, 0.277, 0.11)])
+def test_the_noise_of_the_leak_is_as_predicted(inner: int, std: float, median: float) -> None:
+    victim = DPNorm(sigma=0.01, alpha=0.2, inner=inner)
+    runs = [heard(victim, rounds=12, seed=seed) for seed in range(24)]
+    error, predicted = np.stack([r.error for r in runs]), runs[0].std
+    assert predicted[:, 1:] == pytest.approx(std, rel=0.005)
+    assert error[:, :, 1:].std() / predicted[0, 1] == pytest.approx(1, abs=0.02)
+    assert error[:, :, 0].std() / predicted[0, 0] == pytest.approx(1, abs=0.08)  # the first step starts from a model without noise
+    long = heard(victim)
+    relative = np.linalg.norm(long.error, axis=2) / np.linalg.norm(long.true, axis=2)
+    assert np.median(relative) == pytest.approx(median, rel=0.1)
+
+
+@pytest.mark.parametrize("inner", [1, 3])
+def test_the_mean_over_rounds_is_far_quieter(inner: int) -> None:
+    victim, rounds = DPNorm(sigma=0.01, alpha=0.2, inner=inner), 12
+    p = victim.relations(RING, rounds, {})
+    a = 0.75 if inner == 1 else 5 / 6
+    weights = [a ** (inner - 1 - k) / rounds for k in range(inner)] * rounds
+    mean = sum((str(w) * g for w, g in zip(weights, p.gradients(0), strict=True)), start=0 * p.gradients(0)[0])
+    predicted = float(estimate(know(p, la.Adversary()), [mean]).std[0])
+    found = [heard(victim, rounds=rounds, seed=seed) for seed in range(24)]
+    assert predicted < 0.4 * found[0].std[0, 1]
+    assert np.stack([f.error.mean(1) for f in found]).std() / predicted == pytest.approx(1, abs=0.08)
+
+
+@pytest.mark.parametrize(("inner", "expected"), [(1, 2.9522), (3, 6.0160)])
+def test_exact_mu_is_the_sum_of_the_shifts_that_add_up_in_the_model(inner: int, expected: float) -> None:
+    victim = DPNorm(sigma=0.1, alpha=0.2, inner=inner)
+    p = victim.relations(RING, 8, {})
+    found = account(know(p, la.Adversary()), p.gradients(0), 1.0)
+    a, shift, total = 0.75 if inner == 1 else 5 / 6, 0.0, 0.0
+    for _ in range(8):
+        for _ in range(inner):
+            shift = a * (shift + victim.mu)
+        total += shift**2 / victim.sigma**2
+    assert found.mu == pytest.approx(math.sqrt(total), rel=1e-9)
+    assert found.mu == pytest.approx(expected, rel=1e-4)
+    assert found.certificate[0] == 2
+    assert set(found.certificate[inner:]) == {1}
+
+
+@pytest.mark.parametrize(("noise", "exact"), [("round", 3), ("inner", 0)])
+def test_sending_twice_in_a_round_cancels_its_noise(noise: Any, exact: int) -> None:
+    victim = DPNorm(inner=2, alpha=0.2, resend=True, noise=noise, batch=40)
+    trace, truth = recorded(victim, rounds=3)
+    p = victim.relations(RING, 3, {})
+    bound = account(know(p, la.Adversary()), p.gradients(0), 1.0, certify=False)
+    assert len(bound.leaking) == exact
+    assert math.isinf(bound.mu) == bool(exact)
+    once = DPNorm(inner=2, alpha=0.2).relations(RING, 3, {})
+    assert math.isfinite(account(know(once, la.Adversary()), once.gradients(0), 1.0, certify=False).mu)
+    g = {f"g[0|{k},{t}]": truth.states[f"g.{k}"][t, 0].numpy() for k in range(2) for t in range(1, 4)}
+    for row in bound.leaking:
+        quiet = estimate(know(p, la.Adversary(), own=False), [row], rounding=1e-16)
+        assert quiet.std[0] < 1e-12
+        value = quiet.apply(messages(la.Adversary().view(trace)))[0].numpy()
+        true = sum(float(v) * g[row.home[k].label] for k, v in row.terms.items())
+        assert np.abs(value - true).max() < 1e-11
+
+
+def exact_delta(mu: float, epsilon: float) -> float:
+    """Return delta(epsilon) of a Gaussian mechanism of shift mu."""
+    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+
+
+def test_theorem_1_at_the_papers_constants() -> None:
+    ratio = level(1.0, 1e-3, 2000, "eq8")
+    assert ratio == pytest.approx(167.7, abs=0.05)
+    needed = brentq(lambda s: exact_delta(math.sqrt(2000) / s, 1.0) - 1e-3, 1, 1e4)
+    assert needed == pytest.approx(115.1, abs=0.05)
+    assert ratio / needed == pytest.approx(1.46, abs=0.005)
+    delta = sensitivity(1 + 0.2 / (0.03 * 2 * 10), 0.03, 10, 4000, 2000, 1.0)
+    assert delta == pytest.approx(0.00102, abs=5e-6)
+    assert ratio * delta == pytest.approx(0.171, abs=5e-4)
+
+
+@pytest.mark.parametrize(("nominal", "true"), [(0.25, 0.33), (0.1, 0.215), (0.05, 0.157)])
+def test_theorem_1_as_printed_is_too_quiet_below_epsilon_04(nominal: float, true: float) -> None:
+    def real(form: Any) -> float:
+        shift = math.sqrt(2000) / level(nominal, 1e-3, 2000, form)
+        return float(brentq(lambda e: exact_delta(shift, e) - 1e-3, 1e-9, 50))
+
+    assert real("printed") == pytest.approx(true, abs=0.005)
+    assert real("printed") > nominal > real("eq8")
+    assert level(1.0, 1e-3, 2000, "printed") == level(1.0, 1e-3, 2000, "eq8")
+
+
+@pytest.mark.parametrize("form", ["eq8", "printed"])
+def test_the_epsilon_of_a_noise_level_inverts_the_theorem(form: Any) -> None:
+    for epsilon in (0.05, 1.0, 20.0):
+        assert guaranteed(level(epsilon, 1e-3, 300, form), 1e-3, 300, form) == pytest.approx(epsilon, rel=1e-9)
+
+
+def test_claims_in_both_forms() -> None:
+    victim = DPNorm(mu=0.03, inner=10, alpha=0.2, epsilon=0.1, batch=2000, records=4000)
+    printed, eq8 = sorted(victim.claims(RING, 2000), key=lambda c: c.source, reverse=False)
+    assert "printed" in printed.source
+    assert printed.epsilon == eq8.epsilon == 0.1
+    assert printed.std is not None
+    assert eq8.std is not None
+    assert printed.std * 3 < eq8.std
+    assert float(victim.schedule(RING, 2000, torch.Generator())["sigma"][0]) == pytest.approx(eq8.std)
+    given = DPNorm(mu=0.03, inner=10, alpha=0.2, sigma=eq8.std, batch=2000, records=4000)
+    assert sorted(c.epsilon or 0 for c in given.claims(RING, 2000))[1] == pytest.approx(0.1)
+    (optimum,) = DPNorm(sigma=0.0).claims(STAR, 10)
+    assert optimum.epsilon is None
+    assert DPNorm().claims(RING, 10) == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"mu": 0.0}, "mu, lipschitz > 0"),
+        ({"sigma": -1.0}, "sigma"),
+        ({"delta": 1.0}, "0 < delta < 1"),
+        ({"epsilon": 1.0}, "set records"),
+        ({"resend": True}, "set inner=2"),
+    ],
+)
+def test_wrong_constants_are_refused_in_one_line(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(la.LeakauditError, match=words) as caught:
+        DPNorm(**settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_records_that_set_the_noise_must_be_those_held() -> None:
+    with pytest.raises(la.LeakauditError, match="records=30"):
+        record(DPNorm(epsilon=1.0, records=30), RING, 2)
+    with pytest.raises(la.LeakauditError, match="batch"):
+        record(DPNorm(batch=41), RING, 2)
+    with pytest.raises(la.LeakauditError, match="each of 6 nodes"):
+        DPNorm().relations(RING, 2, {"sigma": torch.ones(5)})
+
+
+def test_the_single_node_reference_descends_on_everybodys_records_and_sends_nothing() -> None:
+    task, random = Task.build(TaskSpec("linear", {"bias": False}, "squared", (5,), 1), dtype=torch.float64), generators(0, "model", "run")
+    victim, w0 = Single(mu=0.2, inner=2), task.init(random["model"])
+    recorder = Recorder(
+        None,
+        protocol="single",
+        task=task,
+        graph=RING,
+        params=la.registry.values(victim),
+        public={"w0": w0},
+        rounds=80,
+        dtype=w0.dtype,
+        keep_states=True,
+    )
+    x, y = torch.tensor(SQUARES.x), torch.tensor(SQUARES.y)
+    with recorder:
+        for i in range(6):
+            recorder.truth(i, x[i], y[i])
+        victim.run(Problem(task, x, y), RING, 80, recorder, random["run"], RING.edges)
+    assert len(recorder.trace) == victim.messages(RING, 80, RING.edges) == 0
+    assert declared.check(recorder.trace, recorder.truth_record).skipped == 0
+    w, plain = recorder.truth_record.states["w"].numpy(), w0.numpy()
+    for t in range(1, 81):
+        for _ in range(2):
+            plain = plain - 0.2 * np.mean([SQUARES.gradient(i, plain) for i in range(6)], axis=0)
+        assert np.abs(w[t] - plain).max() < 1e-13
+    assert np.abs(w[80] - SQUARES.optimum(np.ones(6))).max() < 1e-10
+    assert set(la.leaks(recorder.trace).undetermined) == set(range(6))
+
+
+def test_faces_come_back_bit_for_bit_from_messages_without_noise() -> None:
+    made = Scenario("dpnorm", nodes=3, graph="star", rounds=4, set={"hidden": "32", "sigma": 0.0, "alpha": 0.2})
+    recorder = recording.record(recording.plan(made), None)
+    found = la.attack(la.leaks(recorder.trace), generator=torch.Generator().manual_seed(0))
+    assert [s.exact for s in la.score(found, recorder.truth_record)] == [(True,)] * 3

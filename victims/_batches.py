@@ -1,0 +1,44 @@
+"""Mini-batches of every node at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.errors import LeakauditError
+from leakaudit.task import Problem
+
+
+def batches(problem: Problem, size: int, steps: int, generator: Generator) -> Iterator[Problem]:
+    """Yield the data of `steps` steps: all records where size is 0, else the next `size` of each node's records in a random order.
+
+    Every node shuffles anew at each call and begins again at the front when its records end (random permutation).
+    Raises LeakauditError where a node holds fewer than `size` records.
+    """
+    if size > problem.samples:
+        raise LeakauditError(f"batch: expected at most the {problem.samples} records that a node holds, got {size}")
+    if not size:
+        yield from [problem] * steps
+        return
+    x, y = _shuffled(problem, min(steps * size, problem.samples), generator)
+    for step in range(steps):
+        at = step * size % problem.samples
+        yield Problem(problem.task, _around(x, at, size), _around(y, at, size))
+
+
+def _shuffled(problem: Problem, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Return `count` records of every node in a random order, moved once for all steps."""
+    order = torch.rand(problem.nodes, problem.samples, generator=generator, dtype=torch.float64).argsort(1)[:, :count]
+    nodes, rows = torch.arange(problem.nodes)[:, None].to(problem.x.device), order.to(problem.x.device)
+    return problem.x[nodes, rows], problem.y[nodes, rows]
+
+
+def _around(values: Tensor, at: int, size: int) -> Tensor:
+    """Return `size` columns from `at` on, from the front again after the last."""
+    return (
+        values[:, at : at + size]
+        if at + size <= values.shape[1]
+        else torch.cat((values[:, at:], values[:, : at + size - values.shape[1]]), 1)
+    )

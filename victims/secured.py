@@ -1,0 +1,178 @@
+"""SecureD-FL: averaging by ADMM, within groups that change from iteration to iteration.
+
+SecureD-FL (2021), Algorithm 3. In an FL round every peer trains w_k from the last average, and draws lam_k^0 ~ U[0, 1); z^0 = 0. In
+iteration i = 1 .. I partition i mod |Pi| of the n peers is in use:
+
+    x_k   = (2 w_k - lam_k + rho z) / (2 + rho)
+    y_k   = x_k + lam_k / rho                       travels to the peers of k's group
+    z_g   = (1/n) sum of the y of group g           travels from each peer of g to each peer outside (kind ``sum``)
+    z     = sum of the z_g
+    lam_k = lam_k + rho (x_k - z)
+
+The trace has one round for every iteration: FL round r takes rounds (r - 1) I + 1 to r I, and its training belongs to the first of
+them; a recording may end within an FL round. The first aggregation of the paper, of models that start apart, is left out: all start
+from w0. The partitions are public: ``groups`` (|Pi|, n / s, s). The lam^0 do not add up to zero, so z^1 is off by 2 / (rho (2 + rho))
+of their mean, and Lemma II.2's rate begins with z^2: at I = 2 a mean of 1/2 moves every coordinate by 1 / (2 + rho)^2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.registry import param, victim
+from leakaudit.relations import Expression, Form, Relations, decimal
+from leakaudit.trace import Graph
+from leakaudit.victim import Claim, Victim
+from leakaudit.victims._kirkman import partitions  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import LocalSteps, Steps  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+@victim("secured")
+@dataclass(frozen=True)
+class SecureD(Victim):
+    """ADMM averaging in groups between rounds of local training."""
+
+    paper: ClassVar[str] = "SecureD-FL 2021, Algorithms 2 and 3"
+    leaks_what: ClassVar[str] = "every peer's sum of local gradients, from two of its y; a curious peer gets it after |Pi| + 1 iterations"
+    centralised: ClassVar[bool] = False
+
+    rho: float = param(0.1, "penalty of the averaging", "rho")
+    iterations: int = param(4, "ADMM iterations of an FL round; the paper trains with 2", "I")
+    group_size: int = param(3, "peers of a group; it divides their number", "s")
+    partitions: int = param(4, "partitions, which is the gap between two meetings", "|Pi|")
+    lr: float = param(0.1, "step size of the local training", "eta")
+    local_steps: int = param(5, "gradient steps of an FL round")
+    batch: int = param(0, "records of a gradient step; 0 takes all")
+    lam0: float = param(1.0, "lam^0 is drawn from [0, lam0)", "lambda^0")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not (self.rho > 0 and self.lr > 0 and min(self.iterations, self.partitions, self.local_steps) >= 1):
+            raise LeakauditError("secured: expected rho, lr > 0 and iterations, partitions, local_steps >= 1")
+        if min(self.batch, self.lam0) < 0 or self.group_size < 2:
+            raise LeakauditError("secured: expected batch, lam0 >= 0 and group_size >= 2")
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """Two a wire and iteration: y within a group, its sum to the others."""
+        return 2 * len(list(wires)) * rounds
+
+    def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
+        """Draw the partitions, which all peers know."""
+        if len(graph.edges) != graph.nodes * (graph.nodes - 1) // 2:
+            raise LeakauditError("secured: every peer talks to every other; use graph=complete")
+        return {"groups": torch.tensor(partitions(graph.nodes, self.group_size, self.partitions, generator))}
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train and average; the curves are those of the last average, beside the mean squared error of z in each iteration."""
+        model = z = recorder.public["w0"].to(problem.x.device)
+        w, lam = z.repeat(graph.nodes, 1), z.new_empty(0)
+        train, wire = LocalSteps(self._training, problem, recorder, generator), _Wire(recorder, wires)
+        curves = Curves(recorder, problem)
+        recorder.state("w", 0, w)
+        for t in range(1, rounds + 1):
+            if self._starts(t):
+                w = train(t, z.repeat(graph.nodes, 1))
+                drawn = torch.rand(w.shape, generator=generator, dtype=w.dtype).to(w) * self.lam0
+                recorder.state("lam0", t, drawn - self.lam0 / 2)
+                z, lam = torch.zeros_like(z), drawn
+            x = (2 * w - lam + self.rho * z) / (2 + self.rho)
+            y, groups = x + lam / self.rho, self._partition(recorder.public["groups"], t).to(w.device)
+            sums = y[groups].sum(1) / graph.nodes
+            wire.send(t, groups, y, sums)
+            z = sums.sum(0)
+            lam = lam + self.rho * (x - z)
+            for name, value in (("w", w), ("x", x), ("lam", lam)):
+                recorder.state(name, t, value)
+            model = model if t % self.iterations else z
+            curves.observe(t, model[None], lam=lam)
+            if recorder.keep_curves:
+                recorder.curve("mse", t, float((z - w.mean(0)).square().mean()))
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare training and averaging; lam^0 is its mean and noise."""
+        p, peers, rho = Relations(graph), range(graph.nodes), decimal(self.rho)
+        z, w, lam = p.public("w0"), dict[int, Expression](), dict[int, Form]()
+        mean, groups = p.public("lam0") / 2 if self.lam0 else 0, _checked(graph, public)
+        for t in p.rounds(rounds):
+            if start := self._starts(t):
+                w = {k: p.state("w", k, eq=self._training.declare(p, k, z)) for k in peers}
+                lam = {k: mean + p.noise("lam0", self.lam0 / 12**0.5, k, law="uniform") if self.lam0 else 0 for k in peers}
+            x = {k: p.state("x", k, eq=(2 * w[k] - lam[k] + (0 if start else rho * z)) / (2 + rho)) for k in peers}
+            y, sums = {}, []
+            for group in self._partition(groups, t).tolist():
+                for k in group:
+                    y[k] = p.send(k, [j for j in group if j != k], x[k] + lam[k] / rho, "y")
+                total = sum(y[k] for k in group) * Fraction(1, graph.nodes)
+                others = [j for j in peers if j not in group]
+                told = [p.send(k, others, total, "sum") for k in group] if others else [total]
+                sums.append(told[0])
+            z = p.state("z", eq=sum(sums))
+            lam = {k: p.state("lam", k, eq=lam[k] + rho * (x[k] - z)) for k in peers}
+        return p
+
+    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+        """Theorem III.2."""
+        safe = 2 * self.partitions - 1
+        promise = f"{safe} iterations of an FL round reveal nothing of a peer's w to another"
+        assumes = ("honest but curious peers", "s > t_g / (t_g - 1)", "one curious peer alone", "group sums give nothing away")
+        return (Claim("SecureD-FL, Theorem III.2", promise, rounds=safe, assumes=assumes),)
+
+    @property
+    def _training(self) -> Steps:
+        return Steps(self.lr, self.local_steps, self.batch)
+
+    def _starts(self, t: int) -> bool:
+        """Whether trace round t is the first iteration of an FL round."""
+        return (t - 1) % self.iterations == 0
+
+    def _partition(self, groups: Tensor, t: int) -> Tensor:
+        """Return the groups (n / s, s) of trace round t: partition i mod |Pi| in iteration i."""
+        return groups[((t - 1) % self.iterations + 1) % len(groups)]
+
+
+def _checked(graph: Graph, public: Mapping[str, Tensor]) -> Tensor:
+    """Return the partitions of a trace; raises LeakauditError where they do not hold every peer once."""
+    groups = public.get("groups")
+    if groups is None or groups.dim() != 3 or any(sorted(day.flatten().tolist()) != list(range(graph.nodes)) for day in groups):
+        raise LeakauditError(f"secured: expected public 'groups' (|Pi|, n / s, s) that hold each of {graph.nodes} peers once a partition")
+    return groups
+
+
+class _Wire:
+    """The recorded wires in both directions."""
+
+    def __init__(self, recorder: Recorder, wires: Iterable[tuple[int, int]]) -> None:
+        self.recorder = recorder
+        arcs = sorted({arc for i, j in wires for arc in ((i, j), (j, i))})
+        self.src, self.dst = torch.tensor(arcs, dtype=torch.long).reshape(-1, 2).T
+
+    def send(self, t: int, groups: Tensor, y: Tensor, sums: Tensor) -> None:
+        """Record y (n, d) within groups (n / s, s), and the groups' sums (n / s, d) between them; a payload is stored once."""
+        of = torch.empty(len(y), dtype=torch.long)
+        of[groups.cpu()] = torch.arange(len(groups))[:, None]
+        inside = of[self.src] == of[self.dst]
+        self._tell(t, "y", inside, self.src, y)
+        self._tell(t, "sum", ~inside, of[self.src], sums)
+
+    def _tell(self, t: int, kind: str, which: Tensor, rows: Tensor, values: Tensor) -> None:
+        if bool(which.any()):
+            used, row = rows[which].unique(return_inverse=True)
+            out = self.recorder.send_many(t, self.src[which], self.dst[which], kind, row=row)
+            out.copy_(values[used.to(values.device), slice(*self.recorder.columns)])

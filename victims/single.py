@@ -1,0 +1,83 @@
+"""The single-node reference: one model trained on the records of all nodes, which sends nothing.
+
+DP-Norm (2023), section VI, method M5: w <- w - mu g(w) with g the gradient over everybody's records, K steps a round. Decentralised
+methods are compared with its curves; record it with the seed, data and model of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import Generator, Tensor
+
+from leakaudit.curves import Curves
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.registry import param, victim
+from leakaudit.relations import Relations, decimal
+from leakaudit.trace import Graph
+from leakaudit.victim import Victim
+from leakaudit.victims._batches import batches  # noqa: TID251 - shared by files of this folder alone
+
+if TYPE_CHECKING:
+    from leakaudit.recorder import Recorder
+    from leakaudit.task import Problem
+
+
+@victim("single")
+@dataclass(frozen=True)
+class Single(Victim):
+    """Gradient descent on the union of all nodes' records."""
+
+    paper: ClassVar[str] = "DP-Norm 2023, section VI (M5)"
+    leaks_what: ClassVar[str] = "nothing: no message is sent"
+    centralised: ClassVar[bool] = False
+
+    mu: float = param(0.1, "step size", "mu")
+    inner: int = param(1, "steps a round", "K")
+    batch: int = param(0, "records of each node in a mini-batch; 0 takes all", "B")
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if not (self.mu > 0 and self.inner >= 1 and self.batch >= 0):
+            raise LeakauditError(f"single: expected mu > 0, inner >= 1 and batch >= 0, got {self.mu}, {self.inner} and {self.batch}")
+
+    @property
+    def stationary(self) -> bool:
+        """All rounds have the same relations."""
+        return True
+
+    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
+        """None."""
+        return 0
+
+    def run(
+        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+    ) -> None:
+        """Train; nodes hold equally many records, so that a pooled mini-batch weighs them alike."""
+        w, task, curves = recorder.public["w0"].to(problem.x.device), problem.task, Curves(recorder, problem)
+        recorder.state("w", 0, w.expand(graph.nodes, -1))
+        for t in range(1, rounds + 1):
+            for k, part in enumerate(batches(problem, self.batch, self.inner, generator)):
+                g = task.gradients(w.expand(graph.nodes, -1), part.x, part.y)
+                if self.batch:
+                    recorder.state("g" if self.inner == 1 else f"g.{k}", t, g)
+                w = w - self.mu * g.mean(0)
+            recorder.state("w", t, w.expand(graph.nodes, -1))
+            curves.observe(t, w[None])
+            recorder.end_round(t)
+            step("recording", t, rounds)
+
+    def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
+        """Declare the steps along the mean of the nodes' gradients."""
+        p, mu = Relations(graph), decimal(self.mu)
+        w = p.public("w0")
+        for _ in p.rounds(rounds):
+            for k in range(self.inner):
+                index = None if self.inner == 1 else k
+                mean = sum(p.grad(i, at=w, index=index) for i in range(graph.nodes)) * Fraction(1, graph.nodes)
+                w = p.state("w", 0, None if k == self.inner - 1 else k, eq=w - mu * mean)
+        return p

@@ -1,8 +1,11 @@
-"""A trace's declaration: the relations of its protocol at its constants, and their check on a run whose truth is there."""
+"""A protocol as its victim declares it, and the check of that declaration on a run whose truth is there."""
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,23 +15,71 @@ from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations, Residuals, Vector, residuals
 from leakaudit.relations.estimate import recorded
+from leakaudit.relations.repeat import extend, steady
 from leakaudit.scoring import same_run
 from leakaudit.task import Task
-from leakaudit.trace import Trace, Truth
+from leakaudit.trace import Graph, Trace, Truth
 from leakaudit.victim import Victim
 
+DECLARED, ALIKE = 8, 3  # rounds of a protocol whose rounds are alike, and how many of the last ones are compared
 SLACK = 2000.0  # rounding units of the number format that a relation may miss by
 
 
-def victim_of(trace: Trace) -> Victim:
-    """Return the victim that a trace names, with the trace's constants; raises LeakauditError where it is not registered."""
+@dataclass(frozen=True)
+class Protocol:
+    """A victim with its constants on a graph, over a number of rounds, with the public tensors that hold its schedule."""
+
+    victim: Victim
+    graph: Graph
+    rounds: int
+    public: Mapping[str, Tensor]
+
+    @cached_property
+    def whole(self) -> Relations:
+        """The relations of the whole network over all rounds."""
+        return self.victim.relations(self.graph, self.rounds, self.public)
+
+    @cached_property
+    def start(self) -> Relations:
+        """Those of the first few rounds, where all rounds are alike and may be continued (`continued`), else of all."""
+        if not self.victim.stationary or self.rounds <= DECLARED:
+            return self.whole
+        return self.victim.relations(self.graph, DECLARED, self.public)
+
+    @property
+    def repeats(self) -> bool:
+        """Whether `start` can be continued."""
+        return self.victim.stationary and len(self._same) == ALIKE
+
+    def continued(self, rows: Iterable[int], rounds: range) -> Relations:
+        """Return some relations of `start` (places) for other rounds; see `repeat.extend`."""
+        return extend(self.start, self._same, rows, rounds)
+
+    def depends_on(self, name: str) -> bool:
+        """Whether another value of this constant would give other relations."""
+        value = getattr(self.victim, name)
+        if not isinstance(value, int | float):
+            return True
+        try:
+            other = replace(cast(Any, self.victim), **{name: not value if isinstance(value, bool) else value / 2 or 1})
+            changed = other.relations(self.graph, self.start.round, self.public)
+        except (LeakauditError, ValueError, TypeError):
+            return True
+        return [r.terms for r in changed.relations] != [r.terms for r in self.start.relations] or changed.vectors != self.start.vectors
+
+    @cached_property
+    def _same(self) -> range:
+        return steady(self.start, ALIKE)
+
+
+def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
+    """Return the protocol that a trace names, with its constants, over its first rounds, all by default.
+
+    Raises LeakauditError where no victim of that name is registered.
+    """
     kind = registry.get("victims", trace.protocol)
-    return cast(Victim, registry.configure(kind, {k: v for k, v in trace.params.items() if k in registry.parameters(kind)}))
-
-
-def relations_of(trace: Trace, rounds: int | None = None) -> Relations:
-    """Return the relations of a trace's first rounds, of all by default."""
-    return victim_of(trace).relations(trace.graph, trace.rounds if rounds is None else rounds, trace.public)
+    victim: Victim = registry.configure(kind, {k: v for k, v in trace.params.items() if k in registry.parameters(kind)})
+    return Protocol(victim, trace.graph, trace.rounds if rounds is None else rounds, trace.public)
 
 
 def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
@@ -55,7 +106,7 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
         return task.gradient(theta.to(task.device), x.to(task.device, torch.float64), y.to(task.device)).cpu()
 
     tolerance = SLACK * torch.finfo(trace.dtype).eps
-    return residuals(relations_of(trace), fetch, tolerance, gradient)
+    return residuals(protocol_of(trace).whole, fetch, tolerance, gradient)
 
 
 def _state(truth: Truth, vector: Vector) -> Tensor | None:

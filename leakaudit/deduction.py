@@ -13,15 +13,13 @@ from functools import cached_property
 
 from leakaudit import registry
 from leakaudit.adversary import Adversary
-from leakaudit.declared import victim_of
+from leakaudit.declared import DECLARED, protocol_of
 from leakaudit.errors import NotDetermined
 from leakaudit.relations import Expression, Knowledge, Relations, Vector, determined, explain
 from leakaudit.relations.determine import basis
 from leakaudit.relations.estimate import recorded
-from leakaudit.relations.repeat import extend, steady
 from leakaudit.trace import Graph, Trace
 
-DECLARED, ALIKE = 8, 3  # rounds of a protocol whose rounds are alike, and how many of the last ones are compared
 ROWS = 12_000  # relations that are solved together where messages are missing
 REACH = 2  # least distance of the nodes whose relations are used there
 MARGIN = 2  # rounds heard after the last gradient that is asked for
@@ -75,28 +73,29 @@ class Deduction:
     def __init__(self, trace: Trace, adversary: Adversary) -> None:
         self.trace, self.view = trace, adversary.view(trace)
         self.fetch = recorded(self.view)
-        self._victim = victim_of(trace)
+        self._protocol = protocol_of(trace, self.view.rounds.stop - 1)
 
     @cached_property
     def base(self) -> Relations:
         """The whole network, over the first rounds where all rounds are alike, else over all of them."""
-        last = self.view.rounds.stop - 1
-        base = self._victim.relations(self.view.graph, min(last, DECLARED) if self._victim.stationary else last, self.trace.public)
+        base = self._protocol.start
         shown = {v.name for v in base.vectors if v.kind == "public"}
-        for name in registry.values(self._victim).keys() & self.trace.params.keys() - shown:
-            self.view.constant(name)  # raises where it is not known
+        for name in registry.values(self._protocol.victim):
+            hidden = name in self.trace.params and name not in shown and not self.view.knows(name)
+            if hidden and self._protocol.depends_on(name):
+                self.view.constant(name)  # raises, in words
         return base
 
     @cached_property
     def assumed(self) -> str:
         """Constants that the trace does not name, and the defaults that stand for them."""
-        missing = {name: value for name, value in registry.values(self._victim).items() if name not in self.trace.params}
+        missing = {name: value for name, value in registry.values(self._protocol.victim).items() if name not in self.trace.params}
         return ", ".join(f"{name}={value}" for name, value in missing.items())
 
     def of(self, node: int, gradients: int) -> Determined:
         """Return what is determined of a node's first gradients; raises NotDetermined, with the reason, where nothing is."""
         if not self.base.gradients(node):
-            raise NotDetermined("it is the server and holds no data" if self._victim.centralised else "it takes no gradients")
+            raise NotDetermined("it is the server and holds no data" if self._protocol.victim.centralised else "it takes no gradients")
         own = self._open.near([node])
         deaf = self._unheard(node, own)
         best = self._search(node, gradients) if deaf else self._solve(node, own, gradients, None)
@@ -131,7 +130,7 @@ class Deduction:
         """Return the declaration over the rounds that are needed, and which of its relations."""
         first, stop = max(self.view.rounds.start, 1), self.view.rounds.stop
         taken = [part.declared.vectors[g.vector].round for g in self.base.gradients(node)]
-        if not self._victim.stationary or len(self._same) < ALIKE:
+        if not self._protocol.repeats:
             later = [t for t in taken if t >= first][gradients + MARGIN :]
             rows = [r for r in part.rows if not later or self.base.relations[r].round < later[0]]
             return self.base, rows
@@ -139,7 +138,7 @@ class Deduction:
         if reach is not None:
             alike = sum(self.base.relations[r].round == self.base.round - 1 for r in part.rows)
             stop = min(stop, first + max(DECLARED, ROWS // max(1, alike)))
-        longer = extend(self.base, self._same, part.rows, range(first, stop))
+        longer = self._protocol.continued(part.rows, range(first, stop))
         return longer, range(len(longer.relations))
 
     def _heard(self, declared: Relations, rows: Iterable[int]) -> Knowledge:
@@ -156,10 +155,6 @@ class Deduction:
 
     def _receivers(self, message: Vector) -> Sequence[int]:
         return range(self.view.graph.nodes) if message.dst is None else message.dst
-
-    @cached_property
-    def _same(self) -> range:
-        return steady(self.base, ALIKE)
 
     @cached_property
     def _open(self) -> Knowledge:

@@ -3,60 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
-
-from torch import Tensor
 
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
+from leakaudit.declared import DECLARED, Protocol
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.relations import Knowledge, Relations, account, drift, know
-from leakaudit.relations.repeat import extend, steady
-from leakaudit.trace import Graph, Json
-from leakaudit.victim import Victim
+from leakaudit.relations import Knowledge, account, drift, know
+from leakaudit.trace import Json
 
-DECLARED, ALIKE = 8, 3  # rounds of a protocol whose rounds are alike, and how many of the last ones are compared
 LEVELS = {
     2: "record: the models are functions of what is seen, so one changed record moves each gradient by the sensitivity alone",
     1: "node: the node's own past gradients move the model where later ones are taken; give --smoothness for records",
     0: "fixed changes: hidden noise steers the models, so this holds for changes that do not depend on the run",
 }
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """A victim on a graph, over a number of rounds, with the public tensors that its schedule reads."""
-
-    victim: Victim
-    graph: Graph
-    rounds: int
-    public: Mapping[str, Tensor]
-
-    @cached_property
-    def whole(self) -> Relations:
-        """The whole network over all rounds."""
-        return self.victim.relations(self.graph, self.rounds, self.public)
-
-    def knowledge(self, node: int, adversary: Adversary) -> Knowledge:
-        """Return what an adversary knows, own private vectors included, over all relations that say something of the node.
-
-        Those of the node alone, where all its messages are heard: then the rest is a function of what is seen, of others'
-        secrets, which a worst case knows, and of others' noise.
-        """
-        if self.victim.stationary and self.rounds > DECLARED and len(same := steady(self._start, ALIKE)) == ALIKE:
-            heard = know(self._start, adversary)
-            own = heard.near([node])
-            vectors = (self._start.vectors[k] for k in own.used - own.known)
-            if not any(v.kind == "message" and not v.secure for v in vectors):
-                return know(extend(self._start, same, own.rows, range(1, self.rounds + 1)), adversary)
-        return know(self.whole, adversary)
-
-    @cached_property
-    def _start(self) -> Relations:
-        return self.victim.relations(self.graph, DECLARED, self.public)
 
 
 @dataclass(frozen=True)
@@ -103,10 +65,24 @@ def price(
         step("nodes", k, len(nodes))
         asked = Price(node, str(adversary), sensitivity, delta)
         try:
-            yield _price(protocol.knowledge(node, adversary), asked, smoothness)
+            yield _price(_knowledge(protocol, node, adversary), asked, smoothness)
         except LeakauditError as e:
             yield Price(node, str(adversary), sensitivity, delta, refused=str(e))
     step("nodes", len(nodes), len(nodes))
+
+
+def _knowledge(protocol: Protocol, node: int, adversary: Adversary) -> Knowledge:
+    """Return what an adversary knows, own private vectors included, over all relations that say something of the node.
+
+    Those of the node alone, where all its messages are heard: then the rest is a function of what is seen, of others' secrets,
+    which a worst case knows, and of others' noise.
+    """
+    if protocol.repeats and protocol.rounds > DECLARED:
+        own = know(protocol.start, adversary).near([node])
+        unheard = (protocol.start.vectors[k] for k in own.used - own.known)
+        if not any(v.kind == "message" and not v.secure for v in unheard):
+            return know(protocol.continued(own.rows, range(1, protocol.rounds + 1)), adversary)
+    return know(protocol.whole, adversary)
 
 
 def _price(knowledge: Knowledge, asked: Price, smoothness: float | None) -> Price:

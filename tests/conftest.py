@@ -15,6 +15,7 @@ PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "leakaudit",
     "leakaudit.cli",
+    "leakaudit.bounds",
     "leakaudit.relations",
     "leakaudit.storage",
     "leakaudit.attacks",

@@ -13,7 +13,8 @@ from leakaudit.cli import settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.pricing import Price, Protocol
+    from leakaudit.declared import Protocol
+    from leakaudit.pricing import Price
 
 SHOWN = 3  # leaking combinations in a table
 NOTE = (
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _protocol(path: Path, chosen: argparse.Namespace) -> tuple[Protocol, int]:
     """Return the protocol, and the number of nodes that hold data."""
-    from leakaudit.pricing import Protocol
+    from leakaudit.declared import Protocol, protocol_of
 
     if path.suffix == ".toml":
         from leakaudit import recording
@@ -70,11 +71,10 @@ def _protocol(path: Path, chosen: argparse.Namespace) -> tuple[Protocol, int]:
         plan = recording.plan(Scenario.from_toml(path), data_root=chosen.data_root, download=chosen.download)
         public = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
         return Protocol(plan.victim, plan.graph, plan.scenario.rounds, public), plan.scenario.nodes
-    from leakaudit import declared, tracefile
+    from leakaudit import tracefile
 
-    trace = tracefile.load(path)
-    victim = declared.victim_of(trace)
-    return Protocol(victim, trace.graph, trace.rounds, trace.public), trace.graph.nodes - victim.centralised
+    protocol = protocol_of(tracefile.load(path))
+    return protocol, protocol.graph.nodes - protocol.victim.centralised
 
 
 def _table(found: Sequence[Price]) -> None:

@@ -15,17 +15,20 @@
 14.14
 """
 
-from leakaudit.relations.account import Bound, account, supremum
+from leakaudit.relations.account import Bound, account
 from leakaudit.relations.checks import Residuals, consistent, residuals
 from leakaudit.relations.declare import Relation, Relations
 from leakaudit.relations.determine import Generic, determined, determined_each, explain, generic, is_determined, rank
+from leakaudit.relations.drift import Drift, drift
 from leakaudit.relations.estimate import Estimate, estimate, recorded
 from leakaudit.relations.expression import Expression, Form, Number, Vector, decimal, exact
 from leakaudit.relations.knowledge import Knowledge, know
-from leakaudit.relations.repeat import later, steady
+from leakaudit.relations.repeat import extend, later, steady
+from leakaudit.relations.semidefinite import supremum
 
 __all__ = [
     "Bound",
+    "Drift",
     "Estimate",
     "Expression",
     "Form",
@@ -41,9 +44,11 @@ __all__ = [
     "decimal",
     "determined",
     "determined_each",
+    "drift",
     "estimate",
     "exact",
     "explain",
+    "extend",
     "generic",
     "is_determined",
     "know",

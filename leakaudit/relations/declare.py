@@ -136,6 +136,8 @@ class Relations:
             raise LeakauditError(f"{what} goes to node {apart[0]}, but they share no edge; node {src} has {self.graph.neighbours[src]}")
         if not isinstance(expr, Expression):
             raise LeakauditError(f"{what} is the number {expr!r}; send a vector")
+        if not 0 <= std < math.inf:
+            raise LeakauditError(f"{what}: expected an error of std >= 0, got {std!r}")
         m = self._new("message", name, src, index, std=std, dst=to, secure=secure)
         self.sent[m.vector] = len(self.relations)
         self.relate(m, expr)
@@ -161,16 +163,19 @@ class Relations:
             )
         return self._form(place)
 
-    def place(self, vector: Vector) -> int | None:
-        """Return the place of the vector that has this one's name, owner, round and index, None where there is none."""
-        return self._places.get(self._key(vector))
+    def place(self, vector: Vector, by: int = 0) -> int | None:
+        """Return the place of the vector with this one's name, owner, round and index, None where there is none.
 
-    def adopt(self, vector: Vector) -> int:
-        """Return the place of a vector of another declaration, and add it where it is not there."""
-        place = self.place(vector)
+        by: rounds that it is later; vectors of round 0 stay.
+        """
+        return self._places.get(self._key(vector, by))
+
+    def adopt(self, vector: Vector, by: int = 0) -> int:
+        """Return the place of a vector of another declaration, `by` rounds later, and add it where it is not there."""
+        place = self.place(vector, by)
         if place is None:
-            place = self._places[self._key(vector)] = len(self.vectors)
-            self.vectors.append(vector)
+            place = self._places[self._key(vector, by)] = len(self.vectors)
+            self.vectors.append(later(vector, by))
         return place
 
     def select(self, kind: Kind | None = None, owner: int | None = None, name: str | None = None) -> list[Expression]:
@@ -186,9 +191,9 @@ class Relations:
         return self.select("gradient", node)
 
     @staticmethod
-    def _key(vector: Vector) -> tuple[object, ...]:
-        sent = vector.kind == "message"
-        return (sent, vector.name, vector.owner, vector.round, vector.index, vector.dst if sent else None)
+    def _key(vector: Vector, by: int = 0) -> tuple[object, ...]:
+        sent, round = vector.kind == "message", vector.round and vector.round + by
+        return (sent, vector.name, vector.owner, round, vector.index, vector.dst if sent else None)
 
     def _form(self, place: int) -> Expression:
         return Expression(self.vectors, {place: Fraction(1)})
@@ -220,3 +225,11 @@ class Relations:
     def _same(self, form: Form) -> None:
         if isinstance(form, Expression) and form.home is not self.vectors:
             raise LeakauditError(f"{form} is used before it exists here: it belongs to another declaration")
+
+
+def later(vector: Vector, by: int) -> Vector:
+    """Return the vector of the same name, `by` rounds later; those of round 0 stay."""
+    if not (vector.round and by):
+        return vector
+    v = vector  # spelt out: `replace` takes three times as long
+    return Vector(v.kind, v.name, v.owner, v.round + by, v.index, v.std, v.dst, v.secure, v.law)

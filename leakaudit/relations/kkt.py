@@ -26,7 +26,7 @@ from leakaudit.relations.modular import PRIMES, independent, residue
 Array = NDArray[np.float64]
 Rounding: TypeAlias = float | Mapping[str, float]  # standard deviation of a recorded message's rounding, or one by message name
 DELTA, RIDGE = 1e-16, 1e-16  # with the largest noise scaled to 1
-REFINE, ROUNDING = 6, 1e-15  # steps of refinement at most, and the error that needs none
+REFINE, ROUNDING = 6, 4e-16  # steps of refinement at most, and the error of a row, relative to its terms, that needs none
 GAP, UNUSABLE = 1e-6, 1e-3  # relative gap of primal and dual: where the basis is asked for, where nothing is returned
 MISSED, NOTHING = 1e-6, 1e-12  # error of the constraints; an energy that counts as none
 
@@ -127,10 +127,11 @@ def _factor(noise: Any, flat: Any, middle: Array, bottom: Array, delta: float) -
     except RuntimeError:  # a pivot that rounds to zero: no solution here, which `solve` sees
         right = np.full_like(right, np.nan)
         return right[:q], right[q : q + f], right[q + f :]
-    found = factor.solve(right)
+    found, size = factor.solve(right), abs(matrix)
     for _ in range(REFINE):
         missing = right - matrix @ found
-        if np.abs(missing).max(initial=0) <= ROUNDING * np.abs(right).max(initial=0):
+        terms = size @ np.abs(found) + np.abs(right)
+        if (np.abs(missing) <= ROUNDING * terms).all():
             break
         found = found + factor.solve(missing)
     return found[:q], found[q : q + f], found[q + f :]

@@ -107,6 +107,54 @@ class _Table:
         return cleared
 
 
+class Staircase:
+    """Rows that come one after the other, in echelon form: the pivot of every row is its last column.
+
+    Columns are numbered in the order in which they come to exist, so that a definition's pivot is what it defines and rows stay short.
+    """
+
+    def __init__(self, prime: int) -> None:
+        self.prime = prime
+        self.pivots: dict[int, Row] = {}
+        self.found: set[int] = set()  # columns that follow by themselves; they count as nothing
+
+    def add(self, row: Row) -> None:
+        """Take a row in."""
+        column, left = self._reduced(row)
+        if column is None:
+            return
+        left = {k: v for k, v in left.items() if k not in self.found}
+        self.pivots[column] = normal(left, column, self.prime)
+        if len(left) == 1:
+            self.found.add(column)
+
+    def holds(self, row: Row) -> bool:
+        """Whether a row is a combination of those that were taken in."""
+        return self._reduced(row)[0] is None
+
+    def _reduced(self, row: Row) -> tuple[int | None, Row]:
+        """Subtract pivots from the last column down; return the first column that has none, and what is left then."""
+        left = {k: v for k, v in row.items() if k not in self.found}
+        heap = [-k for k in left]
+        heapq.heapify(heap)
+        while heap:
+            column = -heapq.heappop(heap)
+            if column not in left:
+                continue
+            if column not in self.pivots:
+                return column, left
+            factor = left[column]
+            for k, v in self.pivots[column].items():
+                new = (left.get(k, 0) - factor * v) % self.prime
+                if not new:
+                    left.pop(k, None)
+                    continue
+                if k not in left:
+                    heapq.heappush(heap, -k)
+                left[k] = new
+        return None, left
+
+
 def eliminate(rows: Iterable[Row], columns: Iterable[int], prime: int) -> list[Row]:
     """Return a basis, not reduced, of the combinations of the rows that hold none of the columns."""
     table = _Table(rows, prime)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from leakaudit.errors import LeakauditError
+from leakaudit.relations import declare
 from leakaudit.relations.declare import Point, Relation, Relations
 from leakaudit.relations.estimate import Estimate
 from leakaudit.relations.expression import Expression, Vector
@@ -33,7 +34,7 @@ def _shape(declared: Relations, rows: Iterable[Relation]) -> set[frozenset[tuple
     shape = set[frozenset[tuple[object, ...]]]()
     for r in rows:
         terms = ((declared.vectors[k], c) for k, c in r.terms.items())
-        shape.add(frozenset((_moved(v, -r.round), v.name, v.owner, v.index, v.dst, v.std, c) for v, c in terms))
+        shape.add(frozenset((_moved(v, -r.round), v.name, v.owner, v.index, v.dst, v.std, v.law, c) for v, c in terms))
     return shape
 
 
@@ -77,23 +78,18 @@ def _copy(declared: Relations, row: int, by: int, to: Relations) -> None:
     relation = declared.relations[row]
 
     def moved(form: Mapping[int, Fraction]) -> dict[int, Fraction]:
-        return {to.adopt(_later(declared.vectors[k], by)): v for k, v in form.items()}
+        return {to.adopt(declared.vectors[k], by): v for k, v in form.items()}
 
     for k in relation.terms:
-        if k in declared.points and (place := to.adopt(_later(declared.vectors[k], by))) not in to.points:
+        if k in declared.points and (place := to.adopt(declared.vectors[k], by)) not in to.points:
             to.points[place] = Point(Expression(to.vectors, moved(declared.points[k].at.terms)), len(to.relations))
         if declared.sent.get(k) == row:
-            to.sent[to.adopt(_later(declared.vectors[k], by))] = len(to.relations)
+            to.sent[to.adopt(declared.vectors[k], by)] = len(to.relations)
         if k in declared.opaques:
             parts = (Expression(to.vectors, moved(part.terms)) for part in declared.opaques[k])
-            to.opaques[to.adopt(_later(declared.vectors[k], by))] = tuple(parts)
+            to.opaques[to.adopt(declared.vectors[k], by)] = tuple(parts)
     terms = moved(relation.terms)
     to.relations.append(Relation(terms, relation.round + by, Expression(to.vectors, terms), 0))
-
-
-def _later(vector: Vector, by: int) -> Vector:
-    """Return the vector of the same name, `by` rounds later; those of round 0 stay."""
-    return replace(vector, round=vector.round + by) if vector.round and by else vector
 
 
 def _moved(vector: Vector, by: int) -> tuple[str, int]:
@@ -101,7 +97,7 @@ def _moved(vector: Vector, by: int) -> tuple[str, int]:
 
 
 def _place(declared: Relations, vector: Vector, by: int) -> int:
-    place = declared.place(_later(vector, by))
+    place = declared.place(vector, by)
     if place is None:
-        raise LeakauditError(f"{_later(vector, by).label} is not declared; the estimate cannot be moved by {by} rounds")
+        raise LeakauditError(f"{declare.later(vector, by).label} is not declared; the estimate cannot be moved by {by} rounds")
     return place

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit import recording, values
+from leakaudit import declared, recording, values
 from leakaudit.deduction import DECLARED, Deduction
 from leakaudit.leak import GradientLeak
 from leakaudit.relations.estimate import _on_sums
@@ -151,3 +151,25 @@ def test_neighbours_that_share_a_neighbourhood_give_two_step_differences() -> No
     assert errors(plan, recorder.truth_record, leak).max() < 1e-9
     gaps = {tuple(leak.rounds[row != 0].diff().tolist()) for row in leak.combination}
     assert (2,) in gaps
+
+
+def test_constants_that_the_relations_do_not_hold_need_not_be_known() -> None:
+    _, trace, _ = run(rounds=6)
+    needed = frozenset({"rho", "theta", "update", "differential", "k_max", "quantize", "alpha"})
+    assert len(la.leaks(trace, la.Adversary(knows=needed), [0])) == 1
+    with pytest.raises(la.LeakauditError, match="does not know 'alpha'"):
+        la.leaks(trace, la.Adversary(knows=needed - {"alpha"}), [0])
+
+
+def test_constants_that_the_trace_does_not_name_are_said() -> None:
+    _, trace, _ = run(rounds=6)
+    params = {k: v for k, v in trace.params.items() if k != "theta"}
+    (leak,) = la.leaks(replace(trace, params=params), nodes=[0])
+    assert "does not name all constants, so this holds for theta=1.0" in leak.scope
+
+
+def test_a_message_that_is_declared_and_not_in_the_trace_is_named() -> None:
+    scenario = Scenario("pdmm", 5, "ring", 4, "gaussians", 3, model="logistic", wires="node:0", states=True)
+    recorder = recording.record(recording.plan(scenario), None)
+    with pytest.raises(la.LeakauditError, match="round 0 has no message 'z0' 1 -> 2"):
+        declared.check(recorder.trace, recorder.truth_record)

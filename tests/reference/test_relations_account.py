@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import runpy
+from dataclasses import replace
 from fractions import Fraction as Q
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 
 from leakaudit.adversary import Adversary
+from leakaudit.bounds.gaussian import epsilon
 from leakaudit.errors import LeakauditError
-from leakaudit.relations import Expression, Relations, account, estimate, know, supremum
+from leakaudit.relations import Expression, Relations, account, determined, estimate, is_determined, know, supremum
+from leakaudit.relations.certificate import certificates
 
 DECLARED: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_relations_protocols.py")))
 ALL = Adversary()
@@ -236,3 +239,214 @@ def test_a_view_that_hears_nothing_of_the_node_learns_nothing() -> None:
     quiet.send(0, 1, g, "m")
     assert account(know(quiet, curious(2)), [g], 1.0).mu == 0
     assert account(know(quiet, ALL), [g], 1.0).mu == math.inf
+
+
+# --- groups, coalitions, taps -----------------------------------------------------------------------------------------
+
+
+def secret_start(rounds: int, sigma: float) -> tuple[Relations, Expression]:
+    """D-PSGD as `own_unnoised`, whose node 0 starts from a model of its own."""
+    p = Relations()
+    x: dict[int, Expression] = {i: p.secret("x", 0) if i == 0 else p.public("x", i) for i in range(6)}
+    start = x[0]
+    for _ in p.rounds(rounds + 1):
+        m = {i: p.send(i, DECLARED["RING"][i], x[i] + p.noise("n", sigma, i), name="x") for i in range(6)}
+        mixed = {i: Q(1, 3) * (x[i] + sum(m[j] for j in DECLARED["RING"][i])) for i in range(6)}
+        x = {i: p.state("x", i, eq=mixed[i] - Q(1, 10) * p.grad(i, at=x[i])) for i in range(6)}
+    return p, start
+
+
+def test_a_node_is_replaced_with_its_start_and_all_its_gradients_at_once() -> None:
+    """The start moves message t by 3^-t, gradient s moves it by -3^-(t - s) / 10; the worst start pulls against the gradients."""
+    p, start = secret_start(10, 0.3)
+    targets, limits = [start, *p.gradients(0)[:10]], [0.5, *[1.0] * 10]
+    bound = account(know(p, ALL), targets, limits)
+    shifts = np.array([[3.0**-t, *(-0.1 * 3.0 ** -(t - 1 - s) if s < t else 0 for s in range(10))] for t in range(11)]) / 0.3
+    assert bound.fisher is not None
+    np.testing.assert_allclose(bound.fisher, shifts.T @ shifts, atol=1e-9)
+    worst = shifts @ np.array([0.5, *[-1.0] * 10])
+    assert bound.attained == pytest.approx(float(np.linalg.norm(worst)), rel=1e-6)
+    assert bound.attained <= bound.mu <= bound.attained * (1 + 1e-4)
+    assert bound.certificate == (2, *[1] * 10)
+    assert account(know(p, ALL), targets, [0.0, *[1.0] * 10]).mu == pytest.approx(1.5104, abs=5e-5)
+
+
+def test_a_group_of_k_changes_costs_k_times() -> None:
+    p = own_unnoised(6)
+    k, g = know(p, ALL), p.gradients(0)[:6]
+    assert account(k, g, 5.0).mu == pytest.approx(5 * account(k, g, 1.0).mu)
+
+
+def test_larger_coalitions_and_more_taps_never_learn_less() -> None:
+    p = own_unnoised(8)
+    g = p.gradients(0)[:8]
+    coalitions = [account(know(p, curious(*who)), g, 1.0).mu for who in ((3,), (3, 4), (1, 3, 4), (1, 2, 3, 4, 5))]
+    assert coalitions == sorted(coalitions)
+    assert coalitions[0] < coalitions[1] < coalitions[2] == pytest.approx(coalitions[3])
+    wires = [(2, 3), (1, 2), (4, 3), (0, 1)]
+    taps = [account(know(p, Adversary(hears=frozenset(wires[:count]))), g, 1.0).mu for count in range(5)]
+    assert taps == sorted(taps)
+    assert taps[0] == 0
+    assert taps[-1] == pytest.approx(account(know(p, ALL), g, 1.0).mu, rel=0.2)
+
+
+def test_a_coalition_that_knows_all_other_noise_still_faces_the_nodes_own() -> None:
+    p = own_unnoised(8)
+    g = p.gradients(0)[:8]
+    assert account(know(p, curious(1, 2, 3, 4, 5)), g, 1.0).mu == pytest.approx(account(know(p, ALL), g, 1.0).mu)
+
+
+def test_two_sends_of_one_round_that_share_their_noise_print_what_they_give_away() -> None:
+    """DP-Norm, K = 2, a = 5/6: the second send holds a step more, so the difference is noise-free."""
+    p, a, mu = Relations(), Q(5, 6), Q(1, 20)
+    w = p.public("w")
+    for _ in p.rounds(2):
+        n = p.noise("n", 0.1, 0)
+        for k in range(2):
+            w = p.state("w", 0, k, eq=a * (w - mu * p.grad(0, at=w, index=k)))
+            p.send(0, 1, w + n, name="y", index=k)
+    bound = account(know(p, ALL), p.gradients(0), 1.0)
+    assert bound.mu == math.inf
+    assert str(bound.leaking[0]) == "g[0|0,1] - 6 g[0|1,1]"
+    assert len(bound.leaking) == 2
+
+
+# --- what must not be under-counted -----------------------------------------------------------------------------------
+
+
+def test_a_target_that_stays_is_known_and_hides_nothing() -> None:
+    p = Relations()
+    g = [p.secret("g", 0, k) for k in range(2)]
+    p.send(0, 1, g[0] + g[1] + p.noise("n", 2.0, 0), "m")
+    assert account(know(p, ALL), g, [0.0, 1.0]).mu == pytest.approx(0.5)
+
+
+def test_what_a_nonlinear_step_gives_does_not_hide_what_is_added_to_it() -> None:
+    """The clipped vector is a function of the first message, so the second message shows g1 behind its own noise alone."""
+    p = Relations()
+    g = [p.secret("g", 0, k) for k in range(2)]
+    x = p.state("x", 0, eq=g[0] + p.noise("n", 1.0, 0, 0))
+    y = p.state("clipped", 0)
+    p.opaque(y, of=[x])
+    p.send(0, 1, x, "x")
+    p.send(0, 1, y + g[1] + p.noise("n", 0.5, 0, 1), "y")
+    bound = account(know(p, ALL), g, 1.0)
+    assert bound.mu == pytest.approx(math.hypot(1, 2))
+    second = p.grad(0, at=y)
+    p.send(0, 1, second + p.noise("n", 1.0, 0, 2), "later")
+    assert account(know(p, ALL), [*g, second], 1.0).certificate == (2, 2, 2)
+
+
+def test_a_nonlinear_step_of_another_node_is_known_with_its_secrets() -> None:
+    p = Relations()
+    g, other = p.secret("g", 0), p.secret("g", 1)
+    y = p.state("clipped", 1)
+    p.opaque(y, of=[other])
+    p.send(1, 2, g + y + p.noise("n", 1.0, 0), "m")
+    assert account(know(p, ALL), [g], 1.0).mu == pytest.approx(1)
+
+
+def test_a_gradient_of_another_node_that_reacts_unseen_has_no_certificate() -> None:
+    """Node 1 hears g unnoised and trains on it; on the wire is only what it sends on."""
+    p = Relations()
+    g, w = p.secret("g", 0), p.public("w")
+    heard = p.send(0, 1, w - g, "x")
+    reaction = p.grad(1, at=heard)
+    p.send(1, 2, heard - reaction + p.noise("n", 1.0, 1), "y")
+    far = Adversary(hears=frozenset({(1, 2)}))
+    assert account(know(p, far), [g], 1.0).certificate == (0,)
+    assert account(know(p, far), [g], 1.0).mu == pytest.approx(1)
+    assert account(know(p, ALL), [g], 1.0).mu == math.inf
+
+
+@pytest.mark.parametrize(("where", "mu", "level", "eps"), [("x", 3.12548, {2}, 13.85), ("lam", 8.924, {1, 2}, 66.5)])
+def test_dp_recal_with_noise_on_the_model_or_on_the_dual(where: str, mu: float, level: set[int], eps: float) -> None:
+    """Sixteen activations of node 0, noise variance falling by .97 each; with noise on the dual the activations do not add up."""
+    s, tau, loud, fall = Q(11413735621011765, 10**16), Q(27744349193064266, 10**17), 0.4, 0.97
+    p = Relations()
+    x, lam, y, total = p.public("x"), p.public("lam"), p.public("y"), p.public("s")
+    for t in p.rounds(16):
+        dual, new = lam + s * (x - y), p.public("y")
+        noise = p.noise("xi", loud * fall ** ((t - 1) / 2) * (float(s) if where == "lam" else 1.0), 0)
+        moved = x - tau * (p.grad(0, at=x) + dual)
+        moved = p.state("x", 0, eq=moved + noise if where == "x" else moved)
+        lam_new = dual + s * (moved - x - new + y)
+        lam_new = p.state("lam", 0, eq=lam_new + noise if where == "lam" else lam_new)
+        total = p.send(0, None, total + lam_new - lam, name="s")
+        x, lam, y = moved, lam_new, new
+    bound = account(know(p, ALL), p.gradients(0), 1.0)
+    if where == "x":
+        assert bound.mu == pytest.approx(math.sqrt(sum((float(tau) / loud) ** 2 / fall**c for c in range(16))), rel=1e-8)
+    assert bound.mu == pytest.approx(mu, rel=1e-4)
+    assert set(bound.certificate) == level
+    assert epsilon(1e-3, bound.mu) == pytest.approx(eps, abs=0.05)
+
+
+def by_definition(p: Relations, adversary: Adversary, node: int) -> tuple[int, ...]:
+    """Return certificates one question at a time, each over the relations before its gradient."""
+    k, targets = know(p, adversary), p.gradients(node)
+    own = {t.vector for t in targets}
+    worst = replace(k, known=k.known | {v for v in p.points if v not in own})
+    level, reacts = [], -1
+    for g in p.select("gradient"):
+        past, at = worst.before(g), p.points[g.vector].at
+        seen = is_determined(past, at)
+        if g.vector in own:
+            level.append(2 if seen else int(is_determined(past.also(t for t in targets if t.vector < g.vector), at)))
+        elif not seen:
+            reacts = g.vector
+    return tuple(0 if t.vector < reacts else at for t, at in zip(targets, level, strict=True))
+
+
+@pytest.mark.parametrize("adversary", [ALL, curious(1), curious(1, 5), Adversary(hears=frozenset({(1, 2), (0, 5)}))], ids=str)
+@pytest.mark.parametrize("name", ["pdmm", "dpnorm", "gossip", "own"])
+def test_certificates_are_those_of_their_definition(name: str, adversary: Adversary) -> None:
+    p = own_unnoised(4)
+    if name != "own":
+        p = Relations()
+        how = {"pdmm": {"secret": False, "noise": 0.5}, "dpnorm": {"sigma": 0.1, "steps": 2}, "gossip": {"sigma": 0.1}}[name]
+        DECLARED[name](p, DECLARED["THIRD"] if name == "gossip" else DECLARED["RING"], 5, **how)
+    targets = p.gradients(0)
+    others = {v for v in p.points if v not in {t.vector for t in targets}}
+    k = know(p, adversary)
+    worst = replace(k, known=k.known | others)
+    assert certificates(worst, targets, others) == by_definition(p, adversary, 0)
+
+
+# --- noise of other laws ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("law", ["laplace", "uniform", "truncated_laplace", "truncated_gaussian"])
+def test_noise_that_is_not_gaussian_is_estimated_but_has_no_mu(law: Any) -> None:
+    p = Relations()
+    g, n, other = p.secret("g", 0), p.noise("n", 0.5, 0, law=law), p.noise("n", 2.0, 1)
+    p.send(0, 1, g + n + other, "m")
+    k = know(p, ALL)
+    assert estimate(k, [g], rounding=0).std[0] == pytest.approx(math.hypot(0.5, 2))
+    assert determined(k, [g]) == []
+    with pytest.raises(LeakauditError, match=rf"n\[0,0\] is {law} noise, and a mu is of Gaussian noise alone; declare it known") as caught:
+        account(k, [g], 1.0)
+    assert "\n" not in str(caught.value)
+    assert account(k.also([n]), [g], 1.0).mu == pytest.approx(0.5)
+
+
+def test_noise_of_another_law_is_no_matter_where_nothing_rests_on_it() -> None:
+    p = Relations()
+    g, other = [p.secret("g", 0, k) for k in range(2)], p.secret("g", 1)
+    far, n = p.noise("far", 1.0, 1, law="laplace"), p.noise("n", 0.5, 0)
+    p.send(0, 1, g[0] + n, "m")
+    p.send(1, 2, other + far, "m")
+    p.send(0, 1, g[0] + n + 2 * far, "again")  # far is known from what node 1 sends, as its secrets are
+    assert account(know(p, ALL), [g[0]], 1.0).mu == pytest.approx(2)
+    p.send(0, 1, g[1] + p.noise("late", 1.0, 0, law="uniform"), "other")
+    assert account(know(p, ALL), g, [1.0, 0.0]).mu == pytest.approx(2)
+    with pytest.raises(LeakauditError, match=r"late\[0,0\] is uniform noise"):
+        account(know(p, ALL), g, 1.0)
+    p.send(0, 1, g[1], "plain")
+    assert account(know(p, ALL), g, 1.0).mu == math.inf
+
+
+@pytest.mark.parametrize("wrong", [{"law": "cauchy"}, {"std": math.inf}, {"std": math.nan}])
+def test_noise_that_means_nothing_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(LeakauditError, match="noise 'n' of node 3: expected"):
+        Relations().noise("n", **{"std": 1.0, "owner": 3, **wrong})

@@ -90,7 +90,7 @@ def gossip(p: Relations, weights: Weights, rounds: int, *, step: Q = Q(1, 10), s
         for i in range(n):
             to = [j for j in range(n) if weights[i][j] and j != i]
             m[i] = p.send(i, to, x[i] + p.noise("n", sigma, i) if sigma else x[i], name="x")
-        source = m if noised else x
+        source = m if noised else dict(x)
         old = dict(x)
         for i in range(n):
             mixed = sum(w * source[j] for j, w in enumerate(weights[i]) if w)

@@ -214,7 +214,7 @@ def test_what_the_perturbed_variables_leave_of_the_gradient(loss: Loss) -> None:
     """The gradient + 2n (DVP), - 2 eta E_i q (PVP): one noise on each, nothing accumulates."""
     for perturb, factor in (("dual", 2), ("primal", -2 * 0.3 * 2)):
         recorder = run(loss, "pvpadmm", 30, perturb=perturb, records=40)
-        got, p = states(recorder), declared.relations_of(recorder.trace)
+        got, p = states(recorder), declared.protocol_of(recorder.trace).whole
         assert recovered(recorder, 20, lambda i, t, f=factor, s=got: loss.gradient(i, s["w"][t, i]) + f * s["n"][t, i]) < 1e-12  # type: ignore[misc]
         std = abs(factor) * p.vectors[p.find("n", 0, 5).vector].std
         assert float(la.leaks(recorder.trace)[0].std[4]) == pytest.approx(std, rel=1e-6)

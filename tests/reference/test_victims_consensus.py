@@ -95,7 +95,7 @@ def models(recorder: Recorder) -> Array:
 
 
 def relations(recorder: Recorder) -> Relations:
-    return declared.relations_of(recorder.trace)
+    return declared.protocol_of(recorder.trace).whole
 
 
 def gradient(recorder: Recorder, node: int, t: int) -> torch.Tensor:

@@ -63,7 +63,7 @@ def test_noise_is_not_redrawn_where_only_the_wires_differ() -> None:
         ("gossip", {"steps": 0}, "gossip: expected steps > 0"),
         ("muffliato", {"delta": 1.0}, "muffliato: expected 0 < delta < 1, got 1.0"),
         ("muffliato", {"gossips": 0}, "muffliato: expected gossips > 0"),
-        ("tracking", {"sigma": float("nan")}, "tracking: expected sigma >= 0 and finite, got nan"),
+        ("tracking", {"sigma": float("nan")}, "sigma: expected a finite number, got nan"),
         ("choco", {"share": 1.5}, "choco: expected share <= 1"),
         ("extra", {"fade": 1.5}, "extra: expected fade <= 1, got 1.5"),
         ("nids", {"l1": -0.1}, "nids: expected l1 >= 0"),

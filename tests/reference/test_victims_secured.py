@@ -196,7 +196,7 @@ def spans(p: Relations, nodes: int, last: int, size: int, *, with_sums: bool = T
 
 def test_who_is_known_at_which_iteration_of_nine_peers() -> None:
     plan, trace, _ = record(rounds=9, iterations=9, rho=0.8, local_steps=1)
-    p = declared.relations_of(trace)
+    p = declared.protocol_of(trace).whole
     assert plan.victim.claims(trace.graph, 9)[0].rounds == 7
     assert spans(p, 9, 9, 1) == (5, 5, 6, 6)
     assert spans(p, 9, 9, 1, with_sums=False) == (5, 5, 8, 8)
@@ -210,7 +210,7 @@ def test_who_is_known_at_which_iteration_of_nine_peers() -> None:
 @pytest.mark.parametrize(("count", "alone", "sums_first", "sums_all"), [(7, (8, 14), 6, 6), (5, (6, 16), 6, 6)])
 def test_who_is_known_at_which_iteration_of_fifteen_peers(count: int, alone: tuple[int, int], sums_first: int, sums_all: int) -> None:
     _, trace, _ = record(nodes=15, rounds=15, iterations=15, rho=0.8, partitions=count, samples=2, local_steps=1, seed=1)
-    p = declared.relations_of(trace)
+    p = declared.protocol_of(trace).whole
     earliest, _, _, latest = spans(p, 15, 15, 1, with_sums=False, every=4)
     assert (earliest, latest) == alone
     earliest, _, _, latest = spans(p, 15, 8, 1, every=4)
@@ -221,7 +221,7 @@ def test_who_is_known_at_which_iteration_of_fifteen_peers(count: int, alone: tup
 
 def test_outsiders() -> None:
     _, trace, _ = record(rounds=9, iterations=9, rho=0.8, local_steps=1)
-    p = declared.relations_of(trace)
+    p = declared.protocol_of(trace).whole
     assert breaches(p, 9, 3, ()) == {}
     for i, hears, count in ((1, "all", 0), (2, "all", 9)):
         k = know(p, la.Adversary(hears=hears, window=range(i + 1)))
@@ -267,9 +267,9 @@ def test_an_outsider_who_hears_every_y_computes_every_update_from_two_iterations
 @pytest.mark.parametrize(("rho", "widths"), [(1.0, (1, 0.4, 0.211, 0.123, 0.0758)), (10.0, ())])
 def test_one_meeting_leaves_an_interval(rho: float, widths: tuple[float, ...]) -> None:
     _, trace, truth = record(rounds=5, iterations=5, rho=rho, data="faces", samples=1, local_steps=1)
-    p = declared.relations_of(trace)
+    p = declared.protocol_of(trace).whole
     read, z = messages(la.Adversary().view(trace)), {}
-    victim = declared.victim_of(trace)
+    victim = declared.protocol_of(trace).victim
     assert isinstance(victim, SecureD)
     for t in range(1, 6):
         z[t] = z_of(victim, trace, t)
@@ -292,7 +292,7 @@ def test_one_meeting_leaves_an_interval(rho: float, widths: tuple[float, ...]) -
 
 def test_uniform_noise_is_not_priced_as_gaussian() -> None:
     _, trace, _ = record(rounds=1, iterations=2)
-    p = declared.relations_of(trace)
+    p = declared.protocol_of(trace).whole
     with pytest.raises(la.LeakauditError, match="uniform"):
         account(know(p, la.Adversary()), p.gradients(0), 1.0)
 

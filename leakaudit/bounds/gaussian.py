@@ -1,0 +1,151 @@
+"""mu-GDP, the exact differential privacy of Gaussian noise (Dong, Roth, Su 2022; Balle, Wang 2018, Theorem 8).
+
+mu = sensitivity / sigma under some adjacency; every figure here holds under the same one. mu = inf protects nothing, mu = 0 hides all.
+
+>>> round(delta(1.0, mu=1.0), 6), round(epsilon(1e-5, mu=1.0), 6)
+(0.126937, 4.377178)
+>>> compose([3.0, 4.0])
+5.0
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scipy.special import erfcx, log_ndtr, ndtr, ndtri
+
+from leakaudit.bounds.curves import HALVINGS, Adjacency, Guarantee
+from leakaudit.errors import LeakauditError
+
+
+@dataclass(frozen=True)
+class Gdp(Guarantee):
+    """mu-GDP as a guarantee, exact for Gaussian noise; adaptive releases add the squares of their mu (Corollary 3.3)."""
+
+    mu: float
+    adjacency: Adjacency
+
+    def __post_init__(self) -> None:
+        _at_least_zero("mu", self.mu)
+
+    def delta(self, epsilon: float) -> float:
+        """`delta` of this mu."""
+        return delta(epsilon, self.mu)
+
+    def epsilon(self, delta: float) -> float:
+        """`epsilon` of this mu."""
+        return epsilon(delta, self.mu)
+
+    def power(self, false_positives: float) -> float:
+        """`power` of this mu."""
+        return power(false_positives, self.mu)
+
+    def plus(self, other: Gdp) -> Gdp:
+        """Root of the sum of squares."""
+        return Gdp(compose([self.mu, other.mu]), self.adjacency)
+
+
+def delta(epsilon: float, mu: float) -> float:
+    """Return the smallest delta for which mu-GDP implies (epsilon, delta)-DP.
+
+    delta = Phi(mu / 2 - epsilon / mu) - e^epsilon Phi(-mu / 2 - epsilon / mu), computed without overflow or cancellation.
+    """
+    return math.exp(log_delta(epsilon, mu))
+
+
+def log_delta(epsilon: float, mu: float) -> float:
+    """Return the logarithm of `delta`, which does not underflow."""
+    _at_least_zero("epsilon", epsilon)
+    _at_least_zero("mu", mu)
+    if mu == 0 or epsilon == math.inf:
+        return -math.inf if mu < math.inf else 0.0
+    if mu == math.inf:
+        return 0.0
+    z = mu / 2 - epsilon / mu
+    if (first := float(log_ndtr(z))) == -math.inf:
+        return first
+    if z <= 0:  # e^epsilon Phi(z - mu) / Phi(z) is a ratio of scaled tails: epsilon = ((z - mu)^2 - z^2) / 2
+        return first + _log1m(float(erfcx((mu - z) / math.sqrt(2)) / erfcx(-z / math.sqrt(2))))
+    return first + _log1m(math.exp(min(epsilon + float(log_ndtr(z - mu)) - first, 0.0)))
+
+
+def epsilon(delta: float, mu: float) -> float:
+    """Return the smallest epsilon >= 0 for which mu-GDP implies (epsilon, delta)-DP, rounded up; inf where there is none."""
+    if not 0 <= delta <= 1:
+        raise LeakauditError(f"expected a delta between 0 and 1, got {delta}")
+    _at_least_zero("mu", mu)
+    if mu == 0 or delta == 1:
+        return 0.0
+    if mu == math.inf or delta == 0:
+        return math.inf
+    wanted, low = math.log(delta), 0.0
+    high = mu * mu / 2 + mu * math.sqrt(-2 * wanted)  # delta(epsilon) <= Phi(-x) <= exp(-x^2 / 2) with x = epsilon / mu - mu / 2
+    if log_delta(0.0, mu) <= wanted:
+        return 0.0
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if log_delta(middle, mu) > wanted else (low, middle)
+    return high
+
+
+def least_mu(epsilon: float, delta: float) -> float:
+    """Return the largest mu for which mu-GDP implies (epsilon, delta)-DP: what noise sensitivity / mu a claim needs."""
+    if not 0 < delta < 1:
+        raise LeakauditError(f"expected a delta between 0 and 1, got {delta}")
+    _at_least_zero("epsilon", epsilon)
+    low, high = 0.0, 1.0
+    while log_delta(epsilon, high) <= math.log(delta):
+        low, high = high, 2 * high
+        if high == math.inf:
+            return math.inf
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if log_delta(epsilon, middle) <= math.log(delta) else (low, middle)
+    return low
+
+
+def compose(mus: Iterable[float]) -> float:
+    """Return the mu of several releases with independent noise, chosen adaptively or not: sqrt(sum mu_t^2), exact."""
+    values = list(mus)
+    for mu in values:
+        _at_least_zero("mu", mu)
+    return math.hypot(*values)
+
+
+def group(mu: float, size: int) -> float:
+    """Return the mu for `size` records that change together: size * mu."""
+    _at_least_zero("mu", mu)
+    if size < 0:
+        raise LeakauditError(f"expected a group size >= 0, got {size}")
+    return mu * size if size else 0.0
+
+
+def power(false_positives: float, mu: float) -> float:
+    """Return the largest true positive rate of any test at a false positive rate: Phi(Phi^-1(alpha) + mu) = 1 - G_mu(alpha)."""
+    if not 0 <= false_positives <= 1:
+        raise LeakauditError(f"expected a false positive rate between 0 and 1, got {false_positives}")
+    _at_least_zero("mu", mu)
+    if mu == math.inf or false_positives == 1:
+        return 1.0
+    return float(ndtr(ndtri(false_positives) + mu))
+
+
+def advantage(mu: float) -> float:
+    """Return the largest true minus false positive rate of any test: 2 Phi(mu / 2) - 1."""
+    _at_least_zero("mu", mu)
+    return math.erf(mu / math.sqrt(8))
+
+
+def _log1m(share: float) -> float:
+    return math.log1p(-share) if share < 1 else -math.inf
+
+
+def _at_least_zero(name: str, value: float) -> None:
+    if not value >= 0:
+        raise LeakauditError(f"expected {name} >= 0, got {value}")

@@ -1,0 +1,67 @@
+"""How far a mu may be trusted: what decides where gradients are taken, cut by time (docs/relations.md, account)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from leakaudit.relations.expression import Expression
+from leakaudit.relations.knowledge import Knowledge
+from leakaudit.relations.modular import PRIMES, Row, Staircase, residue
+
+
+class Past:
+    """What follows from the relations taken in so far; nonlinear functions of what follows do, too.
+
+    known: columns that count as seen.
+    """
+
+    def __init__(self, knowledge: Knowledge, known: Collection[int]) -> None:
+        self.vectors = len(knowledge.declared.vectors)
+        self.rows = Staircase(PRIMES[0])
+        self.known = known
+        self.pending = dict(knowledge.declared.opaques)
+
+    def add(self, terms: Expression) -> None:
+        """Take a relation in."""
+        self.rows.add(self._row(terms))
+
+    def holds(self, form: Expression, before: int | None = None) -> bool:
+        """Whether a form follows; nonlinear steps count where their output was declared before this place."""
+        self._process(self.vectors if before is None else before)
+        return self.rows.holds(self._row(form))
+
+    def _process(self, before: int) -> None:
+        """Take in the outputs of nonlinear steps whose inputs follow, the earlier ones first."""
+        for out, parts in list(self.pending.items()):
+            if out < before and all(self.rows.holds(self._row(part)) for part in parts):
+                self.rows.add({out: 1})
+                del self.pending[out]
+
+    def _row(self, form: Expression) -> Row:
+        return {k: residue(v, PRIMES[0]) for k, v in form.terms.items() if k not in self.known}
+
+
+def certificates(worst: Knowledge, targets: Sequence[Expression], others: Collection[int]) -> tuple[int, ...]:
+    """Return the certificate of every target, from the relations declared before each gradient.
+
+    worst: all secrets but the targets are known. others: gradients that are no targets and reach the view; one whose point is no
+    function of the view reacts to the change of what was declared before it, so these targets have 0.
+    """
+    wanted = {t.vector for t in targets}
+    seen, own = Past(worst, worst.known), Past(worst, worst.known | wanted)
+    points, level, reacts, at = worst.declared.points, dict.fromkeys(wanted, 2), -1, 0
+    for k in sorted(points):
+        if k not in wanted and k not in others:
+            continue
+        while at < len(worst.rows) and worst.rows[at] < points[k].before:
+            form = Expression(worst.declared.vectors, worst.relations[at].terms)
+            seen.add(form)
+            own.add(form)
+            at += 1
+        if seen.holds(points[k].at, k):
+            continue
+        if k in wanted:
+            level[k] = int(own.holds(points[k].at, k))
+        else:
+            reacts = k
+    return tuple(0 if t.vector < reacts else level[t.vector] for t in targets)

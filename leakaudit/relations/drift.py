@@ -1,0 +1,113 @@
+"""How far one changed record drags the node's later gradients with it: record level where certificates are 1 (docs/relations.md, account).
+
+With the view held still, the change of every vector follows from the relations: |c_k| s_k <= sum_j |c_j| s_j where k is the only one
+that is not bounded yet, s = 0 for what is known, and s = Delta_t + L s(point) for a gradient of a loss whose gradients are L-Lipschitz.
+For w+ = a (w - step g) this is s+ = |a| (s (1 + step L) + step Delta), and mu^2 <= sum over the noise of (s / sigma)^2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from leakaudit.errors import LeakauditError
+from leakaudit.relations.account import gaussian, sensitivities, worst_case
+from leakaudit.relations.determine import determined
+from leakaudit.relations.expression import Expression
+from leakaudit.relations.knowledge import Knowledge
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What one changed record moves, with the view held still.
+
+    limits: (T,) how far every target moves, its reaction to the moved model included: sensitivities for `account` at record level.
+    mu: upper value from the shift that every noise hides; inf where a combination is on the wire without noise, or where the
+    relations do not bound every noise one by one. With one noise a message and changes that add up it is the exact one of `account`.
+    """
+
+    limits: tuple[float, ...]
+    mu: float
+
+
+def drift(knowledge: Knowledge, targets: Sequence[Expression], sensitivity: float | Sequence[float], smoothness: float) -> Drift:
+    """Bound how one changed record moves all gradients of its node, for losses whose gradients are Lipschitz.
+
+    sensitivity: of each gradient at the same point, 0 where the record takes no part. smoothness: Lipschitz constant L >= 0 of the
+    node's gradients, as they enter the protocol. Raises LeakauditError for what `account` refuses, for gradients that react and are
+    no targets, and where the relations before a gradient do not bound its point.
+    """
+    same_point = sensitivities(targets, sensitivity)
+    if not 0 <= smoothness < math.inf:
+        raise LeakauditError(f"drift: expected a smoothness >= 0, the Lipschitz constant of the gradients, got {smoothness}")
+    worst, view = worst_case(knowledge, targets)
+    moves = _moved(worst, view.used, dict(zip((t.vector for t in targets), same_point.tolist(), strict=True)), smoothness)
+    limits = tuple(moves.of({t.vector: Fraction(1)}) or 0.0 for t in targets)
+    if determined(view, [t for t, limit in zip(targets, limits, strict=True) if limit and t.vector in view.used]):
+        return Drift(limits, math.inf)
+    gaussian(view, targets)
+    hidden = [(moves.of({k: Fraction(1)}), view.declared.vectors[k].std) for k in view.noise]
+    return Drift(limits, math.sqrt(sum((math.inf if s is None else s / std) ** 2 for s, std in hidden)))
+
+
+class _Moves:
+    """Bounds on how far vectors move, from relations that come one after the other; 0 for what is known."""
+
+    def __init__(self, worst: Knowledge) -> None:
+        self.known = worst.known - worst.declared.opaques.keys()
+        self.pending = dict(worst.declared.opaques)
+        self.bound: dict[int, float] = {}
+        self.waiting = defaultdict[int, list[Mapping[int, Fraction]]](list)
+
+    def of(self, terms: Mapping[int, Fraction]) -> float | None:
+        """Return the bound of a form, None where one of its vectors has none."""
+        sizes = [(abs(float(c)), self.bound.get(k)) for k, c in terms.items() if k not in self.known]
+        return math.fsum(c * s for c, s in sizes if s is not None) if all(s is not None for _, s in sizes) else None
+
+    def settle(self, vector: int, bound: float) -> None:
+        """Set a bound, and those that follow from it."""
+        todo = [(vector, bound)]
+        while todo:
+            k, size = todo.pop()
+            self.bound[k] = size
+            todo += [new for terms in self.waiting.pop(k, ()) for new in self._follows(terms)]
+            for out in [out for out, parts in self.pending.items() if all(self.of(part.terms) == 0 for part in parts)]:
+                del self.pending[out]
+                todo.append((out, 0.0))
+
+    def take(self, terms: Mapping[int, Fraction]) -> None:
+        """Take in a relation: it bounds the one vector in it that has no bound, or waits."""
+        for vector, bound in self._follows(terms):
+            self.settle(vector, bound)
+
+    def _follows(self, terms: Mapping[int, Fraction]) -> list[tuple[int, float]]:
+        free = [k for k in terms if k not in self.known and k not in self.bound]
+        if len(free) == 1:
+            others = self.of({k: c for k, c in terms.items() if k != free[0]}) or 0.0
+            return [(free[0], others / abs(float(terms[free[0]])))]
+        if free:
+            self.waiting[free[0]].append(terms)
+        return []
+
+
+def _moved(worst: Knowledge, reached: frozenset[int], same_point: Mapping[int, float], smoothness: float) -> _Moves:
+    """Go through the declaration in time; every gradient's point must be bounded by the relations before it."""
+    vectors, points, moves, at = worst.declared.vectors, worst.declared.points, _Moves(worst), 0
+    for k in sorted(same_point.keys() | (points.keys() & reached)):
+        while k in points and at < len(worst.rows) and worst.rows[at] < points[k].before:
+            moves.take(worst.relations[at].terms)
+            at += 1
+        moved = moves.of(points[k].at.terms) if k in points else 0.0
+        if k not in same_point:
+            if moved != 0:
+                raise LeakauditError(f"drift: {vectors[k].label} reacts to the change and is no target; name all gradients of one node")
+        elif moved is None:
+            raise LeakauditError(f"drift: what is seen before {vectors[k].label} and the node's own past do not bound where it was taken")
+        else:
+            moves.settle(k, same_point[k] + smoothness * moved)
+    for relation in worst.relations[at:]:
+        moves.take(relation.terms)
+    return moves

@@ -10,24 +10,29 @@ from torch import Tensor
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 LARGEST = 2048  # parameters; Newton keeps one (d, d) matrix a node
 STEPS = 100
+
+
+def exact(task: Task) -> None:
+    """Raise LeakauditError where a model has no exact update: it is not convex, or has more than `LARGEST` parameters."""
+    if not task.convex or task.layout.size > LARGEST:
+        raise LeakauditError(
+            f"the exact update needs a convex model (linear, logistic) of at most {LARGEST} parameters, "
+            f"got {task.spec.model} with {task.layout.size}; use update=gradient where the protocol has it, or another model"
+        )
 
 
 def prox(problem: Problem, start: Tensor, linear: Tensor, weight: Tensor) -> Tensor:
     """Return argmin_w f_i(w) + <linear_i, w> + weight_i/2 |w|^2 for every node i, by damped Newton steps.
 
     start, linear: (N, d); weight: (N, 1), positive. The gradient at the result is zero to rounding.
-    Raises LeakauditError where f is not convex, d is above `LARGEST`, or the steps do not converge.
+    Raises LeakauditError as `exact` does, and where the steps do not converge.
     """
     task = problem.task
-    if not task.convex or start.shape[1] > LARGEST:
-        raise LeakauditError(
-            f"the exact update needs a convex model (linear, logistic) of at most {LARGEST} parameters, "
-            f"got {task.spec.model} with {start.shape[1]}; use update=gradient"
-        )
+    exact(task)
     w, eye = start.clone(), torch.eye(start.shape[1], dtype=start.dtype, device=start.device)
     scale = linear.abs().amax() + 1
 

@@ -75,6 +75,7 @@ def plan(scenario: Scenario, *, data_root: Path | None = None, download: bool = 
         graph = Graph(scenario.nodes + 1, tuple((i, scenario.nodes) for i in range(scenario.nodes)))
     else:
         graph = graphs.make(scenario.graph, scenario.nodes, random["graph"])
+    victim.fits(task, graph, scenario.samples)
     return Plan(scenario, victim, source, rows, task, graph, _wires(scenario.wires, graph), _columns(scenario.layers, task), random)
 
 

@@ -8,11 +8,12 @@ Other distributions register through entry points of the same group names.
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from importlib.metadata import entry_points
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from leakaudit.errors import LeakauditError, suggest
 
@@ -75,6 +76,12 @@ def parameters(kind: type) -> dict[str, Field[Any]]:
     return {f.name: f for f in fields(kind) if f.init} if is_dataclass(kind) else {}
 
 
+def choices(kind: type, name: str) -> tuple[str, ...]:
+    """Return the words that a hyper-parameter takes, () where it takes other values."""
+    hint = get_type_hints(kind)[name]
+    return get_args(hint) if get_origin(hint) is Literal else ()
+
+
 def values(thing: Any) -> dict[str, Any]:
     """Return the hyper-parameters of a victim or an attack with their values."""
     return {name: getattr(thing, name) for name in parameters(type(thing))}
@@ -97,7 +104,7 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
 
 
 def _read(key: str, value: Any, hint: Any) -> Any:
-    """Convert one setting to the annotated type."""
+    """Convert one setting to the annotated type; a number is finite."""
     options = [a for a in get_args(hint) if a is not type(None)]
     if get_origin(hint) is not None and all(isinstance(o, str) for o in options):  # Literal
         if value not in options:
@@ -109,8 +116,9 @@ def _read(key: str, value: Any, hint: Any) -> Any:
     try:
         if target is bool:
             return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
-        if target is int and float(value) != int(float(value)):
+        if target in (int, float) and not (math.isfinite(float(value)) and (target is float or float(value) % 1 == 0)):
             raise ValueError
         return target(float(value)) if target is int else target(value)
-    except (ValueError, KeyError, TypeError):
-        raise LeakauditError(f"{key}: expected {getattr(target, '__name__', target)}, got {value!r}") from None
+    except (ValueError, KeyError, TypeError, OverflowError):
+        wanted = "a finite number" if target is float else getattr(target, "__name__", target)
+        raise LeakauditError(f"{key}: expected {wanted}, got {value!r}") from None

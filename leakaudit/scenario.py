@@ -69,10 +69,14 @@ class Scenario:
         return "\n".join([*top, "", "[set]", *(f"{k} = {_toml(v)}" for k, v in self.set.items())]) + "\n"
 
     def parts(self) -> tuple[Victim, dict[str, Any]]:
-        """Return the configured victim, and what is left of `set` for the model."""
+        """Return the configured victim, and what is left of `set` for the model.
+
+        A victim's ``samples`` or ``records``, on which noise and claims rest, are those of the scenario where `set` has none.
+        """
         kind = registry.get("victims", self.victim)
         mine = registry.parameters(kind)
-        victim: Victim = registry.configure(kind, {k: v for k, v in self.set.items() if k in mine})
+        known: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
+        victim: Victim = registry.configure(kind, {**known, **{k: v for k, v in self.set.items() if k in mine}})
         return victim, {k: v for k, v in self.set.items() if k not in mine}
 
 

@@ -13,7 +13,7 @@ from leakaudit.trace import Graph
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
     from leakaudit.relations import Relations
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,22 @@ class Claim:
 class Victim(Protocol):
     """A frozen dataclass of the protocol's constants; subclass it.
 
-    paper: its source. leaks_what: one sentence for tables. centralised: runs on a star whose server is
-    the last node, which holds no data.
+    paper: its source. leaks_what, claims_what: a few words for tables; `claims` has the figures.
+    centralised: runs on a star whose server is the last node, which holds no data.
     """
 
     paper: ClassVar[str]
     leaks_what: ClassVar[str]
+    claims_what: ClassVar[str] = "nothing"
     centralised: ClassVar[bool] = False
 
     @property
     def stationary(self) -> bool:
         """Whether every round, after the first few, has the same relations, so that a few rounds of `relations` stand for all."""
         return False
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Raise LeakauditError where the constants do not fit the model, the graph or the records of a node; nothing is drawn yet."""
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Count the messages of a recording of these wires (undirected edges), to size the file before the run."""
@@ -73,6 +77,9 @@ class Victim(Protocol):
         public: tensors of the trace; only a `schedule` is read from them.
         """
 
-    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
-        """Return what the paper promises of this protocol at these constants."""
+    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+        """Return what the paper promises of this protocol at these constants.
+
+        public: tensors of the trace, where a promise depends on its schedule; without them it is the weakest of all schedules.
+        """
         return ()

@@ -31,7 +31,7 @@ class Around:
 
     def apart(self, v: Tensor) -> Tensor:
         """Return sum_j (v_i - v_j)."""
-        return (self.degree * v).sub_(self.sum(v))
+        return self.sum(v).neg_().addcmul_(self.degree, v)
 
 
 def both(graph: Graph, i: int, v: Mapping[int, Expression]) -> Expression:

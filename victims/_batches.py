@@ -17,8 +17,7 @@ def batches(problem: Problem, size: int, steps: int, generator: Generator) -> It
     Every node shuffles anew at each call and begins again at the front when its records end (random permutation).
     Raises LeakauditError where a node holds fewer than `size` records.
     """
-    if size > problem.samples:
-        raise LeakauditError(f"batch: expected at most the {problem.samples} records that a node holds, got {size}")
+    enough(size, problem.samples)
     if not size:
         yield from [problem] * steps
         return
@@ -26,6 +25,12 @@ def batches(problem: Problem, size: int, steps: int, generator: Generator) -> It
     for step in range(steps):
         at = step * size % problem.samples
         yield Problem(problem.task, _around(x, at, size), _around(y, at, size))
+
+
+def enough(size: int, samples: int) -> None:
+    """Raise LeakauditError where a node holds fewer records than a mini-batch."""
+    if size > samples:
+        raise LeakauditError(f"batch: expected at most the {samples} records that a node holds, got {size}")
 
 
 def _shuffled(problem: Problem, count: int, generator: Generator) -> tuple[Tensor, Tensor]:

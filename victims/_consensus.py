@@ -14,6 +14,7 @@ from leakaudit.mixing import metropolis
 from leakaudit.progress import step
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._local import LocalSteps, Steps, common, everybody, normal  # noqa: TID251 - shared by files of this folder alone
 
@@ -66,7 +67,8 @@ def average(
     With y^0 the model after the steps and the noise: y^{s+1} = speed W y^s + (1 - speed) y^{s-1}, y^{-1} = y^0.
     """
     w, mix, channel, curves = common(recorder, problem), Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
-    local, before = LocalSteps(steps, problem, recorder, generator), w
+    local, spare = LocalSteps(steps, problem, recorder, generator), torch.empty_like(w)
+    before = spare
     recorder.state("w", 0, w)
     for t in range(1, rounds + 1):
         if begins(t, every):
@@ -74,10 +76,13 @@ def average(
             if std:
                 noise = normal(w, std, generator)
                 recorder.state("xi", t, noise)
-                w = w + noise
-            before = w
+                w.add_(noise)
+            before = spare if speed == 1 else spare.copy_(w)
         channel.send(t, "w", w)
-        w, before = mix(w) if speed == 1 else speed * mix(w) + (1 - speed) * before, w
+        for part in blocks(w):
+            mixed = mix(w[:, part])
+            before[:, part] = mixed if speed == 1 else mixed.mul_(speed).add_(before[:, part], alpha=1 - speed)
+        w, before = before, w
         recorder.state("w", t, w)
         curves.observe(t, w)
         recorder.end_round(t)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.trace import Graph
+from leakaudit.victims._admm import Around  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
@@ -51,7 +53,12 @@ def sign(i: int, j: int) -> int:
 
 
 class Duals:
-    """z_{i|j} of every arc (2 E, d), and per node (N, 1): eta, the degree and share = eta / gamma."""
+    """z_{i|j} of arcs, and per node (N, 1): eta, the degree and share = eta / gamma.
+
+    Where all nodes have the same gamma, two sums per node suffice to train, with c = 2 / gamma and s = w + n:
+    S_i = sum_j A_{i|j} z_{i|j} and T_i = sum_j A_{j|i} z_{j|i} become (1 - c) T_i + c sum_j s_j and (1 - c) S_i + c E_i s_i. Then z is
+    kept on the recorded wires alone; else, and where curves are kept, whose dual norm needs them, on all arcs (2 E, d).
+    """
 
     def __init__(
         self,
@@ -63,23 +70,30 @@ class Duals:
     ) -> None:
         """Start with z = 0. constants: eta_i and gamma_i of every node."""
         self.recorder, both = recorder, {arc for i, j in wires for arc in ((i, j), (j, i))}
-        at = {arc: k for k, arc in enumerate(graph.arcs)}
+        gammas = {gamma for _, gamma in constants}
+        alike = len(gammas) == 1 and not recorder.keep_curves
+        self.sums = [torch.zeros_like(like), torch.zeros_like(like)] if alike else None
+        self.around, self.factor = Around(graph, like), 2 / float(min(gammas))
+        arcs = [arc for arc in graph.arcs if arc in both or not alike]
+        at = {arc: k for k, arc in enumerate(arcs)}
         self.kept = torch.tensor([k for arc, k in at.items() if arc in both], dtype=torch.long)
-        self.back = torch.tensor([at[j, i] for i, j in at], device=like.device)
-        self.ends = torch.tensor(graph.arcs).T
+        self.back = torch.tensor([at[j, i] for i, j in at], dtype=torch.long, device=like.device)
+        self.ends = torch.tensor(arcs, dtype=torch.long).reshape(-1, 2).T
         self.src = self.ends[0].to(like.device)
-        self.signs = torch.tensor([[sign(i, j)] for i, j in graph.arcs]).to(like)
+        self.signs = torch.tensor([[sign(i, j)] for i, j in arcs]).reshape(-1, 1).to(like)
         exact = [[float(eta), float(eta / gamma)] for eta, gamma in constants]
         self.eta, self.share = torch.tensor(exact, dtype=torch.float64).to(like).T[:, :, None]
-        self.degree = torch.tensor([[graph.degree(i)] for i in range(graph.nodes)]).to(like)
+        self.degree = self.around.degree
         self.z = like.new_zeros(len(at), like.shape[1])
 
     def pull(self) -> Tensor:
         """Return sum_j A_{i|j} z_{i|j} of every node, (N, d)."""
+        if self.sums is not None:
+            return self.sums[0]
         return self.z.new_zeros(len(self.degree), self.z.shape[1]).index_add_(0, self.src, self.signs * self.z)
 
     def send(self, t: int, name: str, shown: Tensor) -> tuple[Tensor, Tensor]:
-        """Record what the nodes tell of w + n, (N, d); return lambda and y of every arc."""
+        """Record what the nodes tell of w + n, (N, d); return lambda and y of the arcs that are kept."""
         dual = self.share[self.src] * (self.z - self.signs * shown[self.src])
         y = 2 / self.eta[self.src] * dual - self.z
         if len(self.kept):
@@ -89,7 +103,13 @@ class Duals:
         return dual, y
 
     def exchange(self, t: int, shown: Tensor) -> Tensor:
-        """Send, give every z the y of the other end, and return lambda (2 E, d)."""
+        """Send, give every z the y of the other end, and return lambda of the arcs that are kept."""
         dual, y = self.send(t, "y", shown)
         self.z = y[self.back]
+        if self.sums is not None:
+            (s, back), c = self.sums, self.factor
+            for part in blocks(s):
+                back[:, part].mul_(1 - c).add_(self.around.sum(shown[:, part]), alpha=c)
+                s[:, part].mul_(1 - c).addcmul_(self.degree, shown[:, part], value=c)
+            self.sums.reverse()
         return dual

@@ -15,7 +15,7 @@ from leakaudit.relations import Expression, Relations, decimal
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 CLIPPED = 1 << 24  # numbers of the records' own gradients that are held at once
 
@@ -65,9 +65,13 @@ class LocalSteps:
         self.steps, self.problem, self.recorder, self.generator = steps, problem, recorder, generator
         self.whole = not 0 < steps.batch < problem.samples
         self._order, self._at = torch.empty(0), problem.samples
+        self._both = [torch.empty(0), torch.empty(0)]  # results of the last two steps take turns
 
     def __call__(self, t: int, base: Tensor, at: Tensor | None = None) -> Tensor:
-        """Return the models (N, d) after round t's steps; the first leads from `base` along the gradient at `at`."""
+        """Return the models (N, d) after round t's steps; the first leads from `base` along the gradient at `at`.
+
+        The result is overwritten by the second step after it.
+        """
         steps = self.steps
         lr, keep = steps.lr / (1 + steps.slow * (t - 1)), 1 - steps.lr * steps.decay
         if not self.whole and self._at >= self.problem.samples:
@@ -77,16 +81,23 @@ class LocalSteps:
             g = self._gradients(base if at is None else at)
             if not self.whole or steps.clip:
                 self.recorder.state(steps.name("g", k), t, g)
-            base, at = torch.sub(keep * base if steps.decay else base, g.mul_(lr), out=g), None
+            base, at = torch.add(keep * base if steps.decay else base, g, alpha=-lr, out=g), None
             if steps.std:
                 noise = normal(base, steps.std, self.generator)
                 self.recorder.state(steps.name("n", k), t, noise)
-                base = base + noise
+                base.add_(noise)
         return base
 
     def _gradients(self, w: Tensor) -> Tensor:
         x, y = (self.problem.x, self.problem.y) if self.whole else self._next()
-        return clipped(self.problem, w, x, y, self.steps.clip) if self.steps.clip else self.problem.task.gradients(w, x, y)
+        if self.steps.clip:
+            return clipped(self.problem, w, x, y, self.steps.clip)
+        if self._both[0].shape != w.shape:
+            self._both = [torch.empty_like(w, memory_format=torch.contiguous_format) for _ in self._both]
+        self._both.reverse()
+        if self._both[0] is w:
+            self._both.reverse()
+        return self.problem.task.gradients(w, x, y, out=self._both[0])
 
     def _next(self) -> tuple[Tensor, Tensor]:
         """Return the next mini-batch of every node; the last of an order is smaller where the size does not divide."""
@@ -119,6 +130,17 @@ def above(name: str, **values: float) -> None:
     """Raise LeakauditError where a value does not lie above 0 or is infinite; `name` is the victim's."""
     if low := {k: v for k, v in values.items() if not 0 < v < math.inf}:
         raise LeakauditError(f"{name}: expected {', '.join(low)} > 0 and finite, got {', '.join(map(str, low.values()))}")
+
+
+def stable(name: str, task: Task, bound: float = 2.0, **steps: float) -> None:
+    """Raise LeakauditError where a step times the task's l2 reaches `bound`: gradient descent on the l2 term alone then diverges."""
+    if high := {k: v for k, v in steps.items() if v * task.l2 >= bound}:
+        limit = f"{bound / task.l2:g} ({bound:g} / l2)"
+        raise LeakauditError(f"{name}: expected {', '.join(high)} < {limit}, beyond which the steps diverge, got {_listed(high)}; lower it")
+
+
+def _listed(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{v:g}" for v in values.values())
 
 
 def common(recorder: Recorder, problem: Problem) -> Tensor:

@@ -30,14 +30,16 @@ def train(
     """Send the model (d,) down as kind ``w``, once; up goes what `up` makes of it and the gradients (N, d); `merge` makes the next."""
     clients, server = [i for i, _ in wires], graph.nodes - 1
     w, curves = recorder.public["w0"].to(problem.x.device), Curves(recorder, problem)
+    g = w.new_empty(server, len(w))
+    recorder.state("w", 0, w.expand(server, -1))
     for t in range(1, rounds + 1):
-        recorder.state("w", t - 1, w.expand(server, -1))
-        sent = up(w, problem.task.gradients(w.repeat(server, 1), problem.x, problem.y))
+        sent = up(w, problem.task.gradients(w.expand(server, -1), problem.x, problem.y, out=g))
         if clients:
             recorder.send(t, server, clients, "w", w)
             rows = recorder.send_many(t, torch.tensor(clients), torch.full((len(clients),), server), kind)
             rows.copy_(sent[clients][:, slice(*recorder.columns)])
         w = merge(w, sent)
+        recorder.state("w", t, w.expand(server, -1))
         curves.observe(t, w[None])
         recorder.end_round(t)
         step("recording", t, rounds)

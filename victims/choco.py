@@ -25,13 +25,14 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Form, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import LocalSteps, Steps, above, common, everybody, least  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import LocalSteps, Steps, above, common, everybody, least, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("choco")
@@ -64,16 +65,20 @@ class Choco(Victim):
         """All rounds have the same relations where the step is constant."""
         return not self.slow
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse steps that diverge on the task's l2 term."""
+        stable("choco", task, alpha=self.alpha)
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One in both directions of a wire and round."""
         return 2 * len(list(wires)) * rounds
 
     def compressed(self, v: Tensor, generator: Generator) -> Tensor:
-        """Return Q of every row of v (N, d)."""
+        """Return Q of every row of v (N, d), which it may overwrite."""
         if self.compress == "none":
             return v
         if self.compress == "quantize":
-            return v.div(self.cell).round_().mul_(self.cell)
+            return v.div_(self.cell).round_().mul_(self.cell)
         kept = max(1, round(self.share * v.shape[1]))
         rank = v.abs() if self.compress == "top" else torch.rand(v.shape, generator=generator).to(v.device)
         chosen = rank.topk(kept, dim=1).indices
@@ -86,14 +91,15 @@ class Choco(Victim):
         mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
         local = LocalSteps(Steps(self.alpha, slow=self.slow), problem, recorder, generator)
         w = common(recorder, problem)
-        copy = torch.zeros_like(w)
+        copy, change = torch.zeros_like(w), torch.empty_like(w)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             half = local(t, w)
-            q = self.compressed(half - copy, generator)
+            q = self.compressed(torch.sub(half, copy, out=change), generator)
             channel.send(t, "q", q)
-            copy = copy + q
-            w = mix(copy).sub_(copy).mul_(self.gamma).add_(half)
+            copy.add_(q)
+            for part in blocks(w):
+                torch.add(half[:, part], mix(copy[:, part]).sub_(copy[:, part]), alpha=self.gamma, out=w[:, part])
             recorder.state("w", t, w)
             curves.observe(t, w)
             recorder.end_round(t)

@@ -28,19 +28,21 @@ from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.mixing import matrix, metropolis
 from leakaudit.progress import step
-from leakaudit.prox import prox
+from leakaudit.prox import exact, prox
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims._batches import batches  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._batches import batches, enough  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import stable  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._noises import Noise, calibrated  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 SOURCES = {
     "laplace": ("Laplace mechanism", "l1"),
@@ -58,6 +60,7 @@ class DKM(Victim):
 
     paper: ClassVar[str] = "DP-dKM 2024, Algorithm 1"
     leaks_what: ClassVar[str] = "every T(x) - x up to the noise of its round, which gives every gradient where l1 = 0 or operator=gd"
+    claims_what: ClassVar[str] = "(epsilon, delta) of a broadcast and of all (Theorems 4 and 6); sensitivity (Theorem 1)"
     centralised: ClassVar[bool] = False
 
     operator: Literal["gd", "pgd", "dr"] = param("gd", "gradient, proximal gradient, or Douglas-Rachford (convex models)", "T")
@@ -88,6 +91,14 @@ class DKM(Victim):
         """All rounds have the same relations where alpha does not fade."""
         return not self.fade
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse operator dr of a model that is not convex, a mini-batch that a node cannot fill, steps that diverge on the l2 term."""
+        enough(self.batch, samples)
+        if self.operator == "dr":
+            exact(task)
+        else:
+            stable("dkm", task, gamma=self.gamma)
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two a wire and round."""
         return 2 * len(list(wires)) * rounds
@@ -98,11 +109,19 @@ class DKM(Victim):
         """Train; the curves are those of the model, which is prox(x) with operator dr."""
         x = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
         told, noise, mix = x, calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity), Mixing(graph)
-        channel, curves = Broadcast(recorder, wires), Curves(recorder, problem)
+        channel, curves, spare = Broadcast(recorder, wires), Curves(recorder, problem), torch.empty_like(x)
         recorder.state("w", 0, x)
         for t in range(1, rounds + 1):
             (part,) = batches(problem, self.batch, 1, generator)
-            x = mix(told) + float(self._relaxation(t)) * self._residual(part, x, t, recorder)
+            relax = float(self._relaxation(t))
+            if self.operator == "dr" or self.l1:
+                x = mix(told) + relax * self._residual(part, x, t, recorder)
+            else:
+                g = part.task.gradients(x, part.x, part.y, out=spare)
+                if self.batch:
+                    recorder.state("g", t, g)
+                for some in blocks(x):
+                    torch.sub(mix(told[:, some]), g[:, some], alpha=relax * self.gamma, out=x[:, some])
             told = x if noise is None else x + _drawn(noise, x, t, recorder, generator)
             channel.send(t, "x", told)
             recorder.state("w", t, x)
@@ -123,7 +142,7 @@ class DKM(Victim):
             told = {i: p.send(i, graph.neighbours[i], shown[i], "x") for i in x}
         return p
 
-    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
         """The mechanism's theorem for one broadcast, their sum over all of them (eps_1 of Theorem 4), and Theorem 1's sensitivity."""
         noise, claims = calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity), list[Claim]()
         if noise is not None:

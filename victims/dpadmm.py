@@ -30,11 +30,12 @@ from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
 from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("dpadmm")
@@ -44,6 +45,7 @@ class DPADMM(Victim):
 
     paper: ClassVar[str] = "Huang and Gong 2020, in the form of DP-Norm's Table II"
     leaks_what: ClassVar[str] = "sum_k a^(K-1-k) g_k of every round, a = eta / (2 rho E_i + eta); K = 1: every gradient; - noise"
+    claims_what: ClassVar[str] = "(epsilon, delta) of all rounds (DP-Norm, Table II)"
 
     rho: float = param(0.3, "penalty of disagreement", "rho")
     eta: float = param(2.0, "curvature of the linearised loss", "eta^{k,r}")
@@ -60,8 +62,8 @@ class DPADMM(Victim):
         """Check the ranges."""
         if min(self.rho, self.eta, self.lipschitz) <= 0 or min(self.steps, self.records) < 1 or not 0 < self.delta < 1:
             raise LeakauditError("dpadmm: expected rho, eta, lipschitz > 0, steps, records >= 1 and 0 < delta < 1")
-        if min(self.batch, self.sigma, self.epsilon) < 0 or (self.sigma and self.epsilon):
-            raise LeakauditError("dpadmm: expected batch, sigma, epsilon >= 0, and at most one of sigma and epsilon above 0")
+        if min(self.batch, self.sigma, self.epsilon, self.horizon) < 0 or (self.sigma and self.epsilon):
+            raise LeakauditError("dpadmm: expected batch, sigma, epsilon, horizon >= 0, and at most one of sigma and epsilon above 0")
         if self.epsilon and self.horizon < 1:
             raise LeakauditError("dpadmm: the noise of epsilon depends on the number of rounds; set horizon to it")
 
@@ -69,6 +71,11 @@ class DPADMM(Victim):
     def stationary(self) -> bool:
         """All rounds have the same relations."""
         return True
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse a mini-batch that a node cannot fill."""
+        if self.batch > samples:
+            raise LeakauditError(f"dpadmm: expected batch up to the {samples} records of a node, got {self.batch}")
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two a wire and round."""
@@ -83,24 +90,27 @@ class DPADMM(Victim):
         self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
     ) -> None:
         """Train; each inner step takes all nodes' gradients at once."""
-        if self.batch > problem.samples:
-            raise LeakauditError(f"dpadmm: expected batch up to the {problem.samples} records of a node, got {self.batch}")
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
         lam, around, channel = torch.zeros_like(w), admm.Around(graph, w), Broadcast(recorder, wires)
-        curve, std, curves = 2 * self.rho * around.degree + self.eta, self.noise, Curves(recorder, problem)
+        spare, pull, curve = torch.empty_like(w), torch.empty_like(w), 2 * self.rho * around.degree + self.eta
+        std, curves = self.noise, Curves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
-            pull = self.rho * around.both(w) - 2 * lam
+            for part in blocks(pull):
+                torch.sub(around.both(w[:, part]).mul_(self.rho), lam[:, part], alpha=2, out=pull[:, part])
             for k in range(1, self.steps + 1):
-                g = self._gradients(problem, w, generator)
-                w = (self.eta * w + pull - g) / curve
+                g = self._gradients(problem, w, generator, spare)
+                if self.batch:
+                    recorder.state(self._name("g", k), t, g)
+                for part in blocks(g):
+                    torch.sub(pull[:, part], g[:, part], out=g[:, part]).add_(w[:, part], alpha=self.eta).div_(curve)
+                w, spare = g, w
                 if std:
                     n = std / curve * admm.normal(w, generator)
                     recorder.state(self._name("n", k), t, n)
-                    w = w + n
-                if self.batch:
-                    recorder.state(self._name("g", k), t, g)
-            lam = lam + self.rho / 2 * around.apart(w)
+                    w.add_(n)
+            for part in blocks(lam):
+                lam[:, part].add_(around.apart(w[:, part]), alpha=self.rho / 2)
             channel.send(t, "w", w)
             recorder.state("w", t, w)
             recorder.state("lam", t, lam)
@@ -127,7 +137,7 @@ class DPADMM(Victim):
             lam = {i: p.state("lam", i, eq=lam[i] + rho / 2 * admm.apart(graph, i, w)) for i in w}
         return p
 
-    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
         """Return Table II's row, solved for epsilon at this noise."""
         if not (std := self.noise):
             return ()
@@ -153,10 +163,10 @@ class DPADMM(Victim):
     def _name(self, vector: str, k: int) -> str:
         return vector if self.steps == 1 else f"{vector}.{k}"
 
-    def _gradients(self, problem: Problem, w: Tensor, generator: Generator) -> Tensor:
+    def _gradients(self, problem: Problem, w: Tensor, generator: Generator, out: Tensor) -> Tensor:
         if not self.batch:
-            return problem.task.gradients(w, problem.x, problem.y)
+            return problem.task.gradients(w, problem.x, problem.y, out=out)
         drawn = torch.rand(problem.nodes, problem.samples, generator=generator, device=generator.device)
         rows = drawn.argsort(1)[:, : self.batch].to(problem.x.device)
         nodes = torch.arange(problem.nodes, device=rows.device)[:, None]
-        return problem.task.gradients(w, problem.x[nodes, rows], problem.y[nodes, rows])
+        return problem.task.gradients(w, problem.x[nodes, rows], problem.y[nodes, rows], out=out)

@@ -29,12 +29,13 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Form, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims._batches import batches  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._batches import batches, enough  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._dpnorm import Duals, Theorem, guaranteed, level, sensitivity, sign  # noqa: TID251
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("dpnorm")
@@ -44,6 +45,7 @@ class DPNorm(Victim):
 
     paper: ClassVar[str] = "DP-Norm 2023, Algorithm 1; ECL where sigma = alpha = 0"
     leaks_what: ClassVar[str] = "the weighted sum of a round's gradients, up to the noise of two rounds; exactly where a round sends twice"
+    claims_what: ClassVar[str] = "(epsilon, delta) of all messages of a node (Theorem 1, in two forms)"
     centralised: ClassVar[bool] = False
 
     mu: float = param(0.05, "step size", "mu")
@@ -76,6 +78,12 @@ class DPNorm(Victim):
         """All rounds have the same relations."""
         return True
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse a mini-batch that a node cannot fill, and noise that Theorem 1 sets for another number of records."""
+        enough(self.batch, samples)
+        if self.epsilon is not None and self.records != samples:
+            raise LeakauditError(f"dpnorm: records={self.records} sets the noise, but a node holds {samples}; make them equal")
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two a wire and round, four with `resend`."""
         return (4 if self.resend else 2) * len(list(wires)) * rounds
@@ -94,13 +102,12 @@ class DPNorm(Victim):
         self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
     ) -> None:
         """Train, on synchronous exchanges."""
-        if self.epsilon is not None and self.records != problem.samples:
-            raise LeakauditError(f"dpnorm: records={self.records} sets the noise, but a node holds {problem.samples}; make them equal")
+        self.fits(problem.task, graph, problem.samples)
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
         constants = [self._constants(graph, i) for i in range(graph.nodes)]
         wire, curves = Duals(graph, recorder, wires, w, constants), Curves(recorder, problem)
         sigma, n = torch.tensor(self._levels(graph, rounds), dtype=torch.float64)[:, None].to(w), torch.zeros_like(w)
-        noisy = bool(sigma.any())
+        noisy, spare, curve = bool(sigma.any()), torch.empty_like(w), 1 + self.mu * wire.share * wire.degree
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             pull = wire.pull()
@@ -108,14 +115,16 @@ class DPNorm(Victim):
                 if noisy and (k == 0 or self.noise == "inner"):
                     n = sigma * torch.randn(w.shape, generator=generator, dtype=w.dtype).to(w.device)
                     recorder.state("n" if self.noise == "round" else f"n.{k}", t, n)
-                g = problem.task.gradients(w, part.x, part.y)
+                g = problem.task.gradients(w, part.x, part.y, out=spare)
                 if self.batch:
                     recorder.state("g" if self.inner == 1 else f"g.{k}", t, g)
-                inside = pull - wire.degree * n if self.noise == "inner" else pull
-                w = (w - self.mu * (g - wire.share * inside)) / (1 + self.mu * wire.share * wire.degree)
+                for some in blocks(g):
+                    inside = pull[:, some] - wire.degree * n[:, some] if self.noise == "inner" else pull[:, some]
+                    g[:, some].addcmul_(wire.share, inside, value=-1).mul_(-self.mu).add_(w[:, some]).div_(curve)
+                w, spare = g, w
                 if self._early(k):
-                    wire.send(t, "early", w + n)
-            dual = wire.exchange(t, w + n)
+                    wire.send(t, "early", w + n if noisy else w)
+            dual = wire.exchange(t, w + n if noisy else w)
             recorder.state("w", t, w)
             curves.observe(t, w, dual=dual)
             recorder.end_round(t)
@@ -148,7 +157,7 @@ class DPNorm(Victim):
             z = {(i, j): sent[j, i] for i, j in sent}
         return p
 
-    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
         """Theorem 1 in both forms, where there is noise and the records are told; the optimum, where there is no noise."""
         if not (self.sigma or self.epsilon):
             regular = "every node has as many neighbours (assumed for simple presentation)"

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import torch
 from torch import Generator, Tensor
 
 from leakaudit.curves import Curves
@@ -26,6 +27,7 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._local import (  # noqa: TID251 - shared by files of this folder alone
@@ -36,11 +38,12 @@ from leakaudit.victims._local import (  # noqa: TID251 - shared by files of this
     everybody,
     least,
     normal,
+    stable,
 )
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("dpsgd")
@@ -50,6 +53,7 @@ class DPSGD(Victim):
 
     paper: ClassVar[str] = "Lian et al. 2017, Algorithm 1 (D-PSGD); Fukami et al. (DP-Norm), Table II (DP-SGD)"
     leaks_what: ClassVar[str] = "every gradient, (W w - w) / alpha; with noise up to noise / alpha, of several steps their sum"
+    claims_what: ClassVar[str] = "(epsilon, delta) of all messages where epsilon sets the noise (DP-Norm, Table II)"
     centralised: ClassVar[bool] = False
 
     alpha: float = param(0.1, "step size", "alpha, mu")
@@ -70,8 +74,10 @@ class DPSGD(Victim):
         """Check the ranges."""
         above("dpsgd", alpha=self.alpha, steps=self.steps)
         least("dpsgd", slow=self.slow, batch=self.batch, clip=self.clip, sigma=self.sigma, epsilon=self.epsilon, samples=self.samples)
-        if self.epsilon and (self.sigma or self.noise != "step" or self.horizon < 1 or not 0 < self.delta < 1):
-            raise LeakauditError("dpsgd: epsilon sets the noise itself: give noise=step, horizon=ROUNDS and 0 < delta < 1, and no sigma")
+        if not 0 < self.delta < 1 or self.horizon < 0:
+            raise LeakauditError(f"dpsgd: expected 0 < delta < 1 and horizon >= 0, got {self.delta} and {self.horizon}")
+        if self.epsilon and (self.sigma or self.noise != "step" or self.horizon < 1):
+            raise LeakauditError("dpsgd: epsilon sets the noise itself: give noise=step and horizon=ROUNDS, and no sigma")
 
     def std(self, samples: int) -> float:
         """Return sigma, or what Table II prints: sqrt(K R log(1 / delta)) mu / (epsilon d_i)."""
@@ -86,6 +92,10 @@ class DPSGD(Victim):
         """All rounds have the same relations where the step is constant."""
         return not self.slow
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse steps that diverge on the task's l2 term."""
+        stable("dpsgd", task, alpha=self.alpha)
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One in both directions of a wire and round."""
         return 2 * len(list(wires)) * rounds
@@ -98,7 +108,7 @@ class DPSGD(Victim):
         std = self.std(problem.samples)
         local = LocalSteps(self._steps(std), problem, recorder, generator)
         w = common(recorder, problem)
-        sent, own = w, mix.own(w)
+        sent, own, base = w, mix.own(w), torch.empty_like(w)
 
         def share(t: int, model: Tensor) -> Tensor:
             noise = normal(model, std, generator) if std and self.noise == "message" else None
@@ -109,7 +119,11 @@ class DPSGD(Victim):
             return out
 
         def averaged(sent: Tensor, model: Tensor) -> Tensor:
-            return mix(sent) + own * (model - sent) if self.own == "plain" else mix(sent)
+            for part in blocks(base):
+                base[:, part] = mix(sent[:, part])
+                if self.own == "plain":
+                    base[:, part].addcmul_(own, model[:, part] - sent[:, part])
+            return base
 
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
@@ -151,7 +165,7 @@ class DPSGD(Victim):
                 w = {i: p.state("w", i, eq=v) for i, v in w.items()} if loud and self.own == "plain" else w
         return p
 
-    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
         """Return what the printed noise is said to give, where it is used."""
         if not self.epsilon:
             return ()

@@ -21,19 +21,21 @@ from torch import Generator, Tensor
 
 from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
+from leakaudit.mixing import matrix, metropolis
 from leakaudit.progress import step
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import above, least  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import above, least, stable  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._released import Released, shrink, start  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("extra")
@@ -46,8 +48,8 @@ class Extra(Victim):
     centralised: ClassVar[bool] = False
 
     alpha: float = param(0.1, "step size", "alpha")
-    l1: float = param(0.0, "weight of the l1 norm in every node's objective; above 0 PG-EXTRA")
-    spread: float = param(0.0, "standard deviation of private start models around the common one")
+    l1: float = param(0.0, "weight of the l1 norm in every node's objective; above 0 PG-EXTRA", "r_i")
+    spread: float = param(0.0, "standard deviation of private start models around the common one", "x^0")
     sigma: float = param(0.0, "standard deviation of the noise in round 0", "sigma")
     fade: float = param(1.0, "factor of the standard deviation from round to round", "R")
     noise: Literal["state", "message"] = param("state", "noise on the models wherever they are used, or on what travels and is averaged")
@@ -64,6 +66,12 @@ class Extra(Victim):
         """All rounds have the same relations where the noise does not fade."""
         return not self.sigma or self.fade == 1
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse steps that diverge on the task's l2 term: alpha l2 >= 1 + smallest eigenvalue of W."""
+        if task.l2:
+            w = matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
+            stable("extra", task, 1 + float(torch.linalg.eigvalsh(w)[0]), alpha=self.alpha)
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One in both directions of a wire and round; private start models go too."""
         return 2 * len(list(wires)) * (rounds + bool(self.spread))
@@ -79,13 +87,16 @@ class Extra(Victim):
             channel.send(0, "w", w, secure=True)
         recorder.state("w", 0, w)
         recorder.end_round(0)
-        heard, half, last, z = w, w.new_zeros(()), w.new_zeros(()), torch.zeros_like(w)
+        heard, half, last, z, g = w, *(torch.zeros_like(w) for _ in range(3)), torch.empty_like(w)
         for t in range(1, rounds + 1):
-            g = problem.task.gradients(w, problem.x, problem.y)
-            mixed = mix(heard)
-            between = (mixed + heard).div_(2)  # before z moves, which may be what is heard
-            z.add_(mixed).sub_(half).sub_(g - last, alpha=self.alpha)
-            half, last = between, g
+            problem.task.gradients(w, problem.x, problem.y, out=g)
+            for part in blocks(z):
+                mixed = mix(heard[:, part])
+                between = heard[:, part] + mixed  # before z moves, which may be what is heard
+                z[:, part].add_(mixed).sub_(half[:, part])
+                z[:, part].sub_(g[:, part].sub(last[:, part]), alpha=self.alpha)
+                torch.div(between, 2, out=half[:, part])
+            last, g = g, last
             w = shrink(z, self.alpha * self.l1)
             recorder.state("z", t, z)
             heard = released(t, w)

@@ -21,11 +21,11 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Relations
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._local import LocalSteps, Steps, above, least  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import LocalSteps, Steps, above, least, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("fedavg")
@@ -41,12 +41,14 @@ class FedAvg(Victim):
     epochs: int = param(1, "passes over a client's records a round", "E")
     batch: int = param(0, "records of a step, 0 for all", "B")
     decay: float = param(0.0, "weight decay of the local steps", "lambda")
-    samples: int = param(0, "records of a client; a recording fills it in")
+    samples: int = param(0, "records of a client; a recording fills it in", "n_k")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         above("fedavg", lr=self.lr, epochs=self.epochs)
         least("fedavg", batch=self.batch, decay=self.decay, samples=self.samples)
+        if self.lr * self.decay >= 2:
+            raise LeakauditError(f"fedavg: expected lr decay < 2, beyond which the decay alone diverges, got {self.lr * self.decay:g}")
 
     def steps(self, samples: int) -> Steps:
         """Return the local steps of a round."""
@@ -59,6 +61,10 @@ class FedAvg(Victim):
     def stationary(self) -> bool:
         """All rounds have the same relations."""
         return True
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse steps that diverge on the task's l2 term."""
+        stable("fedavg", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One down and one up a wire and round."""
@@ -73,7 +79,7 @@ class FedAvg(Victim):
         local = LocalSteps(self.steps(problem.samples), problem, recorder, generator)
         recorder.state("w", 0, w.expand(server, -1))
         for t in range(1, rounds + 1):
-            sent = local(t, w.repeat(server, 1))
+            sent = local(t, w.expand(server, -1))
             if clients:
                 recorder.send(t, server, clients, "w", w)
                 rows = recorder.send_many(t, torch.tensor(clients), torch.full((len(clients),), server), "up")

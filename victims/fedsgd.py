@@ -15,11 +15,12 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
+from leakaudit.victims._local import above, stable  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._server import train  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("fedsgd")
@@ -33,10 +34,18 @@ class FedSGD(Victim):
 
     lr: float = param(0.1, "step size of the server", "eta")
 
+    def __post_init__(self) -> None:
+        """Check the range."""
+        above("fedsgd", lr=self.lr)
+
     @property
     def stationary(self) -> bool:
         """All rounds have the same relations."""
         return True
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse steps that diverge on the task's l2 term."""
+        stable("fedsgd", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One down and one up a wire and round."""

@@ -19,15 +19,16 @@ from torch import Generator, Tensor
 from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.prox import prox
+from leakaudit.prox import exact, prox
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("fedsplit")
@@ -45,13 +46,22 @@ class FedSplit(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if self.rho <= 0 or self.alpha <= 0:
+        if not (self.rho > 0 and self.alpha > 0):
             raise LeakauditError(f"fedsplit: expected rho > 0 and alpha > 0, got {self.rho} and {self.alpha}")
+        if self.update == "gradient" and self.alpha * self.rho > 1:
+            raise LeakauditError(
+                f"fedsplit: expected alpha rho <= 1, beyond which clients that disagree diverge, got {self.alpha * self.rho:g}; lower alpha"
+            )
 
     @property
     def stationary(self) -> bool:
         """All rounds have the same relations."""
         return True
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse an exact update of a model that is not convex."""
+        if self.update == "exact":
+            exact(task)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One down and one up a wire and round."""
@@ -65,18 +75,23 @@ class FedSplit(Victim):
         servers, columns = torch.full_like(clients, server), slice(*recorder.columns)
         w = recorder.public["w0"].to(problem.x.device).repeat(server, 1)
         z, weight = w.clone(), torch.full((server, 1), self.rho, dtype=w.dtype, device=w.device)
-        curves = Curves(recorder, problem)
+        spare, curves = torch.empty_like(w), Curves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             if self.update == "exact":
-                moved = prox(problem, w, -self.rho * z, weight)
+                w = prox(problem, w, -self.rho * z, weight)
             else:
-                moved = w - self.alpha * (problem.task.gradients(w, problem.x, problem.y) + self.rho * (w - z))
-            up = 2 * moved - z
+                g = problem.task.gradients(w, problem.x, problem.y, out=spare)
+                for part in blocks(g):
+                    torch.add(g[:, part], w[:, part] - z[:, part], alpha=self.rho, out=g[:, part])
+                    w[:, part].sub_(g[:, part], alpha=self.alpha)
             if len(clients):
                 recorder.send_many(t, servers, clients, "down").copy_(z[clients, columns])
-                recorder.send_many(t, clients, servers, "up").copy_(up[clients, columns])
-            w, z = moved, 2 * up.mean(0) - up
+            for part in blocks(z):
+                z[:, part].neg_().add_(w[:, part], alpha=2)  # what travels up
+            if len(clients):
+                recorder.send_many(t, clients, servers, "up").copy_(z[clients, columns])
+            torch.sub(2 * z.mean(0), z, out=z)
             recorder.state("w", t, w)
             curves.observe(t, w, z=z)
             recorder.end_round(t)

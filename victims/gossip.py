@@ -20,11 +20,11 @@ from leakaudit.relations import Relations
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
 from leakaudit.victims._consensus import average, declare_average  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import Steps, above, least  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import Steps, above, least, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("gossip")
@@ -49,6 +49,10 @@ class Gossip(Victim):
     def stationary(self) -> bool:
         """All rounds have the same relations."""
         return True
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse steps that diverge on the task's l2 term."""
+        stable("gossip", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One in both directions of a wire and round."""

@@ -27,7 +27,7 @@ from torch import Generator, Tensor
 from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.prox import prox
+from leakaudit.prox import exact, prox
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
@@ -37,7 +37,7 @@ from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by f
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 C1 = 0.25  # largest second derivative of the logistic loss
 
@@ -49,10 +49,11 @@ class MRADMM(Victim):
 
     paper: ClassVar[str] = "Zhang, Khalili, Liu: M-ADMM (ICML 2018), R-ADMM (Allerton 2018), MR-ADMM (IEEE TIFS 2020), recalled"
     leaks_what: ClassVar[str] = "every gradient that is taken, + n; rounds without data leak nothing new"
+    claims_what: ClassVar[str] = "a total privacy loss, of the updates that touch data alone"
 
     eta: float = param(0.3, "penalty of disagreement of node 0 at first", "eta_i(1)")
-    spread: float = param(0.0, "penalty of node i over that of node 0: 1 + spread i")
-    growth: float = param(1.0, "factor of all penalties a round, or pair of rounds with recycle")
+    spread: float = param(0.0, "penalty of node i over that of node 0: 1 + spread i", "eta_i(1)")
+    growth: float = param(1.0, "factor of all penalties a round, or pair of rounds with recycle", "eta_i(k)")
     until: int = param(100, "round, or pair, from which they stay")
     theta: float = param(0.3, "step size of the dual", "theta")
     recycle: bool = param(True, "whether every second update re-uses the gradient of the one before")
@@ -67,6 +68,10 @@ class MRADMM(Victim):
             raise LeakauditError("mradmm: expected eta, theta, convexity > 0 and spread, gamma, rate >= 0")
         if self.growth < 1 or self.until < 1 or self.records < 1:
             raise LeakauditError("mradmm: expected penalties that do not fall, growth >= 1, and until, records >= 1")
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse a model that is not convex."""
+        exact(task)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two a wire and round."""
@@ -84,8 +89,6 @@ class MRADMM(Victim):
         self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
     ) -> None:
         """Train a convex model."""
-        if not problem.task.convex:
-            raise LeakauditError(f"mradmm minimises exactly, which needs a convex model (linear, logistic), got {problem.task.spec.model}")
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
         lam, noise, known = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
         around, channel, curves = admm.Around(graph, w), Broadcast(recorder, wires), Curves(recorder, problem)
@@ -131,7 +134,7 @@ class MRADMM(Victim):
             lam = {i: p.state("lam", i, eq=lam[i] + theta / 2 * admm.apart(graph, i, w)) for i in w}
         return p
 
-    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
         """Return the total loss as we recall its print: the largest sum, over nodes, of the losses of updates that touch data."""
         if not self.rate:
             return ()

@@ -27,11 +27,11 @@ from leakaudit.relations import Relations
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
 from leakaudit.victims._consensus import average, declare_average  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import Steps, above, least  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import Steps, above, least, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 SOURCE = "Cyffers, Even, Bellet and Massoulie 2022 (Muffliato), the pairwise formula of the authors' public code"
 
@@ -43,6 +43,7 @@ class Muffliato(Victim):
 
     paper: ClassVar[str] = "Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2"
     leaks_what: ClassVar[str] = "every noised gradient, also those of far nodes, as linear combinations of what one node hears"
+    claims_what: ClassVar[str] = "pairwise Renyi epsilon, less between nodes far apart"
     centralised: ClassVar[bool] = False
 
     lr: float = param(0.5, "step size", "nu")
@@ -50,7 +51,7 @@ class Muffliato(Victim):
     sigma: float = param(0.05, "standard deviation of the noise before the first exchange, 0 for none", "sigma")
     clip: float = param(1.0, "norm to which every record's gradient is cut, 0 for none; claims need it")
     delta: float = param(1e-3, "delta of the claims", "delta")
-    accelerate: bool = param(False, "accelerated gossip")
+    accelerate: bool = param(False, "accelerated gossip: gamma of the graph's eigenvalues, else 1", "gamma")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -63,6 +64,10 @@ class Muffliato(Victim):
     def stationary(self) -> bool:
         """All rounds have the same relations where each has one step."""
         return self.gossips == 1
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse steps that diverge on the task's l2 term."""
+        stable("muffliato", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One in both directions of a wire and round."""
@@ -78,7 +83,7 @@ class Muffliato(Victim):
         """Declare the noised start of every averaging, and its exchanges."""
         return declare_average(graph, rounds, self._steps, self.gossips, self.sigma, self._speed(graph))
 
-    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
         """Return the formula's epsilon for one pair of every distance, that to which it promises most, and its mean over senders.
 
         Adjacency: one node's gradient, of norm at most clip, is replaced. Renyi epsilon alpha rho is turned into (epsilon, delta) by

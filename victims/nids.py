@@ -26,14 +26,15 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import above, least  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import above, least, stable  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._released import Released, shrink, start  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("nids")
@@ -47,8 +48,8 @@ class Nids(Victim):
 
     alpha: float = param(0.1, "step size of all nodes", "alpha")
     alphas: str = param("", "step sizes of the nodes, separated by commas, in place of alpha; 1 / L_i needs no agreement", "a_i")
-    l1: float = param(0.0, "weight of the l1 norm in every node's objective")
-    spread: float = param(0.0, "standard deviation of private start models around the common one")
+    l1: float = param(0.0, "weight of the l1 norm in every node's objective", "r_i")
+    spread: float = param(0.0, "standard deviation of private start models around the common one", "x^0")
     sigma: float = param(0.0, "standard deviation of the noise in round 0", "sigma")
     fade: float = param(1.0, "factor of the standard deviation from round to round", "R")
     noise: Literal["state", "message"] = param("state", "noise on the models wherever they are used, or on what travels")
@@ -77,6 +78,10 @@ class Nids(Victim):
         """All rounds have the same relations where the noise does not fade."""
         return not self.sigma or self.fade == 1
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse steps that are not as many as the nodes, or that diverge on the task's l2 term."""
+        stable("nids", task, **{"alphas" if self.alphas else "alpha": float(max(self.own_steps(graph.nodes)))})
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One in both directions of a wire and round, the first excepted."""
         return 2 * len(list(wires)) * (rounds - 1)
@@ -89,21 +94,27 @@ class Nids(Victim):
         released = Released(self.sigma, self.fade, recorder, generator)
         w = start(problem, recorder, generator, self.spread)
         steps = self.own_steps(graph.nodes)
+        largest = max(steps)
         a = torch.tensor([[float(s)] for s in steps], dtype=w.dtype, device=w.device)
-        pull = torch.tensor([[float(s / max(steps) / 2)] for s in steps], dtype=w.dtype, device=w.device)
+        pull = torch.tensor([[float(s / largest / 2)] for s in steps], dtype=w.dtype, device=w.device)
         recorder.state("w", 0, w)
-        before, last, z = w, w.new_zeros(()), w
+        before, z, last, g, own = w, w, *(torch.empty_like(w) for _ in range(3))
         for t in range(1, rounds + 1):
-            g = problem.task.gradients(w, problem.x, problem.y)
+            problem.task.gradients(w, problem.x, problem.y, out=g)
             if t == 1:
                 z = w - a * g
             else:
-                m = 2 * w - before - a * (g - last)
-                m = released(t, m) if self.noise == "message" else m
+                for part in blocks(own):
+                    torch.sub(last[:, part], g[:, part], out=own[:, part]).mul_(a).add_(w[:, part], alpha=2).sub_(before[:, part])
+                m = released(t, own) if self.noise == "message" else own
                 channel.send(t, "m", m)
-                z = z - w + m - pull * (m - mix(m))
-            before, last = w, g
-            w = shrink(z, a * self.l1)
+                new = before if w is z else z  # the oldest vector, which m has used up
+                for part in blocks(new):
+                    change = mix(m[:, part]).sub_(m[:, part]).mul_(pull).add_(m[:, part])
+                    new[:, part] = change.add_(z[:, part]).sub_(w[:, part])
+                z = new
+            before, last, g = w, g, last
+            w = shrink(z, a * self.l1) if self.l1 else z
             recorder.state("z", t, z)
             w = released(t, w) if self.noise == "state" else w
             recorder.state("w", t, w)

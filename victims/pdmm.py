@@ -12,7 +12,7 @@ S, T move by theta (T - S - 2 rho sum_j w_j) and theta (S - T + 2 rho d_i w_i).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -23,20 +23,19 @@ from torch import Generator, Tensor
 from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.prox import prox
+from leakaudit.prox import exact, prox
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._growth import TOO_FAST, growth  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
-# numbers of a tensor that are worked on together, so that they stay in cache
-BLOCK = 1 << 18  # of one state of all nodes
-ROWS = 1 << 16  # of one direction of some wires
-WHOLE = 1 << 22  # states below it are not cut
+ROWS = 1 << 16  # numbers of one direction of some wires that are worked on together, so that they stay in cache
 
 
 @victim("pdmm")
@@ -57,7 +56,7 @@ class PDMM(Victim):
     k_max: int = param(1, "gradient steps a round of update=gradient", "k_max")
     mu: float = param(20.0, "curvature of update=quadratic", "mu")
     differential: bool = param(True, "send changes of z; z^0 goes over an encrypted channel")
-    z0: float = param(0.1, "standard deviation of the random z^0; 0 starts at zero, which protects nothing")
+    z0: float = param(0.1, "standard deviation of the random z^0; 0 starts at zero, which protects nothing", "z^0")
     quantize: float = param(0.0, "cell width of a fixed quantizer on what travels; 0 sends plain floating point", "Delta")
 
     def __post_init__(self) -> None:
@@ -77,6 +76,19 @@ class PDMM(Victim):
     def stationary(self) -> bool:
         """All rounds have the same relations."""
         return True
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse an exact update of a model that is not convex, and gradient steps that diverge whatever the data are."""
+        if self.update == "exact":
+            exact(task)
+        if self.update == "gradient":
+            factor = growth(graph, self.alpha, self.rho, self.theta, self.k_max, task.l2)
+            if factor > TOO_FAST:
+                degree = max(map(graph.degree, range(graph.nodes)))
+                raise LeakauditError(
+                    f"pdmm: alpha (l2 + rho d) = {self.alpha * (task.l2 + self.rho * degree):g} for a node of {degree} neighbours: "
+                    f"the run diverges, by {factor:.3g} a round, whatever the data are; lower alpha or rho"
+                )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two a wire and round, and two that exchange z^0."""
@@ -185,7 +197,7 @@ class _State:
         inner = {"exact": 0, "gradient": victim.k_max, "quadratic": 1}[victim.update]
         for k in range(inner):
             problem.task.gradients(self.w, problem.x, problem.y, out=self.g)
-            for part in self._blocks():
+            for part in blocks(self.w):
                 self._descend(part)
                 if k == inner - 1:
                     self._move(part)
@@ -194,12 +206,6 @@ class _State:
         if victim.theta == 1 and not victim.quantize:
             self.s, self.t = self.t, self.s
         self._send(t)
-
-    def _blocks(self) -> Iterator[slice]:
-        """Yield columns that stay in cache from the first operation of a round to the last."""
-        nodes, size = self.w.shape
-        width = size if nodes * size <= WHOLE else max(64, BLOCK // nodes)
-        return (slice(at, at + width) for at in range(0, size, width))
 
     def _descend(self, part: slice) -> None:
         """Take w <- c0 w - c1 (g + S) on some columns."""

@@ -26,17 +26,18 @@ from torch import Generator, Tensor
 from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.prox import prox
+from leakaudit.prox import exact, prox
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
 from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 C4 = 0.25  # largest second derivative of the logistic loss
 
@@ -48,13 +49,14 @@ class PVPADMM(Victim):
 
     paper: ClassVar[str] = "Zhang and Zhu 2017 (IEEE TIFS 12(1)), DVP and PVP, recalled"
     leaks_what: ClassVar[str] = "every gradient; with DVP + 2n, with PVP - 2 eta N_i q: nothing accumulates"
+    claims_what: ClassVar[str] = "alpha-differential privacy of each node and iteration (dynamic DP)"
 
     eta: float = param(0.3, "penalty of disagreement", "eta")
     update: Literal["exact", "gradient"] = param("exact", "local update: exact, for convex models, or along one gradient")
     curvature: float = param(2.0, "of update=gradient", "beta_i")
     perturb: Literal["none", "dual", "primal"] = param("none", "which variable is noised: DVP or PVP")
     alpha: float = param(1.0, "claimed privacy loss of each node and iteration", "alpha_p(t)")
-    zeta: Literal["half", "full"] = param("half", "rate of the dual noise: alpha_hat/2, or alpha_hat")
+    zeta: Literal["half", "full"] = param("half", "rate of the dual noise: alpha_hat/2, or alpha_hat", "zeta_p(t)")
     records: int = param(1, "records of a node, for the noise", "B_p")
     convexity: float = param(0.1, "strong convexity of the regulariser (the task's l2), for the noise", "rho")
 
@@ -68,6 +70,11 @@ class PVPADMM(Victim):
         """All rounds have the same relations."""
         return True
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse an exact update of a model that is not convex."""
+        if self.update == "exact":
+            exact(task)
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two a wire and round."""
         return 2 * len(list(wires)) * rounds
@@ -79,18 +86,25 @@ class PVPADMM(Victim):
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
         sent, lam, around, channel = w, torch.zeros_like(w), admm.Around(graph, w), Broadcast(recorder, wires)
         size, phi = (w.new_tensor(column)[:, None] for column in zip(*map(self._noise, map(graph.degree, range(graph.nodes))), strict=True))
+        noise, spare, pull = torch.zeros_like(w), torch.empty_like(w), torch.empty_like(w)
         weight, curves = 2 * self.eta * around.degree + phi, Curves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
-            noise = size * admm.radial(w, generator) if self.perturb != "none" else torch.zeros_like(w)
-            pull = self.eta * around.both(sent) - 2 * (lam + noise if self.perturb == "dual" else lam)
+            noise = size * admm.radial(w, generator) if self.perturb != "none" else noise
+            for part in blocks(pull):
+                torch.sub(around.both(sent[:, part]).mul_(self.eta), lam[:, part], alpha=2, out=pull[:, part])
+            if self.perturb == "dual":
+                pull.sub_(noise, alpha=2)
             if self.update == "exact":
                 w = prox(problem, w, -pull, weight)
             else:
-                g = problem.task.gradients(w, problem.x, problem.y)
-                w = (self.curvature * w + pull - g) / (self.curvature + weight)
+                g, c = problem.task.gradients(w, problem.x, problem.y, out=spare), self.curvature
+                for part in blocks(g):
+                    torch.sub(pull[:, part], g[:, part], out=g[:, part]).add_(w[:, part], alpha=c).div_(c + weight)
+                w, spare = g, w
             sent = w + noise if self.perturb == "primal" else w
-            lam = lam + self.eta / 2 * around.apart(sent)
+            for part in blocks(lam):
+                lam[:, part].add_(around.apart(sent[:, part]), alpha=self.eta / 2)
             channel.send(t, "w", sent)
             for name, value in {"w": w, "lam": lam, "n": noise}.items():
                 recorder.state(name, t, value)
@@ -121,7 +135,7 @@ class PVPADMM(Victim):
             lam = {i: p.state("lam", i, eq=lam[i] + eta / 2 * admm.apart(graph, i, sent)) for i in w}
         return p
 
-    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
         """Return the paper's dynamic differential privacy: alpha a node and iteration, which the paper does not compose."""
         if self.perturb == "none":
             return ()

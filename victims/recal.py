@@ -38,7 +38,7 @@ from leakaudit.victims._walk import draw, read  # noqa: TID251 - shared by files
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("recal")
@@ -48,6 +48,7 @@ class RECAL(Victim):
 
     paper: ClassVar[str] = "DP-RECAL, arXiv 2212.10859v2, eqs. (7a)-(7e), reconstructed"
     leaks_what: ClassVar[str] = "every gradient; with noise on x each under its own noise; with noise on lam and reg=none exactly"
+    claims_what: ClassVar[str] = "(epsilon, delta) by zCDP at the trace's PLF (Theorem 4)"
 
     tau: str = param("0.2", "step size; one number, or one a node: 0.2,0.1,…", "tau_i")
     s: str = param("0.5", "dual step size; one number, or one a node", "s_i")
@@ -76,14 +77,21 @@ class RECAL(Victim):
                 f"recal: expected tau_i (L_i/2 + 2 s_i) < 1, got 2 tau_i s_i = {float(2 * worst):g} already; lower tau or s"
             )
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse steps that are not as many as the nodes or break tau_i (L_i/2 + 2 s_i) < 1 at L_i = l2, and a baton without a wire."""
+        tau, s, _ = self.steps(graph.nodes)
+        worst = max(float(a) * (task.l2 / 2 + 2 * float(b)) for a, b in zip(tau, s, strict=True))
+        if worst >= 1:
+            raise LeakauditError(f"recal: expected tau_i (L_i/2 + 2 s_i) < 1, got {worst:g} at L_i = l2 already; lower tau or s")
+        if self.activation == "iid" and 2 * len(graph.edges) != graph.nodes * (graph.nodes - 1):
+            raise LeakauditError("recal: activation=iid hands the baton to any node; use --graph complete, or activation=walk")
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two an activation at most: where only some wires are kept, or nodes draw themselves, it depends on the schedule."""
         return 2 * rounds if list(wires) else 0
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Draw who holds the baton, ``active`` (rounds + 1,); the last receives what the last active node made."""
-        if self.activation == "iid" and 2 * len(graph.edges) != graph.nodes * (graph.nodes - 1):
-            raise LeakauditError("recal: activation=iid hands the baton to any node; use --graph complete, or activation=walk")
         return {"active": draw(graph, rounds + 1, generator, self.activation)}
 
     def run(

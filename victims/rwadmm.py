@@ -23,10 +23,10 @@ from torch import Generator, Tensor
 from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.prox import prox
+from leakaudit.prox import exact, prox
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
-from leakaudit.task import Problem
+from leakaudit.task import Problem, Task
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
 from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
@@ -55,6 +55,17 @@ class RWADMM(Victim):
         """Check the ranges."""
         if not (0 < self.theta <= 1 and self.rho > 0 and self.alpha > 0 and self.sigma >= 0):
             raise LeakauditError("rwadmm: expected 0 < theta <= 1, rho, alpha > 0 and sigma >= 0")
+
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse an exact update of a model that is not convex, and a gradient step that leaves a node's own quadratic."""
+        if self.update == "exact":
+            exact(task)
+            return
+        most = self.alpha * (task.l2 + self.rho * max(map(graph.degree, range(graph.nodes))))
+        if most >= 2:
+            raise LeakauditError(
+                f"rwadmm: expected alpha (l2 + rho E_i) < 2, beyond which a node's steps diverge, got {most:g}; lower alpha"
+            )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """As many as the busiest node has kept wires, a round, at most: where nodes differ it depends on the schedule."""

@@ -33,11 +33,11 @@ from leakaudit.relations import Expression, Form, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
 from leakaudit.victims._kirkman import partitions  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import LocalSteps, Steps  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import LocalSteps, Steps, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("secured")
@@ -47,6 +47,7 @@ class SecureD(Victim):
 
     paper: ClassVar[str] = "SecureD-FL 2021, Algorithms 2 and 3"
     leaks_what: ClassVar[str] = "every peer's sum of local gradients, from two of its y; a curious peer gets it after |Pi| + 1 iterations"
+    claims_what: ClassVar[str] = "2 |Pi| - 1 iterations reveal nothing to one curious peer (Theorem III.2)"
     centralised: ClassVar[bool] = False
 
     rho: float = param(0.1, "penalty of the averaging", "rho")
@@ -65,14 +66,20 @@ class SecureD(Victim):
         if min(self.batch, self.lam0) < 0 or self.group_size < 2:
             raise LeakauditError("secured: expected batch, lam0 >= 0 and group_size >= 2")
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse a graph that is not complete, groups that do not divide it, and steps that diverge on the task's l2 term."""
+        _complete(graph)
+        if graph.nodes % self.group_size:
+            raise LeakauditError(f"secured: expected a group_size that divides the {graph.nodes} nodes, got {self.group_size}")
+        stable("secured", task, lr=self.lr)
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two a wire and iteration: y within a group, its sum to the others."""
         return 2 * len(list(wires)) * rounds
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Draw the partitions, which all peers know."""
-        if len(graph.edges) != graph.nodes * (graph.nodes - 1) // 2:
-            raise LeakauditError("secured: every peer talks to every other; use graph=complete")
+        _complete(graph)
         return {"groups": torch.tensor(partitions(graph.nodes, self.group_size, self.partitions, generator))}
 
     def run(
@@ -127,7 +134,7 @@ class SecureD(Victim):
             lam = {k: p.state("lam", k, eq=lam[k] + rho * (x[k] - z)) for k in peers}
         return p
 
-    def claims(self, graph: Graph, rounds: int) -> tuple[Claim, ...]:
+    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
         """Theorem III.2."""
         safe = 2 * self.partitions - 1
         promise = f"{safe} iterations of an FL round reveal nothing of a peer's w to another"
@@ -145,6 +152,11 @@ class SecureD(Victim):
     def _partition(self, groups: Tensor, t: int) -> Tensor:
         """Return the groups (n / s, s) of trace round t: partition i mod |Pi| in iteration i."""
         return groups[((t - 1) % self.iterations + 1) % len(groups)]
+
+
+def _complete(graph: Graph) -> None:
+    if len(graph.edges) != graph.nodes * (graph.nodes - 1) // 2:
+        raise LeakauditError("secured: every peer talks to every other; use graph=complete")
 
 
 def _checked(graph: Graph, public: Mapping[str, Tensor]) -> Tensor:

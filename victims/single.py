@@ -20,11 +20,12 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._batches import batches  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._batches import batches, enough  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("single")
@@ -50,6 +51,11 @@ class Single(Victim):
         """All rounds have the same relations."""
         return True
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse a mini-batch that a node cannot fill, and steps that diverge on the task's l2 term."""
+        enough(self.batch, samples)
+        stable("single", task, mu=self.mu)
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """None."""
         return 0
@@ -59,10 +65,11 @@ class Single(Victim):
     ) -> None:
         """Train; nodes hold equally many records, so that a pooled mini-batch weighs them alike."""
         w, task, curves = recorder.public["w0"].to(problem.x.device), problem.task, Curves(recorder, problem)
+        g = w.new_empty(graph.nodes, len(w))
         recorder.state("w", 0, w.expand(graph.nodes, -1))
         for t in range(1, rounds + 1):
             for k, part in enumerate(batches(problem, self.batch, self.inner, generator)):
-                g = task.gradients(w.expand(graph.nodes, -1), part.x, part.y)
+                task.gradients(w.expand(graph.nodes, -1), part.x, part.y, out=g)
                 if self.batch:
                     recorder.state("g" if self.inner == 1 else f"g.{k}", t, g)
                 w = w - self.mu * g.mean(0)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+import torch
 from torch import Generator, Tensor
 
 from leakaudit.curves import Curves
@@ -22,13 +23,14 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import above, common, everybody, least, normal  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import above, common, everybody, least, normal, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.task import Problem, Task
 
 
 @victim("tracking")
@@ -54,6 +56,10 @@ class Tracking(Victim):
         """All rounds have the same relations."""
         return True
 
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:
+        """Refuse steps that diverge on the task's l2 term."""
+        stable("tracking", task, alpha=self.alpha)
+
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two in both directions of a wire and round, and y^0."""
         return 2 * len(list(wires)) * (2 * rounds + 1)
@@ -74,13 +80,17 @@ class Tracking(Victim):
             return value + noise
 
         recorder.state("w", 0, w)
-        y, heard = g, {"w": w, "y": noised(0, "y", g, "message")}
+        y, spare, heard = g.clone(), torch.empty_like(g), {"w": w, "y": noised(0, "y", g, "message")}
         channel.send(0, "y", heard["y"])
         recorder.end_round(0)
         for t in range(1, rounds + 1):
-            w = noised(t, "w", mix(heard["w"]).sub_(y, alpha=self.alpha), "state")
-            new = problem.task.gradients(w, problem.x, problem.y)
-            y, g = mix(heard["y"]).add_(new).sub_(g), new
+            for part in blocks(w):
+                torch.sub(mix(heard["w"][:, part]), y[:, part], alpha=self.alpha, out=w[:, part])
+            w = noised(t, "w", w, "state")
+            new = problem.task.gradients(w, problem.x, problem.y, out=spare)
+            for part in blocks(y):
+                y[:, part] = mix(heard["y"][:, part]).add_(new[:, part]).sub_(g[:, part])
+            g, spare = new, g
             heard = {kind: noised(t, kind, value, "message") for kind, value in (("w", w), ("y", y))}
             for kind, value in heard.items():
                 channel.send(t, kind, value)

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from leakaudit.cli import shared
+from leakaudit.cli import say, shared
 
 GROUPS = ("victims", "attacks", "reports", "models", "data", "graphs")
 
@@ -27,6 +27,9 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
         return 0
+    if args.what == "victims":  # their parameters have a table of their own
+        rows = [{k: v for k, v in row.items() if k not in ("server", "parameters")} for row in rows]
+        say("parameters: leakaudit record NAME --help", args)
     from rich.console import Console
     from rich.table import Table
 
@@ -56,7 +59,7 @@ def _rows(what: str) -> list[dict[str, Any]]:
     for name, thing in registry.everything(what):
         row: dict[str, Any] = {"name": name}
         if what == "victims":
-            row |= {"leaks": thing.leaks_what, "server": thing.centralised, "paper": thing.paper}
+            row |= {"leaks": thing.leaks_what, "claims": thing.claims_what, "server": thing.centralised, "paper": thing.paper}
         elif what == "attacks":
             row |= {"exact": thing.exact, "cost": thing.cost, "paper": thing.paper}
         else:

@@ -40,7 +40,8 @@ class _Help(argparse.Action):
             sys.stdout.write(f"\nparameters of {namespace.victim} (--set NAME=VALUE):\n")
             for name, f in registry.parameters(kind).items():
                 symbol = f" [{f.metadata['symbol']}]" if f.metadata.get("symbol") else ""
-                sys.stdout.write(f"  {name + '=' + str(f.default):22} {f.metadata.get('help', '')}{symbol}\n")
+                choices = f" ({', '.join(registry.choices(kind, name))})" if registry.choices(kind, name) else ""
+                sys.stdout.write(f"  {name + '=' + str(f.default):22} {f.metadata.get('help', '')}{choices}{symbol}\n")
         parser.exit()
 
 

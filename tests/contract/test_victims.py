@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import declared, recording, registry
+from leakaudit import curves, declared, recording, registry
+from leakaudit.cli import main
 from leakaudit.scenario import Scenario
+from leakaudit.victim import Victim
 
 VICTIMS = registry.names("victims")
 
@@ -38,6 +41,7 @@ def test_it_is_a_value_that_says_what_it_is(name: str) -> None:
     kind = registry.get("victims", name)
     assert kind.paper
     assert kind.leaks_what
+    assert (kind.claims_what == "nothing") == (kind.claims is Victim.claims)
     assert isinstance(kind.centralised, bool)
     assert all(f.metadata["help"] for f in registry.parameters(kind).values())
     with pytest.raises(FrozenInstanceError):
@@ -103,12 +107,153 @@ def test_training_lowers_the_loss(name: str) -> None:
     assert end < 0.9 * start
 
 
-def test_wrong_constants_are_refused() -> None:
-    for name, key, value in (("pdmm", "theta", 0.0), ("pdmm", "rho", -1.0), ("pdmm", "k_max", 0), ("fedsplit", "rho", 0.0)):
-        with pytest.raises(la.LeakauditError, match=name):
-            registry.configure(registry.get("victims", name), {key: value})
-    with pytest.raises(la.LeakauditError, match="convex"):
-        recording.record(recording.plan(scenario("pdmm", data="faces", model="mlp", set={"update": "exact"})), None)
+# arguments of `record`, and what its one line says
+WRONG = """
+choco gamma=0 -> gamma > 0
+choco gamma=1.5 -> gamma <= 1
+choco share=2 -> share <= 1
+choco alpha=3 l2=1 -> alpha < 2
+dkm epsilon=0 mechanism=laplace -> epsilon > 0
+dkm delta=1 -> delta
+dkm alpha=1.5 -> alpha <= 1
+dkm operator=x -> gd, pgd, dr
+dpadmm steps=0 -> steps
+dpadmm epsilon=1 -> horizon
+dpadmm delta=1 -> delta < 1
+dpadmm batch=9 -> 4 records
+dpadmm sigma=1 epsilon=1 -> most one
+dpadmmserver delta=1 -> delta < 1
+dpadmmserver sigma=1 epsilon=1 -> most one
+dpadmmserver records=0 -> records >= 1
+dpadmmserver eta=0 -> eta
+dpnorm inner=0 -> inner >= 1
+dpnorm delta=1 -> delta < 1
+dpnorm epsilon=0 -> epsilon > 0
+dpnorm sigma=-1 -> sigma
+dpnorm resend=true -> inner=2
+dpsgd steps=0 -> steps > 0
+dpsgd delta=1 -> delta < 1
+dpsgd epsilon=1 -> horizon
+dpsgd sigma=-1 -> sigma >= 0
+dpsgd alpha=3 l2=1 -> alpha < 2
+extra fade=2 -> fade <= 1
+extra sigma=-1 -> sigma >= 0
+extra alpha=0.7 l2=1 -> alpha < 0.666667
+fedavg epochs=0 -> epochs > 0
+fedavg lr=0 -> lr > 0
+fedavg lr=1 decay=2 -> lr decay < 2
+fedavg lr=3 l2=1 -> lr < 2
+fedavg epochs=1.5 -> expected int
+fedsgd lr=0 -> lr > 0
+fedsgd lr=-1 -> lr > 0
+fedsgd lr=3 l2=1 -> lr < 2
+fedsgd lr=nan -> a finite number
+fedsplit rho=0 -> rho > 0
+fedsplit alpha=2 rho=1 -> alpha rho <= 1
+fedsplit update=exact --data=faces --model=mlp -> convex
+gossip steps=0 -> steps > 0
+gossip sigma=-1 -> sigma >= 0
+gossip lr=3 l2=1 -> lr < 2
+mradmm theta=0 -> theta
+mradmm growth=0.5 -> growth >= 1
+mradmm rate=-1 -> rate >= 0
+mradmm --data=faces --model=mlp -> convex
+muffliato gossips=0 -> gossips > 0
+muffliato delta=1 -> delta < 1
+muffliato sigma=-1 -> sigma >= 0
+muffliato lr=3 l2=1 -> lr < 2
+nids alphas=1,2 -> 4 positive
+nids alphas=1,2,-1,1 -> 4 positive
+nids fade=2 -> fade <= 1
+nids alphas=1,1,1,3 l2=1 -> alphas < 2
+pdmm theta=1.5 -> theta <= 1
+pdmm k_max=0 -> k_max >= 1
+pdmm alpha=2 -> diverges, by
+pdmm z0=-1 -> z0 >= 0
+pdmm update=exact --data=faces --model=mlp -> convex
+pvpadmm alpha=0 perturb=dual -> alpha
+pvpadmm records=0 -> records >= 1
+pvpadmm --data=faces --model=mlp -> convex
+recal tau=1.5 s=0.5 -> lower tau or s
+recal tau=1.1 s=0.3 l2=1 -> L_i = l2
+recal tau=1,1 -> got 2
+recal beta=9 -> beta below
+recal delta=1 -> delta < 1
+recal sigma=-1 -> sigma >= 0
+recal activation=iid -> complete
+rwadmm theta=0 -> theta
+rwadmm sigma=-1 -> sigma >= 0
+rwadmm update=gradient alpha=2 rho=0.5 -> < 2
+rwadmm --data=faces --model=mlp -> convex
+secured group_size=4 -> group
+secured iterations=0 -> iterations
+secured rho=0 -> rho
+secured --graph=ring -> complete
+single mu=0 -> mu > 0
+single inner=0 -> inner >= 1
+tracking alpha=0 -> alpha > 0
+tracking sigma=-1 -> sigma >= 0
+tracking alpha=3 l2=1 -> alpha < 2
+"""
+
+
+def test_every_victim_has_wrong_constants() -> None:
+    assert {row.split()[0] for row in WRONG.strip().splitlines()} == set(VICTIMS)
+
+
+@pytest.mark.parametrize("row", WRONG.strip().splitlines())
+def test_wrong_constants_are_refused(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One clear line, exit code 2, nothing written."""
+    (name, *given), says = row.split(" -> ")[0].split(), row.split(" -> ")[1]
+    monkeypatch.chdir(tmp_path)
+    fits = {"nodes": 4, "graph": "ring", "samples": 4, "rounds": 3, "data": "gaussians", "model": "logistic", **FITS.get(name, {})}
+    options = {f"--{k}": str(v) for k, v in fits.items()} | dict(word.split("=") for word in given if word.startswith("--"))
+    sets = [part for word in given if not word.startswith("--") for part in ("--set", word)]
+    assert main(["record", name, "-q", *(part for pair in options.items() for part in pair), *sets]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert says in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", VICTIMS)
+def test_no_number_may_be_negative_or_without_end(name: str) -> None:
+    kind = registry.get("victims", name)
+    for key, f in registry.parameters(kind).items():
+        if f.default is None or (isinstance(f.default, int | float) and not isinstance(f.default, bool)):
+            for value in (-1, float("nan"), float("inf")):
+                with pytest.raises(la.LeakauditError, match=rf"{key}|{name}"):
+                    registry.configure(kind, {key: value})
+
+
+@pytest.mark.parametrize("name", [n for n in VICTIMS if not registry.get("victims", n).centralised])
+def test_a_graph_that_is_not_connected_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "edges").write_text("0 1\n2 3\n")
+    with pytest.raises(la.LeakauditError, match="not connected"):
+        recording.plan(scenario(name, nodes=4, graph=f"file:{tmp_path / 'edges'}"))
+
+
+@pytest.mark.parametrize("name", VICTIMS)
+def test_every_run_has_curves(name: str) -> None:
+    run = curves.kept(recording.record(recording.plan(scenario(name, samples=5, curves=True, rounds=9)), None).truth_record, name)
+    assert {"loss", "accuracy", "consensus", "norm_w", "seconds"} <= set(run)
+    assert curves.rounds(run) == list(range(1, 10))
+
+
+@pytest.mark.parametrize("name", VICTIMS)
+def test_claims_and_noise_rest_on_the_records_that_the_nodes_hold(name: str) -> None:
+    plan = recording.plan(scenario(name, samples=7))
+    known = {key: getattr(plan.victim, key) for key in ("samples", "records") if key in registry.parameters(type(plan.victim))}
+    assert set(known.values()) <= {7}
+    for key in known:
+        told, _ = scenario(name, samples=7, set={key: 5}).parts()
+        assert getattr(told, key) == 5
+    public = plan.victim.schedule(plan.graph, 5, torch.Generator().manual_seed(0))
+    for claim in plan.victim.claims(plan.graph, 5, {"w0": torch.zeros(plan.task.layout.size), **public}):
+        assert claim.source
+        assert claim.promise
+        assert claim.epsilon is None or (claim.epsilon > 0 and claim.adjacency)
 
 
 @pytest.mark.parametrize("name", VICTIMS)

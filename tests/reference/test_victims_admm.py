@@ -300,7 +300,7 @@ def test_dp_admm_with_a_server_is_the_plain_loop(loss: Loss, fall: bool, sigma: 
     np.testing.assert_allclose(got["w"][-1], v, atol=1e-13)
     np.testing.assert_allclose(Adversary().view(recorder.trace).message(40, NODES, 3, "down").numpy(), w, atol=1e-13)
     error = recovered(recorder, 30, lambda i, t: loss.gradient(i, got["w"][t, i]) - (0.5 + slopes[t]) * noise[t + 1, i])
-    assert error < 1e-12
+    assert error < (1e-10 if sigma else 1e-12)  # beside loud noise the weights of redundant messages are chance
     assert torch.allclose(la.leaks(recorder.trace)[0].std, torch.tensor(sigma, dtype=torch.float64), atol=1e-12)
 
 

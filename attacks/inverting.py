@@ -1,4 +1,7 @@
-"""Inverting Gradients: cosine between gradients and total variation, minimised with Adam on the sign of the slope, in the box of pixels."""
+"""Inverting Gradients: cosine between gradients and total variation, minimised with Adam on the sign of the slope, in the box of pixels.
+
+Of a local training the cosine is between updates, and all its steps are differentiated (section 6 of the paper).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import labels, objectives, optimise, priors
+from leakaudit import labels, objectives, optimise, priors, unroll
+from leakaudit.attacks._adam import Schedule, minimise  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.errors import AttackError
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Reconstruction
@@ -23,53 +27,56 @@ if TYPE_CHECKING:
 @attack("inverting")
 @dataclass(frozen=True)
 class Inverting:
-    """Cosine and total variation with signed Adam; the label of one sample is read, those of more are given."""
+    """Cosine and total variation with signed Adam; labels are read from the last layer where they are not given."""
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 2
     paper: ClassVar[str] = "Geiping et al. 2020, Inverting Gradients: How easy is it to break privacy in federated learning?"
-    cost: ClassVar[str] = "one double backward pass a step; 5 to 15 s for a small network on one core"
+    cost: ClassVar[str] = "one double backward pass a step, one more for each further local step; 5 to 15 s for a small network on one core"
 
     labels: str = param("", "known labels, e.g. 3 or 3,1,4; read from the last layer where not given")
-    steps: int = param(2400, "most signed-Adam steps, each restart")
+    steps: int = param(2400, "most steps of Adam, each restart")
     restarts: int = param(1, "starting points; the best by objective is kept")
     rate: float = param(0.1, "first step in the data's units")
     tv: float = param(1e-2, "weight of total variation", "alpha")
+    sign: Literal["hard", "soft"] = param("hard", "of slopes; soft: over its size and the mean size, cosine schedule")
     rows: int = param(1, "most gradients of the leak that are fitted at once")
     batch: int | None = param(None, "samples behind each gradient; as the leak says where not given")
+    samples: int | None = param(None, "different records of a local training in mini-batches; as many as one step takes where not given")
+    decay: float = param(0.0, "weight decay of the steps of a local training")
     dtype: Literal["float32", "float64"] = param("float32", "number format of the search; signs need no more")
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need plain gradients at known models, and labels."""
+        """Need plain gradients at known models, or local trainings from known ones, and labels."""
         if not leak.is_plain:
             return "it fits single gradients, and this leak's rows combine several; use differential"
-        if why := objectives.missing(leak, self.batch):
+        if why := unroll.missing(leak, self.batch, self.samples):
             return why
-        if not self.labels and (n := self.batch or leak.batch or 1) > 1:
-            return f"it reads the label of one sample, and each gradient comes from {n}; set labels=… or use dlg"
-        if not self.labels and labels.from_gradient(leak, task) is None:
-            return "the last layer's gradient does not show one label by its signs; set labels=… or use dlg"
+        if not self.labels and not labels.readable(leak, task):
+            return "the last layer's gradient, which would show the labels, is not in the leak; set labels=… or use dlg"
         return None
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the inputs; the certificate says whether they fit."""
-        batch = self.batch or leak.batch or 1
-        why = self.refuses(leak, task)
-        y = None if why else labels.given(self.labels, task, batch) if self.labels else labels.from_gradient(leak, task)
-        if why or y is None:
+        if why := self.refuses(leak, task):
             raise AttackError(f"inverting cannot use this leak: {why}")
+        local = unroll.of(leak, self.batch, self.samples, self.decay)
+        y, how = labels.given_or_read(self.labels, leak, task, local.samples)
         dtype = getattr(torch, self.dtype)
-        target = objectives.target(leak, task, self.rows, dtype)
+        target = objectives.target(leak, task, self.rows if local.batches == 1 else 1, dtype)
 
         def objective(x: Tensor) -> Tensor:
-            return objectives.cosine(target, task, x, y) + self.tv * priors.total_variation(x)
+            return unroll.cosine(target, task, local, x, y) + self.tv * priors.total_variation(x)
 
         def search(start: optimise.Point) -> optimise.Run:
-            return optimise.signed_adam(objective, start, self.steps, self.rate, partial(priors.boxed, task), "inverting")
+            if self.sign == "hard":
+                return optimise.signed_adam(objective, start, self.steps, self.rate, partial(priors.boxed, task), "inverting")
+            soft = Schedule(self.steps, self.rate, "soft")
+            return minimise(lambda s, k, x: objective(x), list(start), soft, partial(priors.boxed, task), generator, "inverting")[0]
 
         def draw() -> optimise.Point:
-            return (priors.start(task, batch, generator, "normal", dtype),)
+            return (priors.start(task, local.samples, generator, "normal", dtype),)
 
         run = optimise.restarted(search, draw, self.restarts, -math.inf)
-        residual = partial(objectives.misfit, target, task, y=y)
-        return objectives.reconstruction("inverting", leak, task, target, run.point[0], y, residual, f"signed Adam {run}")
+        residual = partial(unroll.misfit, target, task, local, y=y)
+        return objectives.reconstruction("inverting", leak, task, target, run.point[0], y, residual, f"{how}signed Adam {run}")

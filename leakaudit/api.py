@@ -87,7 +87,7 @@ def attack_one(leak: GradientLeak, task: Task, name: str, generator: Generator, 
             reasons.append(f"{known}: {reason}")
             continue
         found = candidate(leak, task, generator)
-        if best is None or found.certificate is not Certificate.FAILED:
+        if best is None or (found.certificate is not Certificate.FAILED and (len(found.x) or not len(best.x))):
             best = found
         if found.certificate is not Certificate.FAILED or expired():
             break

@@ -2,7 +2,7 @@
 
 The gradient of a last linear layer under cross-entropy is q h^T for its weights and q for its bias, q = p - e_y: one sample
 makes exactly one entry of q negative, that of its label. With two or more samples the signs tell which classes are there but
-neither how many of each nor which classes are missing for certain, so these functions answer for one sample only.
+neither how many of each nor which classes are missing for certain; `read` then counts (`counts`).
 """
 
 from __future__ import annotations
@@ -10,19 +10,35 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from leakaudit import counts
 from leakaudit.errors import AttackError
 
 if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.task import Task
 
+ROWS = 8  # plain rows that `read` looks at
+NEAR = 0.25  # counts this near to whole numbers are taken for right
+UNKNOWN = 0.5  # distance from whole numbers where a method gives none
+TINY = 1e-9  # a count that lets a class win a remainder where no other class wants it
+GAP = 1e-3  # least fall of singular values after as many as there are samples, for the rank to count
 CLEAR = 0.05  # another entry may be negative by this share of the lowest (noise), else the signs are not those of one sample
+
+
+@dataclass(frozen=True)
+class Read:
+    """Labels y (B,) in ascending order, how far the counts behind them lie from whole numbers at most, and how they were read."""
+
+    y: Tensor
+    off: float
+    how: str
 
 
 def from_bias(bias: Tensor) -> Tensor | None:
@@ -49,19 +65,48 @@ def from_gradient(leak: GradientLeak, task: Task) -> Tensor | None:
 
     None where the last layer is not in the leak, or the signs are not those of one sample.
     """
-    plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
-    if task.last_linear is None or not len(plain) or task.spec.loss == "squared":
+    rows = plain_rows(leak)
+    if task.last_linear is None or not rows or task.spec.loss == "squared":
         return None
-    row = plain[int(leak.value[plain].norm(dim=1).argmax())]
-    value = leak.value[row] * leak.combination[row].sum().sign()
-    if task.l2 and leak.theta is not None:
-        value = value - task.l2 * (leak.combination[row].abs().to(leak.theta) @ leak.theta)[slice(*leak.columns)].to(value)
-    weight, bias = task.last_linear
-    for name, rule in ((bias, from_bias), (weight, idlg)):
-        if name is not None and leak.columns[0] <= (at := task.layout.slices[name]).start and at.stop <= leak.columns[1]:
-            part = value[at.start - leak.columns[0] : at.stop - leak.columns[0]].double()
-            return rule(part if rule is from_bias else part.reshape(task.layout.shapes[task.layout.names.index(name)]))
-    return None
+    value = counts.plain(leak, task, max(rows, key=lambda r: float(leak.value[r].norm())))
+    weight, bias = (counts.part(leak, task, value, name) for name in task.last_linear)
+    return from_bias(bias) if bias is not None else None if weight is None else idlg(weight)
+
+
+def plain_rows(leak: GradientLeak) -> list[int]:
+    """Rows that hold one gradient that is not zero."""
+    single = leak.combination.count_nonzero(dim=1) == 1
+    found: list[int] = (single.cpu() & (leak.value != 0).any(1).cpu()).nonzero().flatten().tolist()
+    return found
+
+
+def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
+    """Return the labels of a batch from the last layer's gradient, None where it is not in a plain row.
+
+    One sample: by signs. More: by `counts.pooled` where model and bias are known, from the row whose counts lie nearest to whole
+    numbers; where none lies near them and the rows have rank `batch`, by the classes of `counts.rlg`. Else by `counts.llg`.
+    """
+    if batch == 1 and (y := from_gradient(leak, task)) is not None:
+        return Read(y.cpu(), 0.0, "the signs of one sample")
+    heads = [head for row in plain_rows(leak)[:ROWS] if (head := counts.of(leak, task, row)) is not None]
+    if not heads:
+        return None
+    if not heads[0].whole:
+        return Read(spread(counts.llg(heads[0], batch)), UNKNOWN, "LLG, which does not say how sure it is")
+    best, head = min(
+        ((rounded(counts.pooled(head, batch), batch, "pooled counts"), head) for head in heads), key=lambda found: found[0].off
+    )
+    return best if best.off < NEAR else _by_classes(head, batch) or best
+
+
+def readable(leak: GradientLeak, task: Task) -> bool:
+    """Whether `read` finds labels."""
+    return from_gradient(leak, task) is not None or any(counts.of(leak, task, row) is not None for row in plain_rows(leak)[:ROWS])
+
+
+def spread(n: Tensor) -> Tensor:
+    """Labels (B,) in ascending order from counts (C,)."""
+    return torch.arange(len(n)).repeat_interleave(n)
 
 
 def given(text: str, task: Task, batch: int) -> Tensor | None:
@@ -75,6 +120,20 @@ def given(text: str, task: Task, batch: int) -> Tensor | None:
     if len(known) != batch or max(known) >= task.spec.classes or task.spec.loss == "squared":
         raise AttackError(f"labels: expected {batch} numbers from 0 to {task.spec.classes - 1} joined by commas, got {text!r}")
     return torch.tensor(known, device=task.device)
+
+
+def given_or_read(text: str, leak: GradientLeak, task: Task, batch: int) -> tuple[Tensor, str]:
+    """Return known labels (B,), else those that `read` finds, and for the latter how they were read, for a note.
+
+    Raises AttackError where neither is there.
+    """
+    if (known := given(text, task, batch)) is not None:
+        return known, ""
+    found = read(leak, task, batch)
+    if found is None:
+        raise AttackError("labels: the last layer's gradient is not in the leak; set labels=…")
+    doubt = "" if found.off < NEAR else ", which may be wrong"
+    return found.y.to(task.device), "" if batch == 1 and not doubt else f"labels by {found.how}{doubt}; "
 
 
 def candidates(task: Task, batch: int) -> list[Tensor]:
@@ -111,3 +170,23 @@ def _one_negative(values: Tensor) -> bool:
     """Whether exactly one entry is clearly negative."""
     low, second = values.topk(2, largest=False).values
     return bool(low < 0 and second >= CLEAR * low)
+
+
+def rounded(real: Tensor, batch: int, how: str) -> Read:
+    """Return the labels of real counts (C,)."""
+    n = counts.whole(real, batch)
+    return Read(spread(n), float((real - n).abs().nan_to_num(1.0).max()), how)
+
+
+def _by_classes(head: counts.Head, batch: int) -> Read | None:
+    """Give every class of RLG one sample and share out the rest by pooled counts; None where the rank does not show all samples."""
+    size = torch.linalg.svdvals(head.weight)
+    if 2 * batch > head.classes or batch >= len(size) or size[batch] > GAP * size[batch - 1]:
+        return None
+    classes = counts.rlg(head)
+    rest = batch - int(classes.sum())
+    if rest < 0 or rest == batch:
+        return None
+    more = torch.where(classes, (counts.pooled(head, batch) - 1).clamp_min(TINY), 0.0)
+    n = classes.long() + (counts.whole(more, rest) if rest else 0)
+    return Read(spread(n), UNKNOWN if rest else 0.0, "the classes of RLG" + (", the rest by pooled counts" if rest else ""))

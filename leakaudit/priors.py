@@ -1,16 +1,18 @@
-"""What images look like before anything is known of them: smoothness, the box of pixel values, where a search starts."""
+"""What images look like before anything is known of them: smoothness, the box of pixel values, batch statistics, where a search starts."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 if TYPE_CHECKING:
     from leakaudit.task import Task
 
 Start = Literal["uniform", "normal"]
+Statistics = Mapping[str, tuple[Tensor, Tensor]]  # layer of batch normalisation -> mean and variance a channel of what it sees
 
 
 def total_variation(x: Tensor, rounding: float = 0.0) -> Tensor:
@@ -37,3 +39,87 @@ def start(task: Task, batch: int, generator: Generator, kind: Start, dtype: torc
     """
     draw = torch.rand if kind == "uniform" else torch.randn
     return draw(batch, *task.spec.shape, generator=generator, dtype=dtype, device=generator.device).to(task.device)
+
+
+def batch_statistics(task: Task, theta: Tensor, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Mean and biased variance (c,) of what every layer of batch normalisation sees of a batch x (b, *shape); differentiable in x."""
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def look(name: str) -> Any:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            sides = [d for d in range(inputs[0].dim()) if d != 1]
+            seen[name] = (inputs[0].mean(sides), inputs[0].var(sides, unbiased=False))
+
+        return hook
+
+    hooks = [m.register_forward_pre_hook(look(n)) for n, m in _norms(task)]
+    try:
+        task.logits(theta, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def running_statistics(task: Task) -> Statistics | None:
+    """Return the model's own statistics (``bn=eval``); None where it has none, or those of a fresh model, which say nothing."""
+    names = [n for n, m in _norms(task) if m.running_mean is not None]
+    found = {n: (task.buffers[f"{n}.running_mean"], task.buffers[f"{n}.running_var"]) for n in names if f"{n}.running_mean" in task.buffers}
+    return found if any(bool((mean != 0).any() or (var != 1).any()) for mean, var in found.values()) else None
+
+
+def normalisation(task: Task, theta: Tensor, x: Tensor, known: Statistics, first: float = 10.0) -> Tensor:
+    """How far a batch's statistics are from known ones (Yin et al. 2021, R_BN): 0 where they agree, about 1 a unit of relative error.
+
+    Weighted mean over layers of the squared error of means over the known variance, and of variances over its square. first: weight of
+    the first layer among the others.
+    """
+    found, total, weights = batch_statistics(task, theta, x), x.new_zeros(()), 0.0
+    for k, (name, (mean, var)) in enumerate(known.items()):
+        weight, size = first if k == 0 else 1.0, var.to(x).mean().clamp_min(torch.finfo(x.dtype).tiny)
+        gap = (found[name][0] - mean.to(x)).square().mean() / size + (found[name][1] - var.to(x)).square().mean() / size.square()
+        total, weights = total + weight * gap, weights + weight
+    return total / max(weights, 1.0)
+
+
+def shift(x: Tensor, reference: Tensor, most: int) -> Tensor:
+    """Move one image (c, h, w) by whole pixels, `most` at most each way, to where it correlates best with another; edges repeat.
+
+    By the product of Fourier transforms, mean of each channel taken off.
+    """
+    sides = x.shape[-2:]
+    a, b = (torch.fft.rfft2(t - t.mean((-2, -1), keepdim=True)) for t in (x, reference))
+    match = torch.fft.irfft2((a.conj() * b).sum(0), s=sides)
+    near = [torch.arange(-most, most + 1, device=x.device) for _ in sides]
+    window = match[near[0][:, None] % sides[0], near[1][None] % sides[1]]
+    down, right = (int(v) - most for v in divmod(int(window.argmax()), 2 * most + 1))
+    rows, columns = ((torch.arange(n, device=x.device) - by).clamp(0, n - 1) for n, by in zip(sides, (down, right), strict=True))
+    return x[:, rows][:, :, columns]
+
+
+def consensus(candidates: Tensor, y: Tensor, best: int, most: int) -> Tensor:
+    """Mean image (s, b, *shape) of several candidates (s, b, *shape) for one batch, as each candidate orders it (Yin et al. 2021, R_group).
+
+    Samples of one class have no order, so those of each candidate are paired with those of candidate `best` by distance; images are then
+    moved onto theirs. y: (b,) labels.
+    """
+    from leakaudit.match import assign
+
+    order, moved = [], []
+    for one in candidates:
+        gap = torch.cdist(one.flatten(1).double(), candidates[best].flatten(1).double()).square()
+        pairs = assign(gap.cpu() + 1e3 * (gap.max().cpu() + 1) * (y[:, None] != y).cpu())
+        order.append(pairs.found.to(y.device))
+        moved.append(torch.stack([shift(a, b, most) if a.dim() == 3 else a for a, b in zip(one[order[-1]], candidates[best], strict=True)]))
+    middle = torch.stack(moved).mean(0)
+    return torch.stack([middle[o.argsort()] for o in order])
+
+
+def _norms(task: Task) -> list[tuple[str, Any]]:
+    """Layers of batch normalisation by name, in the model's order."""
+    return [(n, m) for n, m in task.module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+
+
+def normalises(task: Task) -> bool:
+    """Whether the model has layers of batch normalisation."""
+    return bool(_norms(task))

@@ -121,7 +121,8 @@ def _outcome(finding: Finding) -> str:
         return f"which {certificate['sentence']} (certificate {certificate['name'].lower()}, no truth file: not scored)"
     psnr, error = _best(scores, "psnr", max), _best(scores, "relative_error", min)
     if psnr is None and error is None:
-        return "nothing recovered"
+        share = scores["labels_found"] if certificate["name"] != "FAILED" else None
+        return f"{share:.0%} of the labels and no input recovered" if share else "nothing recovered"
     near = f"relative error {error:.1e}" if psnr is None else f"{psnr:.1f} dB PSNR"
     same = sum(map(bool, scores["exact"]["per_image"])) if "exact" in scores else 0
     return f"{same} of {len(scores['matched'])} records bit for bit ({near})" if same else f"reconstructed at {near}"

@@ -46,6 +46,7 @@ def planted(model: str, difference: bool, batch: int = 1) -> tuple[GradientLeak,
     return GradientLeak(7, torch.arange(4), rows, value, std, (0, made.layout.size), theta=theta, batch=batch), x, y
 
 
+WITHOUT_INPUTS = {"labels"}
 LEAKS = [(model, difference) for model in ("mlp", "lenet") for difference in (False, True)]
 
 
@@ -97,10 +98,9 @@ def test_an_attack_reads_some_leak_and_gives_inputs_in_the_data_s_units(name: st
     for model, difference in usable(name):
         found = run(name, model, difference)
         assert (found.node, found.attack) == (7, name)
-        assert found.x.shape == (1, 1, 8, 8)
+        assert found.x.shape == (0 if name in WITHOUT_INPUTS else 1, 1, 8, 8)
         assert found.x.dtype == D
-        assert float(found.x.min()) >= 0
-        assert float(found.x.max()) <= 1
+        assert bool(((found.x >= 0) & (found.x <= 1)).all())
         assert found.y is None or (found.y.shape == (1,) and 0 <= int(found.y) < 4)
         assert found.residual >= 0
         if not made(name).exact:

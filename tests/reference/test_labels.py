@@ -95,6 +95,50 @@ def test_binary_labels_are_the_sign_of_the_bias() -> None:
         assert int(found) == label
 
 
+def test_weight_decay_a_second_row_and_local_steps_do_not_disturb() -> None:
+    task, x, y = crops("mlp", hidden="40", l2=0.5)
+    g = torch.Generator().manual_seed(1)
+    chosen = torch.randint(len(x), (12,), generator=g)
+    leak = gradient_leak(task, task.init(g), x[chosen], y[chosen])
+    expected = sorted(y[chosen].tolist())
+    zero = replace(
+        leak,
+        value=torch.cat([leak.value * 0, leak.value]),
+        combination=torch.eye(2, dtype=D),
+        rounds=torch.arange(2),
+        std=torch.zeros(2),
+        theta=torch.cat([leak.theta, leak.theta]) if leak.theta is not None else None,
+    )
+    for one in (leak, zero):
+        found = labels.read(one, task, 12)
+        assert found is not None
+        assert found.y.tolist() == expected
+        assert found.off < 0.2
+    w = leak.theta[0].clone() if leak.theta is not None else leak.value[0]
+    total = torch.zeros_like(w)
+    for _ in range(5):
+        step = task.gradient(w, x[chosen], y[chosen])
+        total, w = total + step, w - 0.02 * step
+    found = labels.read(replace(leak, value=total[None], inner=5, step=0.02), task, 12)
+    assert found is not None
+    assert found.y.tolist() == expected
+
+
+def test_without_the_model_llg_counts_and_two_outputs_become_one() -> None:
+    task, x, y = crops("mlp", hidden="40")
+    leak = gradient_leak(task, task.init(torch.Generator().manual_seed(0)), x[:5], y[:5])
+    found = labels.read(replace(leak, theta=None), task, 5)
+    assert found is not None
+    assert (len(found.y), found.off) == (5, labels.UNKNOWN)
+    binary = Task.build(TaskSpec("logistic", {}, loss="binary", shape=(6,), classes=2), dtype=D)
+    g = torch.Generator().manual_seed(0)
+    x = 0.1 * torch.randn(9, 6, generator=g, dtype=D)
+    y = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1])
+    found = labels.read(gradient_leak(binary, binary.init(g), x, y), binary, 9)
+    assert found is not None
+    assert found.y.tolist() == [0] * 3 + [1] * 6
+
+
 def test_candidates_repeat_classes_and_forget_the_order() -> None:
     task, _, _ = crops("lenet")
     pairs = [tuple(c.tolist()) for c in labels.candidates(task, 2)]

@@ -1,0 +1,98 @@
+"""Labels alone: how many samples of each class stand behind a gradient, or behind a local training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit import counts, labels
+from leakaudit.counts import Head
+from leakaudit.errors import AttackError
+from leakaudit.labels import Read
+from leakaudit.leak import GradientLeak
+from leakaudit.progress import step
+from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.registry import attack, param
+
+if TYPE_CHECKING:
+    from leakaudit.task import Task
+
+
+@attack("labels")
+@dataclass(frozen=True)
+class Labels:
+    """Counts of the classes from the last layer's gradient; gives labels and no inputs, so `auto` takes it last."""
+
+    exact: ClassVar[bool] = False
+    rank: ClassVar[int] = 9
+    paper: ClassVar[str] = (
+        "iDLG (Zhao et al. 2020), Yin et al. 2021, RLG (Dang et al. 2021), LLG (Wainakh et al. 2022), iLRG (Ma et al. 2023); pooled: ours"
+    )
+    cost: ClassVar[str] = "small matrices of the last layer; under a second"
+
+    method: Literal["best", "pooled", "ilrg", "llg", "llg-dummies", "yin", "rlg", "bias", "rows"] = param(
+        "best", "how labels are read; rlg, bias and rows give each class they find one label"
+    )
+    batch: int | None = param(None, "samples behind the gradient, or the local training; as the leak says where not given")
+
+    def refuses(self, leak: GradientLeak, task: Task) -> str | None:
+        """Need a plain gradient with the last layer in it, a loss with labels, and the number of samples."""
+        if task.spec.loss == "squared":
+            return "loss 'squared' has no labels"
+        if not (rows := labels.plain_rows(leak)):
+            return "it reads a gradient that is not zero, and this leak's rows combine several or are zero"
+        if (head := counts.of(leak, task, rows[0])) is None:
+            return "the last linear layer's weights are not in the leak, or the model has no such layer"
+        if self.batch is None and leak.batch is None:
+            return "the number of samples behind a gradient is unknown; set batch=N"
+        if self.method in ("pooled", "ilrg") and not head.whole:
+            return f"method {self.method} needs the model and a bias in its last layer; use method=llg"
+        if self.method == "bias" and head.bias is None:
+            return "method bias needs a bias in the last layer; use method=llg"
+        if self.method == "llg-dummies" and (leak.theta is None or task.spec.loss != "cross_entropy"):
+            return "method llg-dummies needs the model and more than two outputs; use method=llg"
+        return None
+
+    def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+        """Read the labels; the certificate is APPROXIMATE where the counts lie near whole numbers, or the method gives none."""
+        if why := self.refuses(leak, task):
+            raise AttackError(f"labels cannot use this leak: {why}")
+        batch = self.batch or leak.batch or 1
+        step("labels", 0, 1)
+        found = self._read(leak, task, batch, generator)
+        step("labels", 1, 1)
+        sure = found.off < labels.NEAR or found.off == labels.UNKNOWN
+        off = "" if found.off == labels.UNKNOWN else f", counts within {found.off:.2g} of whole numbers"
+        return Reconstruction(
+            leak.node,
+            "labels",
+            torch.empty(0, *task.spec.shape, dtype=task.dtype),
+            found.y.to(task.device),
+            Certificate.APPROXIMATE if sure else Certificate.FAILED,
+            found.off,
+            note=f"labels without inputs, by {found.how}{off}",
+        )
+
+    def _read(self, leak: GradientLeak, task: Task, batch: int, generator: Generator) -> Read:
+        """Read by the chosen method."""
+        row = labels.plain_rows(leak)[0]
+        head = counts.of(leak, task, row)
+        best = labels.read(leak, task, batch) if self.method == "best" else None
+        if best is not None or head is None:
+            return best or Read(torch.empty(0, dtype=torch.int64), labels.UNKNOWN, "nothing")
+        if self.method in ("pooled", "ilrg"):
+            return labels.rounded((counts.pooled if self.method == "pooled" else counts.ilrg)(head, batch), batch, self.method)
+        n = self._whole(leak, task, head, row, batch, generator)
+        return Read(labels.spread(n.long()), labels.UNKNOWN, self.method)
+
+    def _whole(self, leak: GradientLeak, task: Task, head: Head, row: int, batch: int, generator: Generator) -> Tensor:
+        """Counts or classes (C,) of the methods that do not say how sure they are."""
+        if self.method == "llg-dummies" and leak.theta is not None:
+            theta = leak.theta[int(leak.combination[row].abs().argmax())].double()
+            return counts.llg(head, batch, *counts.dummies(task, theta, batch, generator))
+        if self.method in ("llg", "yin"):
+            return (counts.llg if self.method == "llg" else counts.yin)(head, batch)
+        return {"rlg": counts.rlg, "bias": counts.by_bias, "rows": counts.by_rows}[self.method](head)

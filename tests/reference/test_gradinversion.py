@@ -1,0 +1,218 @@
+"""GradInversion's priors against plain numpy, the attack itself, and Inverting Gradients against the published recipe."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from leakaudit import data, match, priors, registry
+from leakaudit.attacks import _adam
+from leakaudit.errors import AttackError
+from leakaudit.leak import GradientLeak
+from leakaudit.progress import watching
+from leakaudit.reconstruction import Reconstruction
+from leakaudit.task import Task
+from leakaudit.trace import TaskSpec
+
+D = torch.float64
+
+
+def normed(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """A small network with three layers of batch normalisation."""
+    layers: list[nn.Module] = []
+    for before, after, stride in ((shape[0], 8, 1), (8, 16, 2), (16, 16, 2)):
+        layers += [nn.Conv2d(before, after, 3, stride, 1), nn.BatchNorm2d(after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16 * 9, outputs))
+
+
+def normed_task(bn: str) -> tuple[Task, Tensor]:
+    """The middles of faces, 12x12."""
+    spec = TaskSpec(f"{__name__}:normed", {"bn": bn}, shape=(1, 12, 12), classes=4, mean=(0.5,), std=(0.5,), levels=255)
+    return Task.build(spec, dtype=D, trusted=True), data.load("faces").x[:16, :, 6:18, 6:18].double()
+
+
+def gradient_leak(task: Task, theta: Tensor, x: Tensor, y: Tensor) -> GradientLeak:
+    value, one = task.gradient(theta, x, y)[None], torch.ones(1, 1, dtype=D)
+    return GradientLeak(0, torch.zeros(1), one, value, torch.zeros(1, dtype=D), (0, task.layout.size), theta=theta[None], batch=len(x))
+
+
+def attacked(name: str, leak: GradientLeak, task: Task, seed: int = 0, **settings: object) -> Reconstruction:
+    made = registry.configure(registry.get("attacks", name), {k: v for k, v in settings.items() if k != "statistics"})
+    made = replace(made, statistics=settings["statistics"]) if "statistics" in settings else made
+    found: Reconstruction = made(leak, task, torch.Generator().manual_seed(seed))
+    return found
+
+
+def psnr(found: Tensor, x: Tensor) -> float:
+    """Mean over the images, each with its partner."""
+    pairs = match.match(found, x)
+    errors = (found[pairs.found].double() - x[pairs.true]).square().flatten(1).mean(1)
+    return float((-10 * errors.log10()).mean())
+
+
+# --- priors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bn", ["train", "eval"])
+def test_batch_statistics_are_means_and_variances_of_what_the_layers_see(bn: str) -> None:
+    task, x = normed_task(bn)
+    theta = task.init(torch.Generator().manual_seed(0))
+    found, parts = priors.batch_statistics(task, theta, x[:5]), task.layout.split(theta)
+    inside = torch.conv2d((x[:5] - 0.5) / 0.5, parts["0.weight"], parts["0.bias"], 1, 1).numpy()
+    assert list(found) == ["1", "4", "7"]
+    assert np.allclose(found["1"][0], inside.mean((0, 2, 3)))
+    assert np.allclose(found["1"][1], inside.var((0, 2, 3)))
+    assert all(not m._forward_pre_hooks for m in task.module.modules())
+
+
+def test_the_prior_is_zero_at_the_truth_and_grows_away_from_it() -> None:
+    task, x = normed_task("train")
+    theta = task.init(torch.Generator().manual_seed(0))
+    known = priors.batch_statistics(task, theta, x[:5])
+    assert float(priors.normalisation(task, theta, x[:5], known)) < 1e-20
+    z = torch.rand(x[:5].shape, generator=torch.Generator().manual_seed(0), dtype=D).requires_grad_()
+    far = priors.normalisation(task, theta, z, known)
+    assert float(far.detach()) > 0.1
+    (slope,) = torch.autograd.grad(far, z)
+    nearer = priors.normalisation(task, theta, (z - 0.1 * slope / slope.abs().max()).detach(), known)
+    assert float(nearer) < float(far.detach())
+    layers = []
+    for name, (a, b) in priors.batch_statistics(task, theta, z.detach()).items():
+        mean, var = known[name]
+        layers.append(float((a - mean).square().mean() / var.mean() + (b - var).square().mean() / var.mean() ** 2))
+    expected = (10 * layers[0] + sum(layers[1:])) / 12
+    assert float(far.detach()) == pytest.approx(expected, rel=1e-12)
+
+
+def test_running_statistics_count_where_they_say_something() -> None:
+    assert priors.running_statistics(normed_task("train")[0]) is None
+    task, _ = normed_task("eval")
+    assert priors.running_statistics(task) is None
+    worn = replace(task, buffers={n: b + 0.5 if n.endswith("mean") else b for n, b in task.buffers.items()})
+    found = priors.running_statistics(worn)
+    assert found is not None
+    assert bool((found["1"][0] == 0.5).all())
+    assert priors.normalises(task)
+
+
+@pytest.mark.parametrize("by", [(0, 0), (2, -1), (-3, 3)])
+def test_a_moved_picture_is_moved_back(by: tuple[int, int]) -> None:
+    x = data.load("photos").x[40].double()
+    moved = torch.roll(x, by, (1, 2))
+    back = priors.shift(moved, x, 3)
+    assert torch.allclose(back[:, 4:-4, 4:-4], x[:, 4:-4, 4:-4])
+
+
+def test_the_consensus_orders_and_moves_each_search_and_keeps_classes_apart() -> None:
+    x = data.load("photos").x[[3, 60, 120]].double()
+    y = torch.tensor([1, 1, 0])
+    other = torch.stack([torch.roll(x[1], (1, 0), (1, 2)), x[0], x[2]])
+    middle = priors.consensus(torch.stack([x, other]), y, 0, 2)
+    inside = (..., slice(3, -3), slice(3, -3))
+    assert torch.allclose(middle[0][inside], x[inside])
+    assert torch.allclose(middle[1][inside], x[[1, 0, 2]][inside])
+    crossed = priors.consensus(torch.stack([x, x[[2, 1, 0]]]), y, 0, 0)
+    assert not torch.allclose(crossed[0][0], x[0])
+
+
+# --- Adam -----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_schedule_rises_and_falls() -> None:
+    plan = _adam.Schedule(100, 0.2, warmup=10)
+    assert [plan.at(k) for k in (0, 99)] == pytest.approx([0.02, 0.2 * 0.5 * (1 + math.cos(0.99 * math.pi))])
+    assert max(plan.at(k) for k in range(100)) < 0.2
+    slope = torch.tensor([3.0, -1.0, 0.0])
+    assert _adam.shaped(slope, "hard").tolist() == [1, -1, 0]
+    assert torch.allclose(_adam.shaped(slope, "soft"), torch.tensor([3 / (3 + 4 / 3), -1 / (1 + 4 / 3), 0]))
+
+
+def test_several_searches_reach_their_minimum_and_survive_nan() -> None:
+    def objective(search: int, k: int, x: Tensor) -> Tensor:
+        return (x - search).square().sum() * (torch.nan if k == 7 else 1.0)
+
+    starts, g = [torch.zeros(3, dtype=D), torch.full((3,), 4.0, dtype=D)], torch.Generator().manual_seed(0)
+    runs = _adam.minimise(objective, starts, _adam.Schedule(300, 0.1, langevin=0.01), lambda x: x, g, "here")
+    assert [run.steps for run in runs] == [300, 300]
+    for search, run in enumerate(runs):
+        assert torch.allclose(run.point[0], torch.full((3,), float(search), dtype=D), atol=0.02)
+    with watching(seconds=0.0):
+        runs = _adam.minimise(objective, starts, _adam.Schedule(300, 0.1), lambda x: x, g, "here")
+    assert [(run.steps, run.ended) for run in runs] == [(1, "out of time")] * 2
+
+
+# --- attacks --------------------------------------------------------------------------------------------------------------
+
+
+def test_batch_statistics_and_their_absence_are_told() -> None:
+    task, x = normed_task("train")
+    theta, y = task.init(torch.Generator().manual_seed(0)), torch.tensor([0, 2, 2])
+    leak = gradient_leak(task, theta, x[:3], y)
+    found = attacked("gradinversion", leak, task, steps=4, seeds=2)
+    assert found.x.shape == (3, 1, 12, 12)
+    assert found.y is not None
+    assert found.y.tolist() == [0, 2, 2]
+    assert "labels by pooled counts" in found.note
+    assert "no batch statistics" in found.note
+    known = {n: (m.detach(), v.detach()) for n, (m, v) in priors.batch_statistics(task, theta, x[:3]).items()}
+    assert "no batch statistics" not in attacked("gradinversion", leak, task, steps=4, seeds=1, statistics=known).note
+
+
+def test_it_needs_images() -> None:
+    task = Task.build(TaskSpec("logistic", {}, shape=(5,), classes=3), dtype=D)
+    g = torch.Generator().manual_seed(0)
+    leak = gradient_leak(task, task.init(g), torch.randn(1, 5, generator=g, dtype=D), torch.tensor([1]))
+    with pytest.raises(AttackError, match="recovers images"):
+        attacked("gradinversion", leak, task)
+
+
+@pytest.mark.slow
+def test_batch_statistics_help_a_batch_of_four() -> None:
+    """GradInversion with the victim's batch statistics against Inverting Gradients at the same number of evaluations."""
+    task, x = normed_task("train")
+    theirs, ours = [], []
+    for k in range(2):
+        theta, y = task.init(torch.Generator().manual_seed(k)), torch.tensor([0, 1, 2, 3])
+        images = x[4 * k : 4 * k + 4]
+        leak = gradient_leak(task, theta, images, y)
+        known = {n: (m.detach(), v.detach()) for n, (m, v) in priors.batch_statistics(task, theta, images).items()}
+        ours.append(psnr(attacked("gradinversion", leak, task, k, steps=150, seeds=2, statistics=known).x, images))
+        theirs.append(psnr(attacked("inverting", leak, task, k, steps=300).x, images))
+    assert sum(ours) / 2 > sum(theirs) / 2 + 2
+
+
+def published(task: Task, theta: Tensor, leaked: Tensor, y: Tensor, steps: int, tv: float, g: torch.Generator) -> Tensor:
+    """The recipe of Geiping et al. 2020 in plain words, in normalised pixels z = (x - 1/2) / (1/2): best of no restarts, last point."""
+    z = torch.randn(len(y), *task.spec.shape, generator=g).requires_grad_()
+    optimiser = torch.optim.Adam([z], lr=0.1)
+    falls = torch.optim.lr_scheduler.MultiStepLR(optimiser, [int(steps * share) for share in (3 / 8, 5 / 8, 7 / 8)], 0.1)
+    for _ in range(steps):
+        g2 = task.gradient(theta.float(), z * 0.5 + 0.5, y, create_graph=True)
+        smooth = (z[..., 1:] - z[..., :-1]).abs().mean() + (z[..., 1:, :] - z[..., :-1, :]).abs().mean()
+        loss = 1 - (g2 * leaked).sum() / g2.norm() / leaked.norm() + tv * smooth
+        z.grad = torch.autograd.grad(loss, z)[0].sign()
+        optimiser.step()
+        falls.step()
+        with torch.no_grad():
+            z.clamp_(-1, 1)
+    return z.detach() * 0.5 + 0.5
+
+
+@pytest.mark.slow
+def test_inverting_is_at_least_as_strong_as_the_published_recipe() -> None:
+    """At the same number of steps; total variation of z is twice that of x, so its weight is half ours."""
+    photos = data.load("photos")
+    task = Task.build(photos.spec("convnet"), dtype=D)
+    theirs = ours = 0.0
+    for k in range(3):
+        x, y = photos.x[5::17][k : k + 1].double(), photos.y[5::17][k : k + 1]
+        theta = task.init(torch.Generator().manual_seed(k))
+        leak = gradient_leak(task, theta, x, y)
+        theirs += psnr(published(task, theta, leak.value[0].float(), y, 300, 0.01, torch.Generator().manual_seed(9)), x) / 3
+        ours += psnr(attacked("inverting", leak, task, 9, steps=300, tv=0.02, sign="soft").x, x) / 3
+    assert ours > theirs

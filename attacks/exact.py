@@ -1,0 +1,134 @@
+"""A whole batch from the first fully connected layer, exactly, from gradients or from their differences.
+
+Row r of dL/dW of the layer is sum_k delta_rk [x_k 1], and so is a row of any combination of gradients, so all rows lie in the space
+of the batch's inputs (Phong et al. 2018; SPEAR, Dimitrov et al. 2024, for one gradient). A ReLU that stays inactive for sample k over
+the recorded rounds hides x_k from its row: `lattice` finds these patterns, `isolate` turns them into inputs, and the data's grid
+k/levels says of every input by itself whether it is exact. Neither models nor labels are needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit import batchlabels, consistency, isolate, temporal
+from leakaudit.errors import AttackError
+from leakaudit.gridrepair import Grid
+from leakaudit.isolate import Inputs
+from leakaudit.lattice import Groups
+from leakaudit.leak import GradientLeak
+from leakaudit.progress import expired, step
+from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.registry import attack, param
+
+if TYPE_CHECKING:
+    from leakaudit.task import Task
+    from leakaudit.temporal import Span
+
+SHORTEST = 2  # rounds of a window
+SURE = 1e4  # ratio of the batch's least direction and noise above which inputs without a grid are called exact
+APART = 0.02  # rms distance of two estimates that count as two
+LEAVES = 0.25  # how far an estimate may leave [0, 1] to be shown
+
+
+@attack("exact")
+@dataclass(frozen=True)
+class Exact:
+    """Recovery of batches from activation patterns over time, certified image by image on the pixel grid."""
+
+    exact: ClassVar[bool] = True
+    rank: ClassVar[int] = 1
+    paper: ClassVar[str] = "extends Phong et al. 2018 and Dimitrov et al. 2024 (SPEAR) to many rounds and to differences of gradients"
+    cost: ClassVar[str] = "under a second for 8 samples and about ten for 64, where there are as many rounds as samples"
+
+    visits: int = param(150, "walks, and batches of 2048 draws, that may fail in a row before a search ends")
+    windows: int = param(3, "window lengths that are tried: all rounds, half of them, a quarter, …")
+
+    def refuses(self, leak: GradientLeak, task: Task) -> str | None:
+        """Need a first fully connected layer with a bias inside the recorded columns."""
+        return temporal.missing(leak, task)
+
+    def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+        """Reconstruct the batch; EXACT where every different input is certified, APPROXIMATE where some are, with the count in the note."""
+        if why := self.refuses(leak, task):
+            raise AttackError(f"exact cannot use this leak: {why}")
+        stack = temporal.rows(leak, task)
+        white = temporal.whiten(stack, leak, slice(None))
+        span = temporal.span(white, leak.batch, generator)
+        if span is None:
+            why = "the rows show no end of the batch: it is larger than the rows can tell, or the noise hides it"
+            return Reconstruction(leak.node, "exact", torch.empty(0, *task.spec.shape), None, Certificate.FAILED, 1.0, note=why)
+        grid = _grid(task)
+        found = Inputs(torch.zeros(0, len(grid.mean), dtype=torch.float64), torch.zeros(0, len(grid.mean), dtype=torch.float64))
+        for tried, length in enumerate(_lengths(len(stack), self.windows)):
+            step("exact", tried, self.windows)
+            groups = _groups(stack, leak, length, span)
+            new = isolate.recover(groups, span.basis, grid, found.certified, self.visits, generator)
+            found = new if len(new.certified) > len(found.certified) or not tried or new.complete else found
+            if len(found.certified) >= span.batch or (found.complete and not grid.levels) or expired():
+                break
+        step("exact", self.windows, self.windows)
+        return _judged(found, leak, task, span, grid, white)
+
+
+def _groups(stack: Tensor, leak: GradientLeak, length: int, span: Span) -> Groups:
+    """Rows of all neurons over windows of some length, in coordinates of the batch's space."""
+    parts = [temporal.whiten(stack, leak, slice(a, a + length)) for a in range(0, len(stack) - length + 1, length)]
+    rows = torch.cat([torch.einsum("mhp,bp->hmb", part, span.basis) for part in parts])
+    return Groups.of(rows, torch.full((len(rows),), span.noise, dtype=rows.dtype))
+
+
+def _lengths(rounds: int, windows: int) -> list[int]:
+    """Window lengths: all rounds, half of them, a quarter, and so on."""
+    return [rounds // 2**k for k in range(windows) if not k or rounds // 2**k >= SHORTEST]
+
+
+def _grid(task: Task) -> Grid:
+    """Return the data's grid, with mean and standard deviation of every entry."""
+    like = torch.ones(task.spec.shape, dtype=torch.float64)
+    mean, std = (torch.tensor(v, dtype=torch.float64).reshape(-1, *[1] * (like.dim() - 1)) * like for v in (task.spec.mean, task.spec.std))
+    return Grid(task.spec.levels, mean.flatten(), std.flatten())
+
+
+def _judged(found: Inputs, leak: GradientLeak, task: Task, span: Span, grid: Grid, white: Tensor) -> Reconstruction:
+    """Put certified inputs first, then estimates, and say how sure each is."""
+    exact, wanted = len(found.certified), span.batch
+    rest = _distinct(found, wanted - exact, task.spec.is_image)
+    flat = torch.cat([found.certified, rest])
+    certificate, sentence = Certificate.FAILED, f"no input was isolated out of a batch of {wanted}"
+    if exact == wanted or (not grid.levels and found.complete and span.clear > SURE):
+        certificate, sentence = Certificate.EXACT, f"all {wanted} different inputs are exact"
+    elif len(flat):
+        certificate = Certificate.APPROXIMATE
+        sentence = f"{exact} of {wanted} inputs exact (the first ones), {len(rest)} approximate, {wanted - len(flat)} not isolated"
+    x = (flat.clamp(0, 1) if task.spec.is_image else flat).reshape(-1, *task.spec.shape).to(task.dtype)
+    seen = f"batch of {wanted} by a drop of {span.clear:.0e} in the singular values"
+    if leak.batch is not None and leak.batch != wanted:
+        seen += f", {leak.batch} samples were announced: some repeat or show no gradient"
+    y = None
+    if certificate is Certificate.EXACT:
+        y = consistency.label(leak, task, x) if wanted == 1 else batchlabels.labels(leak, task, x)
+    return Reconstruction(leak.node, "exact", x, y, certificate, _residual(flat, white, grid), note=f"{sentence}; {seen}")
+
+
+def _distinct(found: Inputs, room: int, image: bool) -> Tensor:
+    """Choose estimates that stay in the data's range and differ from what is certified and from each other."""
+    kept = found.certified
+    for x in found.open:
+        inside = not image or (float(x.min()) > -LEAVES and float(x.max()) < 1 + LEAVES)
+        apart = not len(kept) or float((kept - x).square().mean(1).sqrt().min()) > APART
+        if inside and apart and bool(x.isfinite().all()) and len(kept) < len(found.certified) + room:
+            kept = torch.cat([kept, x[None]])
+    return kept[len(found.certified) :]
+
+
+def _residual(x: Tensor, white: Tensor, grid: Grid) -> float:
+    """Part of the whitened rows that the inputs do not explain."""
+    flat = white.flatten(0, 1)
+    if not len(x):
+        return 1.0
+    basis = torch.linalg.qr(grid.rows(x).T).Q
+    return float((flat - flat @ basis @ basis.T).norm() / flat.norm().clamp_min(torch.finfo(flat.dtype).tiny))

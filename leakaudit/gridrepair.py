@@ -1,0 +1,98 @@
+"""What the data's grid k/levels tells of a reconstruction: whether it is exact, and which multiple of another input it still holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+OFF = 0.12  # largest rms distance to the grid, in grid units; 0.289 for anything else
+OFF_SEARCHED = 0.08  # the same where many candidates were tried
+INSIDE = 24  # pixels strictly inside the range that must be there to be judged
+RANGE = 0.01  # how far a pixel may leave [0, 1]
+CHUNK = 4096  # candidates that are looked at together
+FIRST = 48  # pixels that a first look at a candidate takes
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Inputs k/levels, seen by the model as (x - mean) / std.
+
+    shape: of an input; mean, std: (p,) for the flattened input.
+    """
+
+    levels: int
+    mean: Tensor
+    std: Tensor
+
+    def pixels(self, rows: Tensor) -> Tensor:
+        """Turn rows (n, p + 1) of inputs and a 1, each known up to its scale, into the data's units (n, p)."""
+        return rows[:, :-1] / rows[:, -1:] * self.std + self.mean
+
+    def rows(self, x: Tensor) -> Tensor:
+        """Turn inputs (n, p) into what the first layer sees and a 1: (n, p + 1)."""
+        return torch.cat([(x - self.mean) / self.std, x.new_ones(len(x), 1)], dim=1)
+
+    def snapped(self, x: Tensor) -> Tensor:
+        """Return the nearest inputs on the grid."""
+        return (x * self.levels).round().clamp(0, self.levels) / self.levels
+
+    def holds(self, x: Tensor, limit: float = OFF) -> Tensor:
+        """Tell which inputs (n, p) lie on the grid, by their pixels strictly inside the range; (n,) bool.
+
+        Pixels at its ends say little: a mixture of two inputs is black wherever both are.
+        """
+        if not self.levels:
+            return torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        away = x * self.levels - (x * self.levels).round()
+        snapped = self.snapped(x)
+        inside = (snapped > 0) & (snapped < 1)
+        number = inside.sum(1)
+        off = (away.square() * inside).sum(1) / number.clamp_min(1)
+        low, high = x.amin(1), x.amax(1)
+        good: Tensor = (off < limit**2) & (away.square().mean(1) < limit**2) & (number >= INSIDE) & (low > -RANGE) & (high < 1 + RANGE)
+        return good & x.isfinite().all(1)
+
+    def on_line(self, x: Tensor, other: Tensor) -> Tensor | None:
+        """Return other + a (x - other) on the grid, for the one number a that puts it there; x, other, result: (p,)."""
+        return self.in_plane(x, other[None])
+
+    def in_plane(self, x: Tensor, others: Tensor) -> Tensor | None:
+        """Return x + sum_k a_k (other_k - x) on the grid, for one or two inputs others (k, p); None where none lies there.
+
+        As many pixels as there are others are set to every value; the rest must then fall on the grid.
+        """
+        sides = others - x
+        pivot = _pivots(sides)
+        if not self.levels or pivot is None or not bool(x.isfinite().all()):
+            return None
+        values = torch.cartesian_prod(*[torch.arange(self.levels + 1, dtype=x.dtype) / self.levels] * len(others)).reshape(-1, len(others))
+        a = torch.linalg.solve(sides[:, pivot].T, (values - x[pivot]).T).T
+        first = sides.abs().amin(0).topk(min(FIRST, len(x))).indices
+        for some in a.split(CHUNK):
+            look = x[first] + some @ sides[:, first]
+            off = (look * self.levels - (look * self.levels).round()).square().mean(1)
+            fine = (off < (2 * OFF_SEARCHED) ** 2) & (look.amin(1) > -RANGE) & (look.amax(1) < 1 + RANGE)
+            fine &= (some.sum(1) - 1).abs() > 1e-6  # a = 1 is the other input itself
+            whole = x + some[fine] @ sides
+            whole = whole[self.holds(whole, OFF_SEARCHED)]
+            apart = (whole[:, None] - others).abs().amax(2).amin(1) > 0.5 / self.levels if len(whole) else torch.zeros(0, dtype=torch.bool)
+            if bool(apart.any()):
+                found: Tensor = whole[apart][0]
+                return found
+        return None
+
+
+def _pivots(sides: Tensor) -> list[int] | None:
+    """Choose pixels where the sides (k, p) are large and independent."""
+    left, chosen = sides.clone(), list[int]()
+    for _ in range(len(sides)):
+        size = left.square().sum(0)
+        at = int(size.argmax())
+        if not float(size[at]) > 1e-8:
+            return None
+        chosen.append(at)
+        column = left[:, at] / size[at].sqrt()
+        left = left - column[:, None] * (column @ left)
+    return chosen

@@ -1,0 +1,114 @@
+"""Rows of a first fully connected layer over time: stacked, whitened, and the space of inputs that they span.
+
+Row r of round t is a combination sum_k delta_rk^t [x_k 1] of the batch, and so is a row of any difference. Over H neurons and m
+leaked equations the stack (m H, p) has as many large singular values as there are different inputs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Generator, Tensor
+
+if TYPE_CHECKING:
+    from leakaudit.leak import GradientLeak
+    from leakaudit.task import Task
+
+SPARE = 16  # directions beyond the batch that are looked at
+CLEAR = 5.0  # a singular value this far above the next one ends the batch
+STEPS = 3  # power iterations
+
+
+@dataclass(frozen=True)
+class Span:
+    """What the stack spans.
+
+    basis: (b, p) orthonormal rows. sizes: singular values, the first b of the batch, the rest noise. noise: standard deviation of an
+    entry of the stack. clear: ratio of the last singular value of the batch and the first one after it, the confidence in b.
+    """
+
+    basis: Tensor
+    sizes: Tensor
+    noise: float
+    clear: float
+
+    @property
+    def batch(self) -> int:
+        """Number b of different inputs."""
+        return len(self.basis)
+
+
+def missing(leak: GradientLeak, task: Task) -> str | None:
+    """Say why a leak does not show the rows of a first fully connected layer with a bias, None where it does."""
+    if task.first_linear is None:
+        return f"the first layer of {task.spec.model} is not fully connected"
+    weight, bias = task.first_linear
+    if bias is None:
+        return f"the first layer {weight} has no bias, so inputs are known up to their scale only"
+    where = [task.layout.slices[weight], task.layout.slices[bias]]
+    if any(s.start < leak.columns[0] or s.stop > leak.columns[1] for s in where):
+        return f"the leak holds columns {leak.columns[0]}:{leak.columns[1]}, the first layer needs {where[0].start}:{where[1].stop}"
+    return None
+
+
+def rows(leak: GradientLeak, task: Task) -> Tensor:
+    """Return the rows (m, H, p) of the first layer in float64, weights and bias side by side, without what weight decay adds."""
+    weight, bias = (task.layout.slices[n] for n in task.first_linear or () if n)
+    start, m, units = leak.columns[0], len(leak.value), bias.stop - bias.start
+    value = leak.value.double()
+    if task.l2 and leak.theta is not None:
+        value = value - task.l2 * leak.combination.double() @ leak.theta.double()[:, slice(*leak.columns)]
+    inputs = value[:, weight.start - start : weight.stop - start].reshape(m, units, -1)
+    return torch.cat([inputs, value[:, bias.start - start : bias.stop - start, None]], dim=2)
+
+
+def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:
+    """Give the errors of rows (m, ...) of a window of the leak's equations unit variance, independent over time."""
+    noise = leak.noise.double() if leak.noise is not None else torch.diag(leak.std.double())
+    together = noise[window] @ noise[window].T
+    size = stack[window].square().mean()
+    floor = torch.finfo(torch.float64).eps ** 2 * size + 1e-14 * together.diagonal().mean() + torch.finfo(torch.float64).tiny
+    root: Tensor = torch.linalg.cholesky(together + floor * torch.eye(len(together), dtype=together.dtype, device=together.device))
+    white: Tensor = torch.linalg.solve_triangular(root, stack[window].flatten(1), upper=False)
+    return white.reshape(stack[window].shape)
+
+
+def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | None:
+    """Find the space of inputs of a whitened stack (m, H, p), None where no end of the batch shows.
+
+    expected: size of the batch where it is known; inputs that repeat make the space smaller. Without it more and more directions
+    are looked at.
+    """
+    flat = stack.flatten(0, 1)
+    most = min(flat.shape)
+    count = min(most, (expected or SPARE) + SPARE)
+    while True:
+        sizes, basis = _largest(flat, count, generator)
+        ratio = sizes[:-1] / sizes[1:].clamp_min(1e-17 * float(sizes[0]) + torch.finfo(sizes.dtype).tiny)
+        ratio = ratio[: min(len(ratio), expected or len(ratio))]
+        if count == most or expected or (len(ratio) and float(ratio.max()) > CLEAR and int(ratio.argmax()) < count - SPARE // 2):
+            break
+        count = min(most, 2 * count)
+    if not len(ratio) or not float(ratio.max()) > CLEAR or not float(sizes[0]) > 0:
+        return None
+    b = int(ratio.argmax()) + 1
+    left = sizes[b : b + SPARE // 2]
+    noise = float(left.square().mean().sqrt()) / (math.sqrt(len(flat)) + math.sqrt(flat.shape[1]))
+    floor = torch.finfo(torch.float64).eps * float(sizes[0]) / math.sqrt(len(flat))
+    return Span(basis[:b], sizes, max(noise, floor), float(ratio[b - 1]))
+
+
+def _largest(flat: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest singular values of (n, p) and their right vectors, by random projection and power iterations."""
+    if 3 * count > min(flat.shape):
+        _, sizes, right = torch.linalg.svd(torch.linalg.qr(flat).R if len(flat) > flat.shape[1] else flat, full_matrices=False)
+        return sizes[:count], right[:count]
+    start = torch.randn(count, len(flat), generator=generator, dtype=flat.dtype, device=generator.device).to(flat.device)
+    right = torch.linalg.qr((start @ flat).T).Q
+    for _ in range(STEPS):
+        right = torch.linalg.qr((torch.linalg.qr(flat @ right).Q.T @ flat).T).Q
+    _, sizes, turn = torch.linalg.svd(torch.linalg.qr(flat @ right).R)
+    return sizes, turn @ right.T

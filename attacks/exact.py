@@ -111,7 +111,7 @@ def _judged(found: Inputs, leak: GradientLeak, task: Task, span: Span, grid: Gri
     y = None
     if certificate is Certificate.EXACT:
         y = consistency.label(leak, task, x) if wanted == 1 else batchlabels.labels(leak, task, x)
-    return Reconstruction(leak.node, "exact", x, y, certificate, _residual(flat, white, grid), note=f"{sentence}; {seen}")
+    return Reconstruction(leak.node, "exact", x, y, certificate, _residual(flat, white, grid), note=f"{sentence}; {seen}", certified=exact)
 
 
 def _distinct(found: Inputs, room: int, image: bool) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Reconstruction
+from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.results import SCHEMA, VERSION
 from leakaudit.scoring import Score, definitions
 from leakaudit.trace import Json, Trace
@@ -28,6 +28,7 @@ def finding(leak: GradientLeak, found: Reconstruction, score: Score, images: Map
             "std": finite(float(leak.std.max())),
         },
         "certificate": {"name": found.certificate.name, "sentence": found.certificate.value},
+        "certified": sum(c is Certificate.EXACT for c in found.certificates),
         "batch": leak.batch if leak.batch is not None else len(found.x),
         "labels": None if found.y is None else [finite(v) for v in found.y.tolist()],
         "scores": score.to_json(),

@@ -47,12 +47,13 @@ def pair_up(found: Sequence[Reconstruction], scores: Sequence[Score], truth: Tru
     for one, score in zip(found, scores, strict=True):
         if one.x.ndim != 4 or one.x.shape[1] not in (1, 3):
             continue
-        word = one.certificate.name.lower()
+        words = [c.name.lower() for c in one.certificates]
         if truth is None:
-            out += [Pair(one.node, None, x, None, word) for x in one.x]
+            out += [Pair(one.node, None, x, None, word) for x, word in zip(one.x, words, strict=True)]
             continue
         for i, (x, row) in enumerate(zip(truth.of(one.node)[0], score.matched, strict=True)):
             psnr = None if score.psnr is None or score.psnr[i] is None else float(score.psnr[i] or 0)
+            word = one.certificate.name.lower() if row is None else words[row]
             out.append(Pair(one.node, x, None if row is None else one.x[row], psnr, word))
     return out
 

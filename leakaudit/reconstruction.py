@@ -26,7 +26,8 @@ class Reconstruction:
     """One node's inputs as an attack sees them.
 
     x: (b, *shape) in the data's units, clamped to [0, 1] for images, b = 0 where nothing was found. y: (b,) labels, None where they
-    were not found. residual: relative misfit of the leak. seconds: wall time. note: what a reader should know.
+    were not found. certificate: of all inputs together; certified: how many of the first ones are exact each by itself.
+    residual: relative misfit of the leak. seconds: wall time. note: what a reader should know.
     """
 
     node: int
@@ -37,6 +38,12 @@ class Reconstruction:
     residual: float
     seconds: float = 0.0
     note: str = ""
+    certified: int = 0
+
+    @property
+    def certificates(self) -> tuple[Certificate, ...]:
+        """One of each input (b)."""
+        return tuple(Certificate.EXACT if k < self.certified else self.certificate for k in range(len(self.x)))
 
 
 class Attack(Protocol):

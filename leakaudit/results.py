@@ -48,6 +48,7 @@ _FINDING = {
     "attack": str,
     "leak": _LEAK,
     "certificate": {"name": _NAMES, "sentence": str},
+    "certified?": int,
     "batch": (int, None),
     "labels": ([(int, *_NUMBER)], None),
     "scores": (_SCORES, None),

@@ -174,3 +174,8 @@ def test_thirty_two_pieces_of_clothing_bit_for_bit(shared_data: Any, dtype: str,
     found, score = attacked(32, data=f"npz:{tmp_path / 'fashion.npz'}", rounds=39, dtype=dtype, set={"hidden": 256})
     assert found.certificate is Certificate.EXACT
     assert score.exact == (True,) * 32
+
+
+def test_certified_inputs_are_told_from_the_others() -> None:
+    found = Reconstruction(0, "exact", torch.zeros(3, 2), None, Certificate.APPROXIMATE, 0.1, certified=1)
+    assert found.certificates == (Certificate.EXACT, Certificate.APPROXIMATE, Certificate.APPROXIMATE)

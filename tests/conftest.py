@@ -14,6 +14,7 @@ import torch
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "leakaudit",
+    "leakaudit.claims",
     "leakaudit.cli",
     "leakaudit.bounds",
     "leakaudit.relations",

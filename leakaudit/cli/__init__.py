@@ -12,7 +12,7 @@ from typing import NoReturn
 from leakaudit.errors import LeakauditError
 from leakaudit.settings import SETTINGS, resolve
 
-VERBS = ("record", "attack", "explain", "bound", "trace", "list", "demo", "doctor", "config")
+VERBS = ("record", "attack", "explain", "bound", "claims", "trace", "list", "demo", "doctor", "config")
 
 
 class Parser(argparse.ArgumentParser):

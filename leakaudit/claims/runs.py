@@ -1,0 +1,62 @@
+"""What the judges share: a scenario as a declared protocol, or as a finished run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from leakaudit import recording
+from leakaudit.declared import Protocol
+from leakaudit.recording import Plan
+from leakaudit.scenario import Scenario
+from leakaudit.task import Problem
+from leakaudit.trace import Trace, Truth
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run in memory, its private states included."""
+
+    plan: Plan
+    trace: Trace
+    truth: Truth
+
+    @property
+    def problem(self) -> Problem:
+        """The task with everybody's records, x (N, n, …)."""
+        return problem(self.plan)
+
+
+def planned(**changes: Any) -> Plan:
+    """Return a scenario made ready, in float64 where nothing else is asked for."""
+    return recording.plan(Scenario(**{"dtype": "float64", **changes}))
+
+
+def protocol(**changes: Any) -> Protocol:
+    """Return the protocol of a scenario with its schedule; nothing is run."""
+    plan = planned(**changes)
+    rounds = plan.scenario.rounds
+    return Protocol(plan.victim, plan.graph, rounds, plan.victim.schedule(plan.graph, rounds, plan.random["schedule"]))
+
+
+def run(**changes: Any) -> Run:
+    """Run a scenario, in float64 where nothing else is asked for."""
+    return finish(planned(**{"states": True, **changes}))
+
+
+def finish(plan: Plan) -> Run:
+    """Run a plan."""
+    recorder = recording.record(plan, None)
+    return Run(plan, recorder.trace, recorder.truth_record)
+
+
+def problem(plan: Plan) -> Problem:
+    """Return what the nodes of a plan train on."""
+    return Problem(plan.task, plan.source.x[plan.rows].to(plan.task.dtype), plan.source.y[plan.rows])
+
+
+def fresh(seed: int = 0) -> torch.Generator:
+    """Return a generator for one judge, so that a row repeats."""
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,25 @@
+"""What a claim is worth after it was put to the test: five sentences, none of which says that anything is private."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Verdict(Enum):
+    """The outcome for one claim; the value is the sentence that a reader sees."""
+
+    REFUTED = "measured beyond what the claim allows, at the stated confidence"
+    NOT_REFUTED = "nothing tried here exceeded the claim; this is no proof of privacy"
+    UNSUPPORTED = "the claim does not follow from the recorded parameters"
+    INCONCLUSIVE = "too few samples to tell; would need about N"
+    UNCLAIMED = "the protocol promises nothing about this"
+
+    @property
+    def words(self) -> str:
+        """The name as it is printed."""
+        return self.name.replace("_", " ")
+
+
+def against(exceeded: bool) -> Verdict:
+    """Return REFUTED where what was measured exceeds the claim, else NOT_REFUTED."""
+    return Verdict.REFUTED if exceeded else Verdict.NOT_REFUTED

@@ -1,0 +1,216 @@
+"""The scoreboard of published claims: verdicts and figures of every row, as they are computed now."""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import pytest
+
+from leakaudit import progress
+from leakaudit.claims import PAPERS, ROWS, judge, select
+from leakaudit.claims.row import Finding, Judged
+from leakaudit.cli import main
+from leakaudit.errors import LeakauditError
+from leakaudit.verdict import Verdict, against
+
+REFUTED, STANDS, UNCLAIMED = Verdict.REFUTED, Verdict.NOT_REFUTED, Verdict.UNCLAIMED
+
+
+@lru_cache
+def judged(number: int) -> Judged:
+    (found,) = judge(select(numbers=[number]))
+    return found
+
+
+def verdicts(number: int) -> list[Verdict]:
+    return [f.verdict for f in judged(number).findings]
+
+
+def figures(number: int, place: int = 0) -> Any:
+    return judged(number).findings[place].figures
+
+
+def test_every_claim_has_a_row_a_paper_and_a_command_that_repeats_it() -> None:
+    assert [row.number for row in ROWS] == list(range(1, 17))
+    assert PAPERS == ("000", "001", "002", "003", "004", "other")
+    assert [row.number for row in select(papers=["003", "001"])] == [1, 10, 11]
+    assert [row.number for row in select(papers=["002"], numbers=[3, 4])] == [3]
+    assert all(row.command == f"leakaudit claims --row {row.number}" for row in ROWS)
+    assert against(True) is REFUTED
+    assert against(False) is STANDS
+
+
+def test_the_verdict_of_a_row_is_that_of_the_claim_as_published() -> None:
+    row = ROWS[0]
+    found = Judged(row, (Finding("a", REFUTED, "x"), Finding("b", STANDS, "y")), 0.5)
+    assert found.verdict is REFUTED
+    assert found.to_json()["verdict"] == "REFUTED"
+    assert Verdict.NOT_REFUTED.words == "NOT REFUTED"
+
+
+@pytest.mark.slow
+def test_1_secured_is_broken_before_its_limit() -> None:
+    """PROTOCOLS.md 6, the table: peers and partitions -> claimed, alone, with sums, two."""
+    assert verdicts(1) == [REFUTED, UNCLAIMED]
+    names = ("claimed_safe", "alone_first", "one_first", "one_all", "two_first")
+    cases = [tuple(c[n] for n in names) for c in figures(1)["cases"]]
+    assert cases == [(7, 5, 5, 6, 2), (13, 8, 6, 6, 2), (9, 6, 6, 6, 2)]
+    assert all(c["two_all"] in (4, 5) for c in figures(1)["cases"])
+    assert figures(1)["relative_error"] < 1e-9
+
+
+def test_2_truncated_gaussian() -> None:
+    assert verdicts(2) == [REFUTED]
+    assert [t["true_delta"] for t in figures(2)["table"]] == pytest.approx([0.238, 0.286, 0.238, 0.332], abs=6e-4)
+    assert figures(2)["table"][0]["A"] == pytest.approx(4.08, abs=5e-3)
+    assert 0.2 < figures(2)["measured_delta"] < 0.238
+    needed = [t["needed_variance"] for t in figures(2)["table"]]
+    assert needed == pytest.approx([33, 19.3, 67.2, 11.1], rel=0.03)
+    assert needed == pytest.approx([33.88, 19.53, 67.92, 11.23], rel=1e-3)  # where (2 A - 1) / sigma^2 = epsilon
+
+
+def test_3_truncated_laplace() -> None:
+    assert verdicts(3) == [REFUTED, STANDS]
+    assert list(figures(3)["delta"].values()) == pytest.approx([0.050, 0.059, 0.076], abs=3e-3)
+    assert all(v > 0.04 for v in figures(3)["lower"].values())
+    assert figures(3)["support"] == pytest.approx(0.632, abs=5e-4)
+    assert figures(3, 1)["true_delta"] == pytest.approx(1e-3, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_4_early_stopping() -> None:
+    assert verdicts(4) == [REFUTED]
+    assert all(v < 1e-12 for v in figures(4)["one_step"].values())
+    two = figures(4)["two_step"]
+    assert min(two["5"], two["20"]) > 1
+    assert two["20"] > two["100"] > two["400"]
+    assert two["400"] < 2e-3
+
+
+def test_5_batches_and_labels_from_differences() -> None:
+    assert verdicts(5) == [REFUTED] * 3
+    assert [f.figures["exact"] for f in judged(5).findings[:2]] == [8, 4]
+    assert all(f.figures["certified"] for f in judged(5).findings[:2])
+    assert figures(5, 2) == {"labels": 4, "faces": 4, "of": 4}
+
+
+def test_6_what_is_learnt() -> None:
+    assert verdicts(6) == [STANDS, UNCLAIMED]
+    two = figures(6)["error"]
+    assert two[0] < 1e-9 < 1e-3 < min(two[1:])
+    assert max(figures(6, 1)["error"]) < 1e-12
+
+
+def test_7_theorem_1_in_both_forms() -> None:
+    assert verdicts(7) == [REFUTED, STANDS, REFUTED]
+    true = figures(7)["epsilon"]
+    assert [true[e] for e in ("0.25", "0.1", "0.05")] == pytest.approx([0.33, 0.215, 0.157], abs=2e-3)
+    assert true["1"] < 1
+    assert (figures(7, 1)["noise"], figures(7, 1)["needed"]) == pytest.approx((167.7, 115.1), abs=0.06)
+    assert figures(7, 1)["times"] == pytest.approx(1.46, abs=5e-3)
+    run = figures(7, 2)["epsilon"]
+    assert run["1"] == pytest.approx(0.209, abs=1e-3)  # RELATIONS.md: L = 0, a record in every batch
+    assert run["0.1"] < 0.1
+    assert run["0.02"] > 0.02
+
+
+def test_8_the_noise_of_table_2() -> None:
+    assert verdicts(8) == [REFUTED]
+    assert list(figures(8)["epsilon"].values()) == pytest.approx([1.48, 3.44], abs=5e-3)
+
+
+def test_9_the_fixed_point() -> None:
+    assert verdicts(9) == [REFUTED, STANDS]
+    assert figures(9)["off"] > 0.1
+    assert max(figures(9)["off_weighted"], figures(9)["off_common"], figures(9, 1)["off"]) < 1e-11
+
+
+def test_10_noise_on_x_and_on_lam() -> None:
+    assert verdicts(10) == [STANDS, REFUTED, REFUTED]
+    x, lam, full = (figures(10, k) for k in range(3))
+    assert x["mu"] == pytest.approx((sum((0.2 / 0.4) ** 2 / 0.97**c for c in range(x["plf"]))) ** 0.5, rel=1e-9)
+    assert lam["mu"] == "inf"
+    assert lam["relative_error"] < 1e-6
+    assert full["mu"] == pytest.approx((sum(((c + 2) * 0.1 / 0.4) ** 2 / 0.97**c for c in range(full["plf"]))) ** 0.5, rel=1e-8)
+
+
+def test_11_activations() -> None:
+    assert verdicts(11) == [REFUTED, STANDS]
+    assert figures(11)["moves"] == 0
+    assert figures(11)["log10_chance"] < -200
+
+
+def test_12_the_sensitivity_bound_is_vacuous() -> None:
+    assert verdicts(12) == [STANDS, UNCLAIMED]
+    f = figures(12)
+    assert f["measured"] < f["trivial"] < f["theorem"]
+    assert f["broadcast"] >= f["measured"] > 0
+
+
+def test_13_subspace_perturbation() -> None:
+    assert verdicts(13) == [REFUTED, REFUTED, STANDS]
+    assert figures(13)["relative_error"] < 1e-9
+    assert all(t["edges"] < t["of"] and 6 <= t["nodes"] <= 10 for t in figures(13, 1)["taps"])
+
+
+def test_14_distance() -> None:
+    assert verdicts(14) == [REFUTED, STANDS]
+    assert figures(14)["said"][:4] == pytest.approx([2.27, 0.806, 0.116, 0.0142], rel=5e-3)
+    assert figures(14)["exact"] == pytest.approx([1.0] * 7, rel=1e-6)
+    assert figures(14, 1)["said_of_others"] < figures(14, 1)["exact"] < figures(14, 1)["said"]
+
+
+@pytest.mark.slow
+def test_15_the_setting_of_epsilon_one() -> None:
+    assert verdicts(15) == [STANDS]
+    assert list(figures(15)["epsilon"].values()) == pytest.approx([0.288, 0.120], rel=5e-3)
+    assert figures(15)["gradients"] == 20_000
+
+
+def test_16_primal_perturbation() -> None:
+    assert verdicts(16) == [STANDS, UNCLAIMED]
+    f = figures(16)
+    assert f["times"] == pytest.approx(5)
+    assert f["bound"] == pytest.approx(0.2)
+    assert 0.98 * f["bound"] < f["measured"] <= f["bound"]
+
+
+def test_a_row_repeats_to_the_last_digit() -> None:
+    for number in (3, 10, 13):
+        (again,) = judge(select(numbers=[number]))
+        assert again.findings == judged(number).findings
+
+
+def test_json_on_stdout_and_progress_aside(capsys: pytest.CaptureFixture[str]) -> None:
+    heard: list[tuple[str, int, int]] = []
+    with progress.watching(lambda *said: heard.append(said)):
+        list(judge(select(numbers=[8, 11])))
+    assert [h for h in heard if h[0] == "claims"] == [("claims", 0, 2), ("claims", 1, 2), ("claims", 2, 2)]
+    assert main(["claims", "--row", "8", "--row", "11", "-f", "json", "-q"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    rows = json.loads(out)
+    assert [(r["row"], r["verdict"], r["command"]) for r in rows] == [
+        (8, "REFUTED", "leakaudit claims --row 8"),
+        (11, "REFUTED", "leakaudit claims --row 11"),
+    ]
+    assert set(rows[0]) == {"row", "paper", "source", "claim", "verdict", "findings", "command", "seconds"}
+
+
+def test_text_holds_verdict_evidence_and_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", "--paper", "001", "--row", "10", "-q"]) == 0
+    out = capsys.readouterr().out
+    for part in ("Theorem 4", "NOT REFUTED  noise on x", " REFUTED  noise on lam", "mu = inf", "leakaudit claims --row 10"):
+        assert part in out
+
+
+@pytest.mark.parametrize(("argv", "says"), [(["--row", "99"], "no row 99"), (["--paper", "005"], "no paper 005")])
+def test_what_is_not_on_the_scoreboard_is_refused(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["claims", *argv, "-q"]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+    with pytest.raises(LeakauditError, match="scoreboard"):
+        select(numbers=[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from hypothesis import given, settings
@@ -122,9 +123,10 @@ def test_one_run_limits_rise_with_what_is_right(canaries: int, guesses: int, rig
 @laws
 @given(st.floats(0.01, 50), st.floats(1.01, 5), st.integers(1, 100))
 def test_error_bounds_rise_with_noise(std: float, more: float, d: int) -> None:
-    for bound in (
+    bounds: tuple[Callable[[float], float], ...] = (
         lambda s: mse.hcr(1 / s**2),
         lambda s: mse.fisher(mse.fisher_trace(np.eye(d), s), d),
         lambda s: mse.van_trees(d / s**2, 16.0 * d, d),
-    ):
+    )
+    for bound in bounds:
         assert bound(std * more) >= bound(std)

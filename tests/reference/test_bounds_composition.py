@@ -87,13 +87,14 @@ def test_a_curve_its_inverse_and_its_power_agree(kind: type[Guarantee]) -> None:
 def test_what_is_no_number_is_refused(kind: type[Guarantee]) -> None:
     needs(kind)
     g = MAKE[kind]()
-    for wrong in (
+    mistakes: tuple[Callable[[], float], ...] = (
         lambda: g.delta(math.nan),
         lambda: g.delta(-1),
         lambda: g.epsilon(2),
         lambda: g.epsilon(math.nan),
         lambda: g.power(math.nan),
-    ):
+    )
+    for wrong in mistakes:
         with pytest.raises(LeakauditError, match="expected"):
             wrong()
     assert g.epsilon(0) == (math.inf if g.delta(math.inf) > 0 or kind is not Approximate else 0.2)

@@ -20,7 +20,7 @@ ONE = Adjacency.ADD_REMOVE
 NOISES = [Additive(1, 0.7), Additive(1, 0.7, 2.0), Additive(2, 1.3), Additive(2, 1.3, 2.5), Additive(2, 0.4, 3.0), Additive(1, 2.0, 0.4)]
 
 
-def density(noise: Additive, z: np.ndarray) -> np.ndarray:
+def density(noise: Additive, z: np.ndarray | float) -> np.ndarray:
     """Not normalised."""
     return np.where(np.abs(z) <= noise.width, np.exp(-(np.abs(z / noise.scale) ** noise.power)), 0.0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction as Q
 from pathlib import Path
 
@@ -21,7 +22,7 @@ CUBE = {i: tuple(i ^ (1 << k) for k in range(5)) for i in range(32)}
 NODE_0 = Adversary(hears="none", corrupt=frozenset({0}))
 
 
-def averaged(near: dict[int, tuple[int, ...]], rounds: int) -> tuple[Relations, dict[int, Expression]]:
+def averaged(near: Mapping[int, tuple[int, ...]], rounds: int) -> tuple[Relations, dict[int, Expression]]:
     """Noise once: every node adds N(0, 1) to its secret and then averages with its neighbours, weight 1 / (degree + 1)."""
     p = Relations()
     secret = {i: p.secret("g", i) for i in near}

@@ -76,7 +76,7 @@ def test_llg_is_its_algorithm_in_plain_words_and_repeats_classes() -> None:
             continue
         g = weight.sum(1).tolist()
         impact = sum(v for v in g if v < 0) * (1 + 1 / classes) / batch
-        said = []
+        said: list[int] = []
         for c in sorted(range(classes), key=lambda c: g[c]):
             if weight.sum(1)[c] < 0 and len(said) < batch:
                 said.append(c)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch import Tensor
 
 import leakaudit as la
 from leakaudit import declared, recording, values
-from leakaudit.deduction import DECLARED, Deduction
+from leakaudit.declared import DECLARED
+from leakaudit.deduction import Deduction
 from leakaudit.leak import GradientLeak
 from leakaudit.relations.estimate import _on_sums
 from leakaudit.scenario import Scenario
@@ -29,7 +31,7 @@ def chorded(seed: int = 0, nodes: int = 10) -> Graph:
     return Graph(nodes, tuple(sorted(edges)))  # type: ignore[arg-type]
 
 
-def run(rounds: int = 20, dtype: str = "float64", graph: Graph | None = None, victim: str = "pdmm", **constants: object) -> Run:
+def run(rounds: int = 20, dtype: str = "float64", graph: Graph | None = None, victim: str = "pdmm", **constants: Any) -> Run:
     steps = {"alpha": 0.02, "z0": 1.0} if victim == "pdmm" else {}
     scenario = Scenario(
         victim, 10, "ring", rounds, "gaussians", 12, model="logistic", set={"l2": 0.1, **steps, **constants}, dtype=dtype, states=True
@@ -88,7 +90,7 @@ def test_a_few_taps_and_their_values() -> None:
 
 
 @pytest.mark.parametrize("constants", [{}, {"z0": 0.0}, {"theta": 0.5, "k_max": 3}])
-def test_a_long_run_is_continued_from_a_short_declaration(constants: dict[str, object]) -> None:
+def test_a_long_run_is_continued_from_a_short_declaration(constants: dict[str, Any]) -> None:
     """Rounds beyond the declared ones rest on copies of the last; their values are those of autograd, and the rank that of all rounds."""
     plan, trace, truth = run(rounds=5 * DECLARED, **constants)
     (leak,) = la.leaks(trace, nodes=[2])
@@ -121,7 +123,7 @@ def test_absolute_gradients_are_taken_from_running_sums() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("constants", [{}, {"theta": 0.5}, {"update": "quadratic", "mu": 10.0}, {"z0": 0.0}, {"differential": False}])
-def test_the_predicted_noise_is_the_size_of_the_error(dtype: str, constants: dict[str, object]) -> None:
+def test_the_predicted_noise_is_the_size_of_the_error(dtype: str, constants: dict[str, Any]) -> None:
     plan, trace, truth = run(dtype=dtype, **constants)
     ratios = torch.cat([errors(plan, truth, leak) / leak.std for leak in la.leaks(trace)])
     assert 0.05 < ratios.median() < 4

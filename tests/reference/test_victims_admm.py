@@ -41,8 +41,8 @@ class Loss:
     def gradient(self, i: int, w: np.ndarray) -> np.ndarray:
         a, b = self.x[i], self.y[i]
         if not self.logistic:
-            return a.T @ (a @ w - b) / len(b)
-        return -a.T @ (b / (1 + np.exp(b * (a @ w)))) / len(b) + self.l2 * w
+            return np.asarray(a.T @ (a @ w - b) / len(b))
+        return np.asarray(-a.T @ (b / (1 + np.exp(b * (a @ w)))) / len(b) + self.l2 * w)
 
     def gradients(self, w: np.ndarray) -> np.ndarray:
         return np.stack([self.gradient(i, w[i]) for i in range(NODES)])
@@ -50,9 +50,9 @@ class Loss:
     def hessian(self, i: int, w: np.ndarray) -> np.ndarray:
         a, b, size = self.x[i], self.y[i], self.x.shape[2]
         if not self.logistic:
-            return a.T @ a / len(b)
+            return np.asarray(a.T @ a / len(b))
         q = 1 / (1 + np.exp(b * (a @ w)))
-        return (a.T * (q * (1 - q))) @ a / len(b) + self.l2 * np.eye(size)
+        return np.asarray((a.T * (q * (1 - q))) @ a / len(b) + self.l2 * np.eye(size))
 
     def argmin(self, i: int, linear: np.ndarray, weight: float) -> np.ndarray:
         """argmin f_i(w) + linear'w + weight/2 |w|^2 by Newton."""
@@ -194,7 +194,7 @@ def zhang(loss: Loss, settings: Mapping[str, Any], noise: np.ndarray, phi: float
 @pytest.mark.parametrize("perturb", ["none", "dual", "primal"])
 @pytest.mark.parametrize("update", ["exact", "gradient"])
 def test_zhang_and_zhu_is_the_plain_loop(loss: Loss, perturb: str, update: str) -> None:
-    settings = {"eta": 0.3, "curvature": 3.0, "perturb": perturb, "update": update, "records": 40}
+    settings: dict[str, Any] = {"eta": 0.3, "curvature": 3.0, "perturb": perturb, "update": update, "records": 40}
     got = states(run(loss, "pvpadmm", 25, **settings))
     np.testing.assert_allclose(got["w"][-1], zhang(loss, settings, got["n"]), atol=1e-13)
     assert got["n"].any() == (perturb != "none")
@@ -269,7 +269,7 @@ def test_half_of_alpha_hat_is_the_rate_that_keeps_alpha() -> None:
 
 
 def test_dual_perturbation_adds_curvature_where_alpha_is_small() -> None:
-    settings = {"eta": 0.3, "perturb": "dual", "update": "exact", "alpha": 0.05, "records": 2, "convexity": 0.1}
+    settings: dict[str, Any] = {"eta": 0.3, "perturb": "dual", "update": "exact", "alpha": 0.05, "records": 2, "convexity": 0.1}
     phi = 0.25 / (2 * math.expm1(0.05 / 4)) - 0.1 - 4 * 0.3
     assert phi > 1
     got = states(run(LOSSES["logistic"], "pvpadmm", 10, **settings))

@@ -54,7 +54,7 @@ class Squares:
         return np.linalg.solve(hessian, np.einsum("nmi,nm->i", self.a, self.b))
 
     def gradient(self, i: int, x: np.ndarray) -> np.ndarray:
-        return self.a[i].T @ (self.a[i] @ x - self.b[i]) / SAMPLES
+        return np.asarray(self.a[i].T @ (self.a[i] @ x - self.b[i]) / SAMPLES)
 
     def victim(self, **settings: Any) -> Any:
         s = 0.5 * self.lipschitz
@@ -155,7 +155,7 @@ def test_published_rate_and_error() -> None:
 def test_l1_reaches_the_kkt_conditions(baton: str) -> None:
     got = states(run(PROBLEM.victim(reg="l1", weight=0.3, baton=baton), other_walk(3500)))
     y = got["y"][-1, 0]
-    slope = sum(PROBLEM.gradient(i, y) for i in range(NODES))
+    slope = np.sum([PROBLEM.gradient(i, y) for i in range(NODES)], axis=0)
     violation = np.where(abs(y) > 1e-9, abs(slope + 0.3 * np.sign(y)), np.maximum(abs(slope) - 0.3, 0))
     assert violation.max() <= 4e-13
     assert abs(got["w"][-1] - y).max() <= 1e-13

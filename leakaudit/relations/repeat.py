@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 
@@ -63,33 +65,57 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
     by_round = defaultdict[int, list[int]](list)
     for r in sorted(rows):
         by_round[declared.relations[r].round].append(r)
-    longer = Relations(declared.graph)
-    late = rounds.start > same.start
-    for t in range(rounds.start if late else 0, rounds.stop):
-        like = last if late else min(t, last)
-        for r in by_round[like]:
-            _copy(declared, r, t - like, longer)
+    longer, late = Relations(declared.graph), rounds.start > same.start
+    with _uncollected():
+        for t in range(rounds.start if late else 0, rounds.stop):
+            like = last if late else min(t, last)
+            places = _Places(declared.vectors, t - like, longer)
+            for r in by_round[like]:
+                _copy(declared, r, places)
     longer.round = rounds.stop - 1
     return longer
 
 
-def _copy(declared: Relations, row: int, by: int, to: Relations) -> None:
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Pause the collector of cycles, which would look through the whole declaration again and again while thousands of terms are made."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+class _Places(dict[int, int]):
+    """Where vectors of one declaration stand in another, some rounds later; those that are missing there are added."""
+
+    def __init__(self, vectors: Sequence[Vector], by: int, to: Relations) -> None:
+        super().__init__()
+        self.vectors, self.by, self.to = vectors, by, to
+
+    def __missing__(self, k: int) -> int:
+        place = self[k] = self.to.adopt(self.vectors[k], self.by)
+        return place
+
+    def moved(self, form: Mapping[int, Fraction]) -> Expression:
+        """Return a form over the other declaration's vectors."""
+        return Expression(self.to.vectors, {self[k]: v for k, v in form.items()})
+
+
+def _copy(declared: Relations, row: int, places: _Places) -> None:
     """Add one relation, moved by some rounds, and what is known of the vectors in it."""
-    relation = declared.relations[row]
-
-    def moved(form: Mapping[int, Fraction]) -> dict[int, Fraction]:
-        return {to.adopt(declared.vectors[k], by): v for k, v in form.items()}
-
+    relation, to = declared.relations[row], places.to
     for k in relation.terms:
-        if k in declared.points and (place := to.adopt(declared.vectors[k], by)) not in to.points:
-            to.points[place] = Point(Expression(to.vectors, moved(declared.points[k].at.terms)), len(to.relations))
+        if k in declared.points and places[k] not in to.points:
+            to.points[places[k]] = Point(places.moved(declared.points[k].at.terms), len(to.relations))
         if declared.sent.get(k) == row:
-            to.sent[to.adopt(declared.vectors[k], by)] = len(to.relations)
+            to.sent[places[k]] = len(to.relations)
         if k in declared.opaques:
-            parts = (Expression(to.vectors, moved(part.terms)) for part in declared.opaques[k])
-            to.opaques[to.adopt(declared.vectors[k], by)] = tuple(parts)
-    terms = moved(relation.terms)
-    to.relations.append(Relation(terms, relation.round + by, Expression(to.vectors, terms), 0))
+            to.opaques[places[k]] = tuple(places.moved(part.terms) for part in declared.opaques[k])
+    terms = places.moved(relation.terms)
+    to.relations.append(Relation(terms.terms, relation.round + places.by, terms, 0))
 
 
 def _moved(vector: Vector, by: int) -> tuple[str, int]:

@@ -263,10 +263,34 @@ def single(p: Loop) -> Iterator[Models]:
         yield [w]
 
 
+def secured(p: Loop) -> Iterator[Models]:
+    """The average does not depend on the groups, so these are always the same; lam^0 is zero."""
+    n, size, t, z = p.nodes, p.group_size, 0, p.start
+    while True:
+        if t % p.iterations == 0:
+            w = [z] * n
+            for i in range(n):
+                for _ in range(p.local_steps):
+                    w[i] = w[i] - p.lr * p.g(i, w[i])
+            z, lam = torch.zeros_like(z), [torch.zeros_like(z)] * n
+        x = [(2 * w[i] - lam[i] + p.rho * z) / (2 + p.rho) for i in range(n)]
+        y = [x[i] + lam[i] / p.rho for i in range(n)]
+        z = torch.zeros_like(z)
+        for first in range(0, n, size):
+            group = range(first, first + size)
+            total = sum(y[k] for k in group) / n
+            for k in group:
+                p.sent += [y[k]] * (size - 1) + [total] * (n - size)
+            z = z + total
+        lam = [lam[i] + p.rho * (x[i] - z) for i in range(n)]
+        t += 1
+        yield w
+
+
 LOOPS: dict[str, Callable[[Loop], Iterator[Models]]] = {
     f.__name__: f
     for f in (
         *(fedsgd, fedavg, fedsplit, pdmm, gossip, muffliato, dpsgd, tracking, choco, extra, nids),
-        *(dpadmm, pvpadmm, mradmm, dpadmmserver, dpnorm, dkm, single),
+        *(dpadmm, pvpadmm, mradmm, dpadmmserver, dpnorm, dkm, secured, single),
     )
 }

@@ -10,7 +10,7 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,12 +30,16 @@ SETS: dict[str, dict[str, Any]] = {
     "muffliato": {"sigma": 0.0, "clip": 0.0},
     "dpnorm": {"sigma": 0.0},
     "pvpadmm": {"update": "gradient"},
+    "secured": {"lam0": 0.0},
 }
+COMPLETE = {"secured"}  # needs a complete graph and a multiple of three nodes
+SCHEDULES: dict[int, Mapping[str, torch.Tensor]] = {}
+GRADIENTS = {"gossip": 0.0, "muffliato": 0.2, "secured": 1.0}  # evaluations a round, where it is not one
 # vectors (N, d) that a round of degree 4 must read or write beside its gradients: each state once where it is read and once where it
 # changes, the gradient once, and of a sum over neighbours (and the node itself) the 4 or 5 vectors that are added up
 MOVED = {
     "fedsgd": 1, "fedavg": 3, "fedsplit": 6, "pdmm": 11, "gossip": 6, "muffliato": 6.6, "dpsgd": 9, "tracking": 15, "choco": 12,
-    "extra": 12, "nids": 13, "dpadmm": 15, "pvpadmm": 15, "dpadmmserver": 6, "dpnorm": 11, "dkm": 7, "single": 1,
+    "extra": 12, "nids": 13, "dpadmm": 15, "pvpadmm": 15, "dpadmmserver": 6, "dpnorm": 11, "dkm": 7, "secured": 13, "single": 1,
 }  # fmt: skip
 
 
@@ -48,13 +52,20 @@ def run(plan: recording.Plan, rounds: int, wires: Iterable[tuple[int, int]], kin
     """The protocol as the package runs it, recorded in memory."""
     task, wires = plan.task, list(wires)
     messages = plan.victim.messages(plan.graph, rounds if kind is Recorder else 0, wires)
-    public = {"w0": start(task), **plan.victim.schedule(plan.graph, rounds, torch.Generator().manual_seed(0))}
+    public = {"w0": start(task), **_schedule(plan)}
     shape: dict[str, Any] = {"messages": max(messages, 0), "rows": max(messages, 0), "dtype": task.dtype, "max_bytes": 1e11, **more}
     recorder = kind(None, protocol="bench", task=task.spec, graph=plan.graph, layout=task.layout, rounds=rounds, public=public, **shape)
     x, y = plan.source.x[plan.rows].to(task.dtype), plan.source.y[plan.rows]
     with recorder:
         plan.victim.run(Problem(task, x, y), plan.graph, rounds, recorder, torch.Generator().manual_seed(0), wires)
     return recorder
+
+
+def _schedule(plan: recording.Plan) -> Mapping[str, torch.Tensor]:
+    """What the victim draws before it runs, once a plan."""
+    if id(plan) not in SCHEDULES:
+        SCHEDULES[id(plan)] = plan.victim.schedule(plan.graph, 100, torch.Generator().manual_seed(0))
+    return SCHEDULES[id(plan)]
 
 
 class Warm(Recorder):
@@ -89,7 +100,8 @@ def plain(plan: recording.Plan, rounds: int) -> torch.Tensor:
 
 def against_loop(name: str, model: str, nodes: int = 100, rounds: int = 20) -> dict[str, object]:
     """Small work a node, every wire recorded; the loop and the victim end at the same models."""
-    chosen = Scenario(name, nodes=nodes, graph="rgg", data="gaussians", samples=4, model=model, set=SETS.get(name, {}), rounds=rounds)
+    graph, nodes = ("complete", nodes - nodes % 3) if name in COMPLETE else ("rgg", nodes)
+    chosen = Scenario(name, nodes=nodes, graph=graph, data="gaussians", samples=4, model=model, set=SETS.get(name, {}), rounds=rounds)
     plan, ours, theirs = recording.plan(chosen), [], []
     wires = list(plan.graph.edges)
     end = run(plan, rounds, wires, keep_states=True).truth_record.states["w"][rounds]
@@ -109,15 +121,21 @@ def against_loop(name: str, model: str, nodes: int = 100, rounds: int = 20) -> d
 
 
 def with_more_nodes(name: str, few: int = 100, many: int = 1000, rounds: int = 30) -> dict[str, object]:
-    """Seconds of a node-round among many nodes over those among few; 2 neighbours a node, every wire recorded."""
+    """Seconds of a node-round among many nodes over those among few; 2 neighbours a node, every wire recorded.
+
+    Where all talk to all no wire is recorded, since each node's own messages grow with N.
+    """
+    few, many, rounds = (30, 300, 600) if name in COMPLETE else (few, many, rounds)  # many edges take long to start with
     times: dict[int, list[float]] = {few: [], many: []}
+    graph = "complete" if name in COMPLETE else "ring"
     plans = {
-        n: recording.plan(Scenario(name, nodes=n, graph="ring", data="gaussians", samples=1, model="logistic", set=SETS.get(name, {})))
+        n: recording.plan(Scenario(name, nodes=n, graph=graph, data="gaussians", samples=1, model="logistic", set=SETS.get(name, {})))
         for n in times
     }
     for _ in range(5):
         for n, plan in plans.items():
-            times[n].append(clock(partial(run, plan, rounds, plan.graph.edges)) / n)
+            wires = () if name in COMPLETE else plan.graph.edges
+            times[n].append((clock(partial(run, plan, rounds + 1, wires)) - clock(partial(run, plan, 1, wires))) / n)
     ratio = statistics.median(times[many]) / statistics.median(times[few])
     return {"bench": f"{name}/{few} to {many} nodes", "ratio": round(ratio, 2), "unit": "times the cost of a node-round", "target": 1}
 
@@ -133,24 +151,20 @@ def against_memory(name: str, model: str, recorded: int = 0, nodes: int = 30) ->
     floor, taken = [], []
     for _ in range(5):
         moved = clock(lambda: two.copy_(one)) / 8
-        floor.append(clock(lambda: plan.task.gradients(thetas, x, y, out=out)) * (name != "gossip") / _every(name) + moved * MOVED[name])
+        floor.append(clock(lambda: plan.task.gradients(thetas, x, y, out=out)) * GRADIENTS.get(name, 1.0) + moved * MOVED[name])
         taken.append((clock(lambda: run(plan, rounds + 1, wires, Warm)) - clock(lambda: run(plan, 1, wires, Warm))) / rounds)
     ratio = statistics.median(taken) / statistics.median(floor)
     times = {"ms_per_round": round(1e3 * statistics.median(taken), 2), "floor_ms": round(1e3 * statistics.median(floor), 2)}
     return {"bench": f"{name}/{model}-{nodes}", "ratio": round(ratio, 2), "unit": "times the memory floor", **times, "target": 2}
 
 
-def _every(name: str) -> int:
-    """Rounds of one gradient."""
-    return 5 if name == "muffliato" else 1
-
-
 def _images(name: str, model: str, nodes: int) -> recording.Plan:
     values = {"update": "gradient"} if name == "pvpadmm" else {"compress": "quantize"} if name == "choco" else {}
-    base = Scenario(name, nodes=nodes, graph="ring", data="gaussians", model="logistic", set={**SETS.get(name, {}), **values})
+    ends = "complete" if name in COMPLETE else "ring"
+    base = Scenario(name, nodes=nodes, graph=ends, data="gaussians", model="logistic", set={**SETS.get(name, {}), **values})
     plan, generator = recording.plan(base), torch.Generator().manual_seed(0)
     ring = [(i, (i + k) % nodes) for i in range(nodes) for k in (1, 7)]
-    graph = plan.graph if plan.victim.centralised else Graph(nodes, tuple(sorted({(min(e), max(e)) for e in ring})))
+    graph = plan.graph if plan.victim.centralised or name in COMPLETE else Graph(nodes, tuple(sorted({(min(e), max(e)) for e in ring})))
     x, y = torch.rand(nodes, 1, 28, 28, generator=generator), torch.randint(10, (nodes,), generator=generator)
     task = Task.build(TaskSpec(model, {"hidden": 100} if model == "mlp" else {}, shape=(1, 28, 28), classes=10))
     source = replace(plan.source, x=x, y=y)

@@ -32,6 +32,7 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Form, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
+from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._kirkman import partitions  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._local import LocalSteps, Steps, stable  # noqa: TID251 - shared by files of this folder alone
 
@@ -90,6 +91,7 @@ class SecureD(Victim):
         w, lam = z.repeat(graph.nodes, 1), z.new_empty(0)
         train, wire = LocalSteps(self._training, problem, recorder, generator), _Wire(recorder, wires)
         curves = Curves(recorder, problem)
+        x, y, sums = torch.empty_like(w), torch.empty_like(w), w.new_empty(graph.nodes // self.group_size, w.shape[1])
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             if self._starts(t):
@@ -97,12 +99,9 @@ class SecureD(Victim):
                 drawn = torch.rand(w.shape, generator=generator, dtype=w.dtype).to(w) * self.lam0
                 recorder.state("lam0", t, drawn - self.lam0 / 2)
                 z, lam = torch.zeros_like(z), drawn
-            x = (2 * w - lam + self.rho * z) / (2 + self.rho)
-            y, groups = x + lam / self.rho, self._partition(recorder.public["groups"], t).to(w.device)
-            sums = y[groups].sum(1) / graph.nodes
+            groups = self._partition(recorder.public["groups"], t).to(w.device)
+            z = self._average(w, lam, z, groups, x, y, sums)
             wire.send(t, groups, y, sums)
-            z = sums.sum(0)
-            lam = lam + self.rho * (x - z)
             for name, value in (("w", w), ("x", x), ("lam", lam)):
                 recorder.state(name, t, value)
             model = model if t % self.iterations else z
@@ -111,6 +110,19 @@ class SecureD(Victim):
                 recorder.curve("mse", t, float((z - w.mean(0)).square().mean()))
             recorder.end_round(t)
             step("recording", t, rounds)
+
+    def _average(self, w: Tensor, lam: Tensor, z: Tensor, groups: Tensor, x: Tensor, y: Tensor, sums: Tensor) -> Tensor:
+        """Make one iteration: fill in x, y (n, d) and the groups' sums, move lam, and return the new z (d,)."""
+        of = torch.empty(len(w), dtype=torch.long, device=w.device)
+        of[groups] = torch.arange(len(groups), device=w.device)[:, None]
+        new = torch.empty_like(z)
+        for part in blocks(w):
+            mine = torch.mul(w[:, part], 2, out=x[:, part]).sub_(lam[:, part]).add_(z[part], alpha=self.rho).div_(2 + self.rho)
+            said = torch.add(mine, lam[:, part], alpha=1 / self.rho, out=y[:, part])
+            told = sums[:, part].zero_().index_add_(0, of, said).div_(len(w))
+            new[part] = told.sum(0)
+            lam[:, part].add_(mine, alpha=self.rho).sub_(new[part], alpha=self.rho)
+        return new
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare training and averaging; lam^0 is its mean and noise."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import consistency
+from leakaudit import consistency, temporal
 from leakaudit.errors import AttackError
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
@@ -45,14 +45,8 @@ class Analytic:
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Need a first fully connected layer with a bias inside the recorded columns, and one sample a node."""
-        if task.first_linear is None:
-            return f"the first layer of {task.spec.model} is not fully connected"
-        weight, bias = task.first_linear
-        if bias is None:
-            return f"the first layer {weight} has no bias, so the input is known up to its scale only"
-        where = [task.layout.slices[weight], task.layout.slices[bias]]
-        if any(s.start < leak.columns[0] or s.stop > leak.columns[1] for s in where):
-            return f"the leak holds columns {leak.columns[0]}:{leak.columns[1]}, the first layer needs {where[0].start}:{where[1].stop}"
+        if why := temporal.missing(leak, task):
+            return why
         if leak.batch is not None and leak.batch > 1:
             return f"it recovers one input, and each gradient comes from {leak.batch}"
         return None
@@ -61,18 +55,9 @@ class Analytic:
         """Reconstruct the input; the certificate is EXACT where the stack has rank one to rounding and the input lies on the pixel grid."""
         if why := self.refuses(leak, task):
             raise AttackError(f"analytic cannot use this leak: {why}")
-        weight, bias = (task.layout.slices[n] for n in task.first_linear or () if n)
-        rows = max(1, min(len(leak.value), self.numbers // (weight.stop - weight.start)))
-        value = leak.value[:rows].double() - _decay(leak, task)[:rows]
-        start, units = leak.columns[0], bias.stop - bias.start
-        stack = torch.cat(
-            [
-                value[:, weight.start - start : weight.stop - start].reshape(rows, units, -1),
-                value[:, bias.start - start : bias.stop - start, None],
-            ],
-            dim=2,
-        )
-        stack = _whiten(stack, leak).flatten(0, 1)
+        stack = temporal.rows(leak, task)
+        used = max(1, self.numbers // stack[0].numel())
+        stack = temporal.whiten(stack, leak, slice(used)).flatten(0, 1)
         step("analytic", 0, 1)
         first, second, noise = _two_directions(stack)
         step("analytic", 1, 1)
@@ -107,25 +92,6 @@ class Analytic:
 
 def _nothing(leak: GradientLeak, task: Task, residual: float, note: str) -> Reconstruction:
     return Reconstruction(leak.node, "analytic", torch.empty(0, *task.spec.shape), None, Certificate.FAILED, residual, note=note)
-
-
-def _decay(leak: GradientLeak, task: Task) -> Tensor:
-    """Return the part of the leak that weight decay makes, where the models are known (m, c), else 0."""
-    if not task.l2 or leak.theta is None:
-        return torch.zeros(1)
-    decay: Tensor = task.l2 * leak.combination @ leak.theta.double()[:, slice(*leak.columns)]
-    return decay
-
-
-def _whiten(stack: Tensor, leak: GradientLeak) -> Tensor:
-    """Give the errors of the rows (m, units, p) unit variance, independent over time."""
-    m = len(stack)
-    noise = leak.noise[:m].double() if leak.noise is not None else torch.diag(leak.std[:m].double())
-    together = noise @ noise.T
-    floor = torch.finfo(torch.float64).eps ** 2 * stack.square().mean() + 1e-14 * together.diagonal().mean() + 1e-300
-    root: Tensor = torch.linalg.cholesky(together + floor * torch.eye(m, dtype=torch.float64))
-    white: Tensor = torch.linalg.solve_triangular(root, stack.flatten(1), upper=False)
-    return white.reshape(stack.shape)
 
 
 def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:

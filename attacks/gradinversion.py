@@ -58,15 +58,9 @@ class GradInversion:
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Need plain gradients of images at known models, and labels."""
-        if not leak.is_plain:
-            return "it fits single gradients, and this leak's rows combine several; use differential"
         if not task.spec.is_image:
             return f"it recovers images, and the inputs have shape {task.spec.shape}; use dlg"
-        if why := unroll.missing(leak, self.batch, self.samples):
-            return why
-        if not self.labels and not labels.readable(leak, task):
-            return "the last layer's gradient, which would show the labels, is not in the leak; set labels=… or use dlg"
-        return None
+        return unroll.refused(leak, task, self.labels, self.batch, self.samples)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the images; the best of the searches and of their mean comes back."""

@@ -48,13 +48,7 @@ class Inverting:
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Need plain gradients at known models, or local trainings from known ones, and labels."""
-        if not leak.is_plain:
-            return "it fits single gradients, and this leak's rows combine several; use differential"
-        if why := unroll.missing(leak, self.batch, self.samples):
-            return why
-        if not self.labels and not labels.readable(leak, task):
-            return "the last layer's gradient, which would show the labels, is not in the leak; set labels=… or use dlg"
-        return None
+        return unroll.refused(leak, task, self.labels, self.batch, self.samples)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the inputs; the certificate says whether they fit."""

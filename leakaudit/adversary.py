@@ -66,14 +66,18 @@ class Adversary:
 
     def view(self, trace: Trace) -> View:
         """Cut the trace down to what this adversary hears; raises LeakauditError for a node or edge that is not there."""
-        if missing := {n for n in self.corrupt if n >= trace.graph.nodes}:
-            raise LeakauditError(f"there is no node {min(missing)}: the trace has nodes 0 to {trace.graph.nodes - 1}")
-        if isinstance(self.hears, frozenset) and (wrong := sorted(self.hears - set(trace.graph.arcs))):
-            near = trace.graph.neighbours[wrong[0][0]] if wrong[0][0] < trace.graph.nodes else ()
+        self.check(trace.graph)
+        return View(self, trace)
+
+    def check(self, graph: Graph) -> None:
+        """Raise LeakauditError where it sits on a node, or taps an edge, that the graph does not have."""
+        if missing := {n for n in self.corrupt if n >= graph.nodes}:
+            raise LeakauditError(f"there is no node {min(missing)}: the trace has nodes 0 to {graph.nodes - 1}")
+        if isinstance(self.hears, frozenset) and (wrong := sorted(self.hears - set(graph.arcs))):
+            near = graph.neighbours[wrong[0][0]] if wrong[0][0] < graph.nodes else ()
             raise LeakauditError(
                 f"there is no edge {wrong[0][0]}-{wrong[0][1]} in the trace; node {wrong[0][0]} has neighbours {list(near)}"
             )
-        return View(self, trace)
 
 
 class View:

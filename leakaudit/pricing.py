@@ -11,9 +11,10 @@ from leakaudit.bounds import gaussian
 from leakaudit.declared import DECLARED, Protocol
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.relations import Knowledge, account, drift, know
+from leakaudit.relations import Expression, Knowledge, account, drift, know
 from leakaudit.trace import Json
 
+CLOSE = 1e-9  # of two mu that are one but for rounding
 LEVELS = {
     2: "record: the models are functions of what is seen, so one changed record moves each gradient by the sensitivity alone",
     1: "node: the node's own past gradients move the model where later ones are taken; give --smoothness for records",
@@ -25,8 +26,9 @@ LEVELS = {
 class Price:
     """What one adversary's view may tell about one node.
 
-    mu: of Gaussian differential privacy, certified upper value; attained: reached by some change. epsilon: at `delta`. level: whose
-    change is bounded (`LEVELS`). leaking: combinations without noise, where mu is inf. refused: why there is no mu, in words.
+    mu: of Gaussian differential privacy, certified upper value; attained: reached by some change, None at record level. epsilon: at
+    `delta`. level: whose change is bounded (`LEVELS`). leaking: combinations without noise, where mu is inf. refused: why there is
+    no mu, in words.
     """
 
     node: int
@@ -57,8 +59,9 @@ def price(
     """Yield the price of every node.
 
     sensitivity: how far one gradient moves in Euclidean norm when the data changes. smoothness: Lipschitz constant of the node's
-    gradients, for record level where the protocol does not release the models. Raises LeakauditError for a node that is not there.
+    gradients, for record level where the protocol does not release the models. Raises LeakauditError for a node or edge that is not there.
     """
+    adversary.check(protocol.graph)
     for k, node in enumerate(nodes):
         if not 0 <= node < protocol.graph.nodes:
             raise LeakauditError(f"there is no node {node}: the graph has nodes 0 to {protocol.graph.nodes - 1}")
@@ -74,26 +77,44 @@ def price(
 def _knowledge(protocol: Protocol, node: int, adversary: Adversary) -> Knowledge:
     """Return what an adversary knows, own private vectors included, over all relations that say something of the node.
 
-    Those of the node alone, where all its messages are heard: then the rest is a function of what is seen, of others' secrets,
-    which a worst case knows, and of others' noise.
+    Those of the node alone, where all its messages are heard and where they allow, over the first rounds, what those of the whole
+    network allow: the same mu, leaks and certificates.
     """
     if protocol.repeats and protocol.rounds > DECLARED:
-        own = know(protocol.start, adversary).near([node])
+        start = know(protocol.start, adversary)
+        own = start.near([node])
         unheard = (protocol.start.vectors[k] for k in own.used - own.known)
-        if not any(v.kind == "message" and not v.secure for v in unheard):
+        if not any(v.kind == "message" and not v.secure for v in unheard) and _agree(own, start, node):
             return know(protocol.continued(own.rows, range(1, protocol.rounds + 1)), adversary)
     return know(protocol.whole, adversary)
 
 
-def _price(knowledge: Knowledge, asked: Price, smoothness: float | None) -> Price:
-    targets = [g for g in knowledge.declared.gradients(asked.node) if g.vector not in knowledge.known]
+def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
+    """Whether a part of the relations gives the bound that all of them give."""
+    part, whole = (account(k, _targets(k, node), 1.0) for k in (own, start))
+    same = part.mu == whole.mu or math.isclose(part.mu, whole.mu, rel_tol=CLOSE)
+    return same and part.certificate == whole.certificate and len(part.leaking) == len(whole.leaking)
+
+
+def _targets(knowledge: Knowledge, node: int) -> list[Expression]:
+    """Return the node's gradients that the adversary does not know; raises LeakauditError where there are none."""
+    targets = [g for g in knowledge.declared.gradients(node) if g.vector not in knowledge.known]
     if not targets:
         raise LeakauditError("it takes no gradients, or the adversary is this node")
+    return targets
+
+
+def _price(knowledge: Knowledge, asked: Price, smoothness: float | None) -> Price:
+    targets = _targets(knowledge, asked.node)
     bound = account(knowledge, targets, asked.sensitivity)
-    mu, attained, level = bound.mu, bound.attained, LEVELS[min(bound.certificate, default=2)]
-    if smoothness is not None and mu < math.inf and min(bound.certificate, default=2) < 2:
+    mu, lowest = bound.mu, min(bound.certificate, default=2)
+    attained: float | None = bound.attained
+    level = LEVELS[lowest]
+    if smoothness is not None and mu < math.inf and lowest < 2:
         try:
-            mu, level = drift(knowledge, targets, asked.sensitivity, smoothness).mu, f"record: gradients are {smoothness:g}-Lipschitz"
+            moved = drift(knowledge, targets, asked.sensitivity, smoothness)
+            reached = account(knowledge, targets, moved.limits, certify=False)
+            mu, attained, level = min(moved.mu, reached.mu), None, f"record: gradients are {smoothness:g}-Lipschitz"
         except LeakauditError as e:
             level = f"{level} (no bound for records: {e})"
     return Price(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from leakaudit import objectives
+from leakaudit import labels, objectives
 
 if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
@@ -61,6 +61,20 @@ def missing(leak: GradientLeak, batch: int | None, samples: int | None) -> str |
         return f"each gradient is a sum over {leak.inner} local steps, and their size is not known"
     if samples is not None and (count := of(leak, batch, samples).batches) > leak.inner:
         return f"{samples} samples make {count} mini-batches, and the node takes {leak.inner} steps; set samples=N and batch=N"
+    return None
+
+
+def refused(leak: GradientLeak, task: Task, given: str, batch: int | None, samples: int | None) -> str | None:
+    """Say why an attack that compares single gradients or local trainings, at known labels, cannot read a leak; None where it can.
+
+    given: labels in words, empty where they are to be read from the last layer. batch, samples: as `of` takes them.
+    """
+    if not leak.is_plain:
+        return "it fits single gradients, and this leak's rows combine several; use differential"
+    if why := missing(leak, batch, samples):
+        return why
+    if not given and not labels.readable(leak, task):
+        return "the last layer's gradient, which would show the labels, is not in the leak; set labels=… or use dlg"
     return None
 
 

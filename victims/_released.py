@@ -7,11 +7,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.victims._local import common, normal  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.errors import LeakauditError
+from leakaudit.victims._local import above, common, least, normal  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
     from leakaudit.task import Problem
+
+
+def ranges(name: str, l1: float, spread: float, sigma: float, fade: float) -> None:
+    """Refuse an l1 weight, a spread or a noise below 0, and noise that grows."""
+    above(name, fade=fade)
+    least(name, l1=l1, spread=spread, sigma=sigma)
+    if fade > 1:
+        raise LeakauditError(f"{name}: expected fade <= 1, got {fade}")
 
 
 class Released:

@@ -20,7 +20,6 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.curves import Curves
-from leakaudit.errors import LeakauditError
 from leakaudit.mixing import matrix, metropolis
 from leakaudit.progress import step
 from leakaudit.registry import param, victim
@@ -30,8 +29,8 @@ from leakaudit.victim import Victim
 from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import above, least, stable  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._released import Released, shrink, start  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import above, stable  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._released import Released, ranges, shrink, start  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
@@ -56,10 +55,8 @@ class Extra(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        above("extra", alpha=self.alpha, fade=self.fade)
-        least("extra", l1=self.l1, spread=self.spread, sigma=self.sigma)
-        if self.fade > 1:
-            raise LeakauditError(f"extra: expected fade <= 1, got {self.fade}")
+        above("extra", alpha=self.alpha)
+        ranges("extra", self.l1, self.spread, self.sigma, self.fade)
 
     @property
     def stationary(self) -> bool:

@@ -29,8 +29,8 @@ from leakaudit.victim import Victim
 from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import above, least, stable  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._released import Released, shrink, start  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._local import above, stable  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._released import Released, ranges, shrink, start  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
@@ -56,10 +56,8 @@ class Nids(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        above("nids", alpha=self.alpha, fade=self.fade)
-        least("nids", l1=self.l1, spread=self.spread, sigma=self.sigma)
-        if self.fade > 1:
-            raise LeakauditError(f"nids: expected fade <= 1, got {self.fade}")
+        above("nids", alpha=self.alpha)
+        ranges("nids", self.l1, self.spread, self.sigma, self.fade)
 
     def own_steps(self, nodes: int) -> tuple[Fraction, ...]:
         """Return a_i of every node."""

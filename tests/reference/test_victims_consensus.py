@@ -269,6 +269,11 @@ def test_exact_methods_reach_the_optimum(name: str, constants: dict[str, Any]) -
     assert LS.error(models(train(name, 1500, wires=False, **constants)))[1] < 1e-10
 
 
+@pytest.mark.parametrize("constants", [{"update": "exact"}, {"update": "exact", "theta": 0.5}, {"alpha": 0.3 * STEP}])
+def test_pdmm_reaches_the_optimum(constants: dict[str, Any]) -> None:
+    assert LS.error(models(train("pdmm", 2000, wires=False, **constants)))[1] < 1e-12
+
+
 def test_d_psgd_stops_at_the_published_bias() -> None:
     mean, node = LS.error(models(train("dpsgd", 1500, wires=False, alpha=0.1 * STEP)))
     assert mean == pytest.approx(0.054, rel=0.02)

@@ -1,0 +1,50 @@
+"""A node's price from its own relations is the price from those of the whole network, mu, leaks and certificate."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from leakaudit.adversary import Adversary
+from leakaudit.declared import DECLARED, Protocol
+from leakaudit.errors import LeakauditError
+from leakaudit.graph import make
+from leakaudit.pricing import price
+from leakaudit.registry import get
+from leakaudit.relations import account, know
+
+ROUNDS = DECLARED + 3
+NOISY = [
+    ("nids", {"sigma": 0.5}),
+    ("extra", {"sigma": 0.5}),
+    ("dpnorm", {"noise": "inner"}),
+    ("dpnorm", {}),
+    ("dpsgd", {"sigma": 0.5}),
+    ("muffliato", {"sigma": 0.5}),
+]
+
+
+@pytest.mark.parametrize("adversary", [Adversary(), Adversary(corrupt=frozenset({1}))], ids=str)
+@pytest.mark.parametrize(("name", "constants"), NOISY)
+def test_a_nodes_own_relations_price_as_the_whole_networks(name: str, constants: dict[str, Any], adversary: Adversary) -> None:
+    protocol = Protocol(get("victims", name)(**constants), make("ring", 4, torch.Generator()), ROUNDS, {})
+    (found,) = price(protocol, adversary, [0])
+    assert not found.refused
+    assert found.mu is not None
+    knowledge = know(protocol.whole, adversary)
+    whole = account(knowledge, [g for g in knowledge.declared.gradients(0) if g.vector not in knowledge.known], 1.0)
+    assert found.mu == whole.mu or math.isclose(found.mu, whole.mu, rel_tol=1e-9)
+    assert found.certificate == whole.certificate
+    assert len(found.leaking) == len(whole.leaking)
+
+
+@pytest.mark.parametrize(
+    ("adversary", "words"), [(Adversary(corrupt=frozenset({7})), "no node 7"), (Adversary(hears=frozenset({(0, 2)})), "no edge 0-2")]
+)
+def test_an_adversary_that_is_not_in_the_graph_is_refused(adversary: Adversary, words: str) -> None:
+    protocol = Protocol(get("victims", "dpsgd")(sigma=0.5), make("ring", 4, torch.Generator()), 3, {})
+    with pytest.raises(LeakauditError, match=words):
+        list(price(protocol, adversary, [0]))

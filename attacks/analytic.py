@@ -36,6 +36,7 @@ class Analytic:
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 0
+    reads: ClassVar[str] = "gradients of one sample, or their differences, with the rows of a first fully connected layer"
     paper: ClassVar[str] = (
         "Phong et al. 2018; Yu 2023, section 5.4, extended to differences of any network with a first fully connected layer"
     )

@@ -42,6 +42,7 @@ class Differential:
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 1
+    reads: ClassVar[str] = "differences of gradients at known models, few samples with labels that can be tried one by one"
     paper: ClassVar[str] = "Yu 2023, section 5 (gradient inversion from differences), with both gradients differentiated"
     cost: ClassVar[str] = "two or more double backward passes an evaluation; 5 to 30 s for a small network on one core"
 

@@ -26,6 +26,7 @@ class Dlg:
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 1
+    reads: ClassVar[str] = "plain gradients at known models"
     paper: ClassVar[str] = "Zhu et al. 2019, Deep Leakage from Gradients"
     cost: ClassVar[str] = "about 24 double backward passes a step; 10 to 20 s for a LeNet on one core"
 

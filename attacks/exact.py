@@ -41,6 +41,7 @@ class Exact:
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 1
+    reads: ClassVar[str] = "gradients of one unchanged batch, or their differences, with the rows of a first fully connected layer"
     paper: ClassVar[str] = "extends Phong et al. 2018 and Dimitrov et al. 2024 (SPEAR) to many rounds and to differences of gradients"
     cost: ClassVar[str] = "under a second for 8 samples and about ten for 64, where there are as many rounds as samples"
 

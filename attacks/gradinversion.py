@@ -38,6 +38,7 @@ class GradInversion:
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 3
+    reads: ClassVar[str] = "plain gradients or local trainings of images at known models, with the last layer or known labels"
     paper: ClassVar[str] = "Yin et al. 2021, See through Gradients: Image Batch Recovery via GradInversion"
     cost: ClassVar[str] = "one double backward pass a step and seed; 10 to 30 s for a small network on one core"
 

@@ -26,6 +26,7 @@ class Idlg:
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 0
+    reads: ClassVar[str] = "plain gradients of one sample at known models, with the last layer"
     paper: ClassVar[str] = "Zhao et al. 2020, iDLG: Improved Deep Leakage from Gradients"
     cost: ClassVar[str] = "about 24 double backward passes a step; 5 to 15 s for a LeNet on one core"
 

@@ -31,6 +31,7 @@ class Inverting:
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 2
+    reads: ClassVar[str] = "plain gradients or local trainings at known models, with the last layer or known labels"
     paper: ClassVar[str] = "Geiping et al. 2020, Inverting Gradients: How easy is it to break privacy in federated learning?"
     cost: ClassVar[str] = "one double backward pass a step, one more for each further local step; 5 to 15 s for a small network on one core"
 

@@ -28,6 +28,7 @@ class Labels:
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 9
+    reads: ClassVar[str] = "plain gradients or local trainings with the last layer"
     paper: ClassVar[str] = (
         "iDLG (Zhao et al. 2020), Yin et al. 2021, RLG (Dang et al. 2021), LLG (Wainakh et al. 2022), iLRG (Ma et al. 2023); pooled: ours"
     )

@@ -50,11 +50,12 @@ class Attack(Protocol):
     """A value made of hyper-parameters that is called with a leak.
 
     exact: solves equations instead of optimising. rank: its place in `auto`, which goes from exact to iterative and from
-    low rank to high. paper: its source. cost: in words.
+    low rank to high. reads: leaks that it takes, in words. paper: its source. cost: in words.
     """
 
     exact: ClassVar[bool]
     rank: ClassVar[int]
+    reads: ClassVar[str]
     paper: ClassVar[str]
     cost: ClassVar[str]
 

@@ -61,7 +61,7 @@ def _rows(what: str) -> list[dict[str, Any]]:
         if what == "victims":
             row |= {"leaks": thing.leaks_what, "claims": thing.claims_what, "server": thing.centralised, "paper": thing.paper}
         elif what == "attacks":
-            row |= {"exact": thing.exact, "cost": thing.cost, "paper": thing.paper}
+            row |= {"exact": thing.exact, "reads": thing.reads, "cost": thing.cost, "paper": thing.paper}
         else:
             row |= {"note": (thing.__doc__ or "").split("\n")[0]}
         parameters = registry.parameters(thing) if isinstance(thing, type) else {}

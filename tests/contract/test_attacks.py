@@ -82,7 +82,7 @@ def test_an_attack_is_a_frozen_value_that_describes_itself(name: str) -> None:
     kind = registry.get("attacks", name)
     with pytest.raises(FrozenInstanceError):
         made(name).exact = not kind.exact
-    for word, type_ in (("exact", bool), ("paper", str), ("cost", str)):
+    for word, type_ in (("exact", bool), ("reads", str), ("paper", str), ("cost", str)):
         assert get_type_hints(kind)[word] == ClassVar[type_]
         assert isinstance(getattr(kind, word), type_)
         assert getattr(kind, word) != ""

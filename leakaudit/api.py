@@ -24,13 +24,13 @@ from leakaudit.tracefile import load, load_truth
 
 __all__ = ["attack", "attack_one", "deduce", "in_order", "leaks", "load", "load_truth", "score", "targets"]
 
-MEMORY = 64_000_000  # bytes of one leak's values
+MEMORY, MOST = 512_000_000, 128  # bytes of the values of one leak, and gradients, where the caller names no number
 
 
 def leaks(trace: Trace, adversary: Adversary | None = None, nodes: Iterable[int] | None = None, rounds: int | None = None) -> Leaks:
     """Return what an adversary (an eavesdropper on all wires by default) learns of the nodes' gradients.
 
-    nodes: whose, all but the adversary's own by default. rounds: how many at most, as many as 64 MB hold by default.
+    nodes: whose, all but the adversary's own by default. rounds: how many at most, as many as 512 MB hold, 128 at most, by default.
     Raises LeakauditError for a node that is not there or a message that holds NaN.
     """
     return deduce(Deduction(trace, adversary or Adversary()), nodes, rounds)
@@ -40,7 +40,7 @@ def deduce(heard: Deduction, nodes: Iterable[int] | None = None, rounds: int | N
     """Do what `leaks` does, for a deduction that is kept for several calls."""
     trace = heard.trace
     if rounds is None:
-        rounds = max(4, min(64, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
+        rounds = max(4, min(MOST, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
     found: list[GradientLeak] = []
     reasons: dict[int, str] = {}
     for node in targets(trace, heard.view.adversary) if nodes is None else nodes:

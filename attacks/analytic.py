@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from leakaudit.task import Task
 
 NOISE_MARGIN = 10.0  # a second direction this far above the wire's own rounding is a second input
-GRID_MARGIN = 0.12  # rms distance to the pixel grid in grid units; 0.289 for anything else
+GRID_MARGIN = 0.09  # rms distance to the pixel grid, in grid units, at which noise takes no pixel to another value; 0.289 for anything else
 
 
 @attack("analytic")

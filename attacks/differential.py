@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import features, labels, lastlayer, objectives, optimise, priors
+from leakaudit import engine, features, labels, lastlayer, objectives, optimise, priors
+from leakaudit.engine import FORMATS, Schedule
 from leakaudit.errors import AttackError
+from leakaudit.evaluate import Problems
 from leakaudit.features import Known
 from leakaudit.leak import GradientLeak
-from leakaudit.objectives import Target
+from leakaudit.objectives import Gradient, Target
 from leakaudit.optimise import Run
 from leakaudit.progress import expired
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -107,7 +109,7 @@ class Differential:
         """Rank labels and starts by a few steps each, fit the best, and try signed Adam where none fits."""
         draw = partial(priors.start, task, len(tried[0]), generator, "uniform", torch.float64)
         starts = [draw() for _ in range(max(1, min(self.restarts, SCOUTS // len(tried))))]
-        done = [(y, self._fit(target, task, y, (x,), SCOUT)) for y in tried for x in starts]
+        done = self._scout(target, task, [(y, x) for y in tried for x in starts])
         for y, scout in sorted(done, key=lambda d: d[1].objective)[: self.restarts]:
             done.append((y, self._fit(target, task, y, scout.point, self.steps)))
             if done[-1][1].objective <= 100 * self._goal(target) or expired():
@@ -123,6 +125,16 @@ class Differential:
         note = f"{doubt}{len(tried)} labels tried; {best.after(*(run for _, run in done if run is not best))}"
         residual = partial(objectives.misfit, target, task, y=y)
         return objectives.reconstruction("differential", leak, task, target, best.point[0], None if doubt else y, residual, note)
+
+    def _scout(self, target: Target, task: Task, pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Run]]:
+        """Search a few steps from each label and start, all together."""
+        y, x = (torch.stack(parts) for parts in zip(*pairs, strict=True))
+        goal = torch.full((len(pairs),), self._goal(target), dtype=torch.float64, device=task.device)
+        given = (*(t.expand(len(pairs), *t.shape[1:]) for t in objectives.stacked([target])), y)
+        problems = Problems(task, partial(_objective, target.columns), given, goal)
+        schedule = Schedule(SCOUT, formats=FORMATS["float64"])
+        found = dict(engine.search(problems, (x,), schedule, "differential: labels"))
+        return [(pair[0], found[k]) for k, pair in enumerate(pairs)]
 
     def _rival(self, target: Target, task: Task, best: Run, others: list[tuple[Tensor, Run]]) -> tuple[Tensor, Run]:
         """Search the most promising other label twice as long as the best one, from its own best point or from the best label's."""
@@ -160,6 +172,11 @@ class Differential:
             objective, (start,), self.adam_steps, self.rate, partial(priors.boxed, task), "differential: signed Adam"
         )
         return replace(run, objective=objectives.misfit(target, task, run.point[0], y) ** 2)
+
+
+def _objective(columns: slice, gradient: Gradient, given: optimise.Point, point: optimise.Point) -> Tensor:
+    theta, mixing, aim, y = given
+    return objectives.squared(gradient, columns, theta, mixing, aim, point[0], y)
 
 
 def _of_features(task: Task, known: Known, x: Tensor) -> float:

@@ -3,7 +3,8 @@
 Row r of dL/dW of the layer is sum_k delta_rk [x_k 1], and so is a row of any combination of gradients, so all rows lie in the space
 of the batch's inputs (Phong et al. 2018; SPEAR, Dimitrov et al. 2024, for one gradient). A ReLU that stays inactive for sample k over
 the recorded rounds hides x_k from its row: `lattice` finds these patterns, `isolate` turns them into inputs, and the data's grid
-k/levels says of every input by itself whether it is exact. Neither models nor labels are needed.
+k/levels says of every input by itself whether it is exact. Neither models nor labels are needed. Where white noise is loud enough to
+count, `likeliest` weighs all rows and patterns together instead, and estimates are approximate.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import batchlabels, consistency, isolate, temporal
+from leakaudit import batchlabels, consistency, isolate, likeliest, noisyduals, temporal
 from leakaudit.errors import AttackError
 from leakaudit.gridrepair import Grid
 from leakaudit.isolate import Inputs
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 SHORTEST = 2  # rounds of a window
 SURE = 1e4  # ratio of the batch's least direction and noise above which inputs without a grid are called exact
 APART = 0.02  # rms distance of two estimates that count as two
-LEAVES = 0.25  # how far an estimate may leave [0, 1] to be shown
+LEAVES = 0.15  # how far an estimate may leave [0, 1], root mean square, to be shown
+FAINT = 100.0  # ratio of the batch's least direction and white noise below which nothing but the likelihood helps
 
 
 @attack("exact")
@@ -63,21 +65,25 @@ class Exact:
             why = "the rows show no end of the batch: it is larger than the rows can tell, or the noise hides it"
             return Reconstruction(leak.node, "exact", torch.empty(0, *task.spec.shape), None, Certificate.FAILED, 1.0, note=why)
         grid = _grid(task)
-        found = Inputs(torch.zeros(0, len(grid.mean), dtype=torch.float64), torch.zeros(0, len(grid.mean), dtype=torch.float64))
+        found = Inputs(white.new_zeros(0, len(grid.mean)), white.new_zeros(0, len(grid.mean)))
+        noisy = span.white and 1 < span.batch <= noisyduals.MOST
+        if noisy:
+            found = likeliest.recover(white, span, grid, found.certified, generator)
         for tried, length in enumerate(_lengths(len(stack), self.windows)):
-            step("exact", tried, self.windows)
-            groups = _groups(stack, leak, length, span)
-            new = isolate.recover(groups, span.basis, grid, found.certified, self.visits, generator)
-            found = new if len(new.certified) > len(found.certified) or not tried or new.complete else found
-            if len(found.certified) >= span.batch or (found.complete and not grid.levels) or expired():
+            if len(found.certified) >= span.batch or (noisy and span.clear < FAINT) or (found.complete and not grid.levels) or expired():
                 break
+            step("exact", tried, self.windows)
+            groups = _groups(stack, leak, length, span, white)
+            new = isolate.recover(groups, span.basis, grid, found.certified, self.visits, generator)
+            found = new if len(new.certified) > len(found.certified) or not (tried or noisy) or new.complete else found
         step("exact", self.windows, self.windows)
         return _judged(found, leak, task, span, grid, white)
 
 
-def _groups(stack: Tensor, leak: GradientLeak, length: int, span: Span) -> Groups:
-    """Rows of all neurons over windows of some length, in coordinates of the batch's space."""
-    parts = [temporal.whiten(stack, leak, slice(a, a + length)) for a in range(0, len(stack) - length + 1, length)]
+def _groups(stack: Tensor, leak: GradientLeak, length: int, span: Span, white: Tensor) -> Groups:
+    """Rows of all neurons over windows of some length, in coordinates of the batch's space; white: the whole stack, whitened."""
+    windows = [slice(a, a + length) for a in range(0, len(stack) - length + 1, length)]
+    parts = [white] if length == len(stack) else [temporal.whiten(stack, leak, window) for window in windows]
     rows = torch.cat([torch.einsum("mhp,bp->hmb", part, span.basis) for part in parts])
     return Groups.of(rows, torch.full((len(rows),), span.noise, dtype=rows.dtype))
 
@@ -97,7 +103,7 @@ def _grid(task: Task) -> Grid:
 def _judged(found: Inputs, leak: GradientLeak, task: Task, span: Span, grid: Grid, white: Tensor) -> Reconstruction:
     """Put certified inputs first, then estimates, and say how sure each is."""
     exact, wanted = len(found.certified), span.batch
-    rest = _distinct(found, wanted - exact, task.spec.is_image)
+    rest = grid.denoised(_distinct(found, wanted - exact, task.spec.is_image))
     flat = torch.cat([found.certified, rest])
     certificate, sentence = Certificate.FAILED, f"no input was isolated out of a batch of {wanted}"
     if exact == wanted or (not grid.levels and found.complete and span.clear > SURE):
@@ -119,7 +125,7 @@ def _distinct(found: Inputs, room: int, image: bool) -> Tensor:
     """Choose estimates that stay in the data's range and differ from what is certified and from each other."""
     kept = found.certified
     for x in found.open:
-        inside = not image or (float(x.min()) > -LEAVES and float(x.max()) < 1 + LEAVES)
+        inside = not image or float((x - x.clamp(0, 1)).square().mean().sqrt()) < LEAVES
         apart = not len(kept) or float((kept - x).square().mean(1).sqrt().min()) > APART
         if inside and apart and bool(x.isfinite().all()) and len(kept) < len(found.certified) + room:
             kept = torch.cat([kept, x[None]])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -15,14 +15,14 @@ from leakaudit.adversary import Adversary
 from leakaudit.deduction import Deduction
 from leakaudit.errors import AttackError, LeakauditError, NotDetermined
 from leakaudit.leak import GradientLeak, Leaks
-from leakaudit.progress import expired
+from leakaudit.progress import expired, sharing
 from leakaudit.reconstruction import Attack, Certificate, Reconstruction
 from leakaudit.scoring import score
-from leakaudit.task import Task
+from leakaudit.task import LOOP_ABOVE, Task
 from leakaudit.trace import Trace
 from leakaudit.tracefile import load, load_truth
 
-__all__ = ["attack", "attack_one", "deduce", "in_order", "leaks", "load", "load_truth", "score", "targets"]
+__all__ = ["attack", "attack_one", "attack_together", "deduce", "in_order", "leaks", "load", "load_truth", "score", "targets"]
 
 MEMORY, MOST = 512_000_000, 128  # bytes of the values of one leak, and gradients, where the caller names no number
 
@@ -72,36 +72,104 @@ def attack(leaks: Leaks, name: str = "auto", *, generator: Generator, task: Task
 
 def attack_one(leak: GradientLeak, task: Task, name: str, generator: Generator, **settings: Any) -> Reconstruction:
     """Attack one leak; `auto` goes from exact to iterative attacks until one fits."""
+    if name == "auto":
+        return next(attack_together([leak], task, name, [generator], **settings)).found
     start = time.perf_counter()
+    chosen: Attack = registry.configure(registry.get("attacks", name), settings)
+    if why := chosen.refuses(leak, task):
+        raise AttackError(f"node {leak.node}: attack {name} cannot use this leak: {why}")
+    return replace(chosen(leak, task, generator), seconds=time.perf_counter() - start)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """One leak of several that is done with.
+
+    place: of the leak. together: whether it was searched in one batch with others, on whom it then depends by rounding. late: whether
+    its time was over.
+    """
+
+    place: int
+    found: Reconstruction
+    together: bool
+    late: bool
+
+
+def attack_together(
+    leaks: Sequence[GradientLeak], task: Task, name: str, generators: Sequence[Generator], **settings: Any
+) -> Iterator[Settled]:
+    """Attack several leaks, each with its own generator, as `attack_one` does; yield each one as soon as it is settled.
+
+    Attacks that take several leaks at once (`many`) get them together where the model is small; others go one after the other, and
+    share the time that is left.
+    """
     if name != "auto":
         chosen: Attack = registry.configure(registry.get("attacks", name), settings)
-        if why := chosen.refuses(leak, task):
-            raise AttackError(f"node {leak.node}: attack {name} cannot use this leak: {why}")
-        return replace(chosen(leak, task, generator), seconds=time.perf_counter() - start)
+        for leak in leaks:
+            if why := chosen.refuses(leak, task):
+                raise AttackError(f"node {leak.node}: attack {name} cannot use this leak: {why}")
+        yield from _run(name, chosen, range(len(leaks)), leaks, task, generators, settings)
+        return
     if settings:
         raise LeakauditError(f"auto takes no settings, got {', '.join(settings)}; name the attack that they are for")
-    best: Reconstruction | None = None
-    reasons: list[str] = []
+    left = {k: _Course() for k in range(len(leaks))}
     for known, candidate in in_order():
-        if reason := candidate.refuses(leak, task):
-            reasons.append(f"{known}: {reason}")
-            continue
-        found = candidate(leak, task, generator)
-        if best is None or (found.certificate is not Certificate.FAILED and (len(found.x) or not len(best.x))):
-            best = found
-        if found.certificate is not Certificate.FAILED or expired():
-            break
-    if best is None:
-        best = Reconstruction(
-            leak.node,
-            "none",
-            torch.empty(0, *task.spec.shape),
-            None,
-            Certificate.FAILED,
-            1.0,
-            note="no attack can use this leak. " + "; ".join(reasons),
-        )
-    return replace(best, seconds=time.perf_counter() - start)
+        why_not = {k: candidate.refuses(leaks[k], task) for k in left}
+        for k, reason in why_not.items():
+            left[k].reasons += [f"{known}: {reason}"] if reason else []
+        for settled in _run(known, candidate, [k for k in left if not why_not[k]], leaks, task, generators, {}):
+            left[settled.place].add(settled)
+            if settled.found.certificate is not Certificate.FAILED or settled.late:
+                yield left.pop(settled.place).end(settled.place, leaks, task)
+    for k, course in left.items():
+        yield course.end(k, leaks, task)
+
+
+@dataclass
+class _Course:
+    """How `auto` has gone for one leak so far."""
+
+    best: Reconstruction | None = None
+    reasons: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    together: bool = False
+    late: bool = False
+
+    def add(self, settled: Settled) -> None:
+        """Keep the better reconstruction; one that failed is no reason to drop inputs that were found before."""
+        found, self.late = settled.found, settled.late
+        self.seconds, self.together = self.seconds + found.seconds, self.together or settled.together
+        if self.best is None or (found.certificate is not Certificate.FAILED and (len(found.x) or not len(self.best.x))):
+            self.best = found
+
+    def end(self, place: int, leaks: Sequence[GradientLeak], task: Task) -> Settled:
+        """Return what is reported."""
+        note = "no attack can use this leak. " + "; ".join(self.reasons)
+        none = Reconstruction(leaks[place].node, "none", torch.empty(0, *task.spec.shape), None, Certificate.FAILED, 1.0, note=note)
+        return Settled(place, replace(self.best or none, seconds=self.seconds), self.together, self.late)
+
+
+def _run(
+    name: str,
+    chosen: Attack,
+    places: Sequence[int],
+    leaks: Sequence[GradientLeak],
+    task: Task,
+    generators: Sequence[Generator],
+    settings: Mapping[str, Any],
+) -> Iterator[Settled]:
+    """Run one attack on the leaks at some places."""
+    many = getattr(chosen, "many", None)
+    if many is not None and len(places) > 1 and task.layout.size <= LOOP_ABOVE:
+        start = time.perf_counter()
+        for at, found in many([leaks[k] for k in places], task, [generators[k] for k in places]):
+            seconds = (time.perf_counter() - start) / len(places)
+            yield Settled(places[at], replace(found, seconds=seconds), together=True, late=expired())
+        return
+    for n, k in enumerate(places):
+        with sharing(len(places) - n):
+            settled = Settled(k, attack_one(leaks[k], task, name, generators[k], **settings), together=False, late=expired())
+        yield settled
 
 
 def in_order() -> Iterator[tuple[str, Attack]]:

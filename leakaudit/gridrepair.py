@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-OFF = 0.12  # largest rms distance to the grid, in grid units; 0.289 for anything else
+OFF = 0.09  # largest rms distance to the grid, in grid units, at which noise takes no pixel to another value; 0.289 for anything else
+NEAR = 0.2  # the same at which rounding to the grid removes more noise than it adds
 OFF_SEARCHED = 0.08  # the same where many candidates were tried
 INSIDE = 24  # pixels strictly inside the range that must be there to be judged
 RANGE = 0.01  # how far a pixel may leave [0, 1]
@@ -37,6 +38,13 @@ class Grid:
     def snapped(self, x: Tensor) -> Tensor:
         """Return the nearest inputs on the grid."""
         return (x * self.levels).round().clamp(0, self.levels) / self.levels
+
+    def denoised(self, x: Tensor) -> Tensor:
+        """Round the inputs (n, p) that are near the grid."""
+        if not self.levels:
+            return x
+        away = x * self.levels - (x * self.levels).round()
+        return torch.where((away.square().mean(1) < NEAR**2)[:, None], self.snapped(x), x)
 
     def holds(self, x: Tensor, limit: float = OFF) -> Tensor:
         """Tell which inputs (n, p) lie on the grid, by their pixels strictly inside the range; (n,) bool.

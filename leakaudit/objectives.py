@@ -7,7 +7,7 @@ Both gradients of a difference are differentiated, each with its own sign.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.task import Task
 
+Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]
 FIT = 0.1  # relative residual that counts as a fit; unrelated photographs and wrong labels leave 0.2 to 1.3
 DROWNED = 0.5  # where noise alone makes this relative residual, a fit means nothing
 
@@ -63,11 +64,11 @@ def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Tar
     """
     chosen = _window(leak, rows)
     used = leak.combination[chosen].count_nonzero(dim=0).nonzero().flatten()
-    combination = leak.combination[chosen][:, used].to(task.device, dtype)
-    value = leak.value[chosen].to(task.device, dtype)
-    whiten, noise = _whiten(leak, chosen, value)
-    theta = leak.theta[used].to(task.device, dtype) if leak.theta is not None else value.new_empty(0)
-    return Target(theta, combination, value, whiten @ combination, whiten @ value, slice(*leak.columns), noise)
+    combination, value = (t.to(task.device, torch.float64) for t in (leak.combination[chosen][:, used], leak.value[chosen]))
+    whiten, noise = _whiten(leak, chosen, value)  # in float64: the squared rounding of a small gradient is 0 in float32
+    theta = leak.theta[used].to(task.device, dtype) if leak.theta is not None else value.new_empty(0, dtype=dtype)
+    mixing, aim = (whiten @ combination).to(dtype), (whiten @ value).to(dtype)
+    return Target(theta, combination.to(dtype), value.to(dtype), mixing, aim, slice(*leak.columns), noise)
 
 
 def gradients(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
@@ -79,6 +80,27 @@ def l2(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
     """Squared norm of the whitened residual; 1 for gradients of zero (Zhu et al. 2019, eq. 2, over the norm of the target)."""
     loss: Tensor = (target.mixing @ gradients(target, task, x, y) - target.aim).square().sum()
     return loss
+
+
+def stacked(targets: Sequence[Target]) -> tuple[Tensor, Tensor, Tensor]:
+    """Models (K, T, d), mixing (K, m, T) and aim (K, m, c) of targets of equal shapes, for `squared`."""
+    theta, mixing, aim = (torch.stack(parts) for parts in zip(*((t.theta, t.mixing, t.aim) for t in targets), strict=True))
+    return theta, mixing, aim
+
+
+def alike(targets: Sequence[Target], sizes: Sequence[int] = ()) -> list[list[int]]:
+    """Places of the targets whose shapes and columns, and batch sizes where given, are equal, so that they can be searched together."""
+    groups: dict[object, list[int]] = {}
+    for k, t in enumerate(targets):
+        key = (t.theta.shape, t.aim.shape, t.columns.start, t.columns.stop, sizes[k] if sizes else 1)
+        groups.setdefault(key, []).append(k)
+    return list(groups.values())
+
+
+def squared(gradient: Gradient, columns: slice, theta: Tensor, mixing: Tensor, aim: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return what `l2` does, for one of the `stacked` targets; gradient: of theta (d,), x and y, as `evaluate.Problems` hands it over."""
+    found = torch.stack([gradient(w, x, y)[columns] for w in theta.unbind()])
+    return (mixing @ found - aim).square().sum()
 
 
 def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from leakaudit.progress import expired, step
 
 Objective = Callable[..., Tensor]
 Point = tuple[Tensor, ...]
+Ended = Literal["fitted", "converged", "stopped", "out of time", "diverged"]
 
 SCALE = 1e8  # torch's L-BFGS forgets curvature pairs below 1e-10 in absolute size, so a normalised objective must start large
 PATIENCE = 15  # L-BFGS steps, where nothing else is said, over which the objective must fall ...
@@ -38,7 +39,7 @@ class Run:
     objective: float = math.inf
     steps: int = 0
     evaluations: int = 0
-    ended: Literal["fitted", "converged", "stopped", "out of time", "diverged"] = "stopped"
+    ended: Ended = "stopped"
 
     def __str__(self) -> str:
         """For the note of a reconstruction."""

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 if TYPE_CHECKING:
     from leakaudit.task import Task
 
-Start = Literal["uniform", "normal"]
+Start = Literal["gray", "uniform", "normal"]
 Statistics = Mapping[str, tuple[Tensor, Tensor]]  # layer of batch normalisation -> mean and variance a channel of what it sees
 
 
@@ -35,10 +35,11 @@ def boxed(task: Task, x: Tensor) -> Tensor:
 def start(task: Task, batch: int, generator: Generator, kind: Start, dtype: torch.dtype) -> Tensor:
     """Draw the inputs (batch, *shape) that a search starts from, in the data's units.
 
-    kind: ``uniform`` in [0, 1], or ``normal`` with mean 0 and deviation 1, as Zhu et al. 2019 do.
+    kind: ``gray`` between 0.45 and 0.55, ``uniform`` in [0, 1], or ``normal`` with mean 0 and deviation 1, as Zhu et al. 2019 do.
     """
-    draw = torch.rand if kind == "uniform" else torch.randn
-    return draw(batch, *task.spec.shape, generator=generator, dtype=dtype, device=generator.device).to(task.device)
+    draw = torch.randn if kind == "normal" else torch.rand
+    x = draw(batch, *task.spec.shape, generator=generator, dtype=dtype, device=generator.device).to(task.device)
+    return 0.45 + 0.1 * x if kind == "gray" else x
 
 
 def batch_statistics(task: Task, theta: Tensor, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

@@ -32,6 +32,19 @@ def step(what: str, done: int, total: int) -> None:
         listener(what, done, total)
 
 
+def remaining() -> float:
+    """Seconds that are left, at least 0; infinite where there is no deadline."""
+    return max(0.0, _deadline.get() - time.monotonic())
+
+
+@contextmanager
+def sharing(parts: float) -> Iterator[None]:
+    """Let work inside have one of so many equal parts of the time that is left."""
+    left = remaining()
+    with watching(seconds=None if math.isinf(left) else left / parts):
+        yield
+
+
 def expired() -> bool:
     """Whether the time allowed is over; work then returns the best that it has."""
-    return time.monotonic() > _deadline.get()
+    return time.monotonic() >= _deadline.get()

@@ -51,6 +51,9 @@ class Attack(Protocol):
 
     exact: solves equations instead of optimising. rank: its place in `auto`, which goes from exact to iterative and from
     low rank to high. reads: leaks that it takes, in words. paper: its source. cost: in words.
+
+    An attack may also take several leaks at once: `many(leaks, task, generators)` yields each one's place and reconstruction, and calling
+    it is `many` of one. What it gives for a leak depends on the others by rounding alone.
     """
 
     exact: ClassVar[bool]

@@ -9,17 +9,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from leakaudit import api, findings, lpips_weights, pictures, provenance, registry, results, scoring, tracefile
+from leakaudit import checkpoint, findings, lpips_weights, nodes, pictures, provenance, registry, results, scoring, tracefile
 from leakaudit.adversary import Adversary
 from leakaudit.atomic import replacing
-from leakaudit.deduction import Deduction
-from leakaudit.errors import LeakauditError
-from leakaudit.leak import GradientLeak
-from leakaudit.progress import step, watching
-from leakaudit.reconstruction import Reconstruction
+from leakaudit.checkpoint import Checkpoint
+from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.nodes import Found
 from leakaudit.scoring import Score
 from leakaudit.storage import sidecar
 from leakaudit.task import Task
@@ -34,7 +29,8 @@ class Options:
 
     nodes: whose inputs, None for all. attack: a name or ``auto``; settings: its hyper-parameters. rounds: how many
     gradients at most. truth: a file, ``auto`` (the one beside the trace) or ``none``. max_seconds: 0 for no limit.
-    trusted: whether a model ``package.module:factory`` may run its code.
+    trusted: whether a model ``package.module:factory`` may run its code. resume: whether to go on with what an interrupted run
+    of the same kind left in the output folder.
     """
 
     adversary: Adversary = field(default_factory=Adversary)
@@ -48,6 +44,7 @@ class Options:
     device: str = "cpu"
     max_seconds: float = 0.0
     trusted: bool = False
+    resume: bool = False
 
     def to_json(self) -> dict[str, Json]:
         """Return the effective configuration, for the record and its digest."""
@@ -73,7 +70,7 @@ class Finished:
 
 
 def attack_file(path: Path, folder: Path, options: Options) -> Finished:
-    """Attack a trace and write results.json, reconstructions.npz and .png and report.md into `folder`.
+    """Attack a trace and write results.json, reconstructions.npz and .png, originals.npz and report.md into `folder`.
 
     Ctrl-C ends the attacks and keeps what was found, marked as not complete.
     Raises LeakauditError, with nothing written, for a trace, truth, adversary, attack or folder that cannot be used.
@@ -89,8 +86,14 @@ def attack_file(path: Path, folder: Path, options: Options) -> Finished:
     task.check_layout(trace.layout)
     if options.attack != "auto":
         registry.configure(registry.get("attacks", options.attack), dict(options.settings))
-    with _ready(folder):
-        found = _attack_nodes(trace, task, options)
+    sha256 = _sha256(path)
+    with ready(folder):
+        kept = Checkpoint.begin(folder, _key(trace, sha256, options), options.resume)
+        try:
+            found = nodes.attack(trace, task, options, kept)
+        except AttackError:
+            kept.clear()
+            raise
         scores = scoring.score([f for _, f in found.pairs], truth, weights)
         origin = provenance.collect(
             trace,
@@ -100,49 +103,24 @@ def attack_file(path: Path, folder: Path, options: Options) -> Finished:
             command=provenance.command(),
             started=started,
             seconds=time.perf_counter() - clock,
-            trace_sha256=_sha256(path),
+            trace_sha256=sha256,
             truth_sha256=None if truth_path is None else _sha256(truth_path),
+            truth_path=truth_path,
         )
         record = _write(folder, trace, truth, found, scores, origin, sentence, _not_tried(found, options, trace))
+        if record["complete"]:
+            kept.clear()
     return Finished(record, found.interrupted)
 
 
-@dataclass
-class _Found:
-    """What the attacks of one run gave so far."""
-
-    pairs: list[tuple[GradientLeak, Reconstruction]] = field(default_factory=list)
-    reasons: dict[int, str] = field(default_factory=dict)
-    late: list[int] = field(default_factory=list)
-    interrupted: bool = False
+def _key(trace: Trace, sha256: str | None, options: Options) -> str:
+    """Digest of what the reconstructions of a run depend on."""
+    rest = ("truth", "lpips_weights", "max_seconds", "trusted")
+    about = {k: v for k, v in options.to_json().items() if k not in rest}
+    return checkpoint.key({"trace": sha256 or trace.id, "options": about})
 
 
-def _attack_nodes(trace: Trace, task: Task, options: Options) -> _Found:
-    """Attack node after node, so that one node's leak is in memory at a time; the time left is shared by the nodes left."""
-    nodes = api.targets(trace, options.adversary) if options.nodes is None else options.nodes
-    found, end = _Found(), time.monotonic() + options.max_seconds
-    heard = Deduction(trace, options.adversary)
-    try:
-        for k, node in enumerate(nodes):
-            step("nodes", k, len(nodes))
-            share = (end - time.monotonic()) / (len(nodes) - k) if options.max_seconds else None
-            if share is not None and share <= 0:
-                found.late.append(node)
-                continue
-            with watching(seconds=share):
-                leaks = api.deduce(heard, [node], options.rounds)
-                found.reasons |= leaks.undetermined
-                for leak in leaks:
-                    seed = np.random.SeedSequence([options.seed, node]).generate_state(1, np.uint64)[0] >> 1
-                    random = torch.Generator().manual_seed(int(seed))
-                    found.pairs.append((leak, api.attack_one(leak, task, options.attack, random, **options.settings)))
-        step("nodes", len(nodes), len(nodes))
-    except KeyboardInterrupt:
-        found.interrupted = True
-    return found
-
-
-def _not_tried(found: _Found, options: Options, trace: Trace) -> list[str]:
+def _not_tried(found: Found, options: Options, trace: Trace) -> list[str]:
     """Say in words what the run left out."""
     late = [f"nodes {', '.join(map(str, found.late))} (--max-seconds was over)"] if found.late else []
     attacks = sorted(set(registry.names("attacks")) - {r.attack for _, r in found.pairs})
@@ -156,7 +134,7 @@ def _write(
     folder: Path,
     trace: Trace,
     truth: Truth | None,
-    found: _Found,
+    found: Found,
     scores: list[Score],
     origin: Mapping[str, Json],
     lpips: str,
@@ -166,6 +144,7 @@ def _write(
     made = [f for _, f in found.pairs]
     images = results.save_reconstructions(folder / "reconstructions.npz", made)
     pairs = pictures.pair_up(made, scores, truth)
+    kept = pictures.save_originals(folder / "originals.npz", made, truth)
     drawn = "reconstructions.png" if any(p.found is not None for p in pairs) else None
     if drawn:
         title = f"{trace.protocol}, {trace.task.model}, {found.pairs[0][0].adversary}"
@@ -174,7 +153,7 @@ def _write(
     adversary = origin["settings"]["adversary"]
     missing = [findings.undetermined(node, adversary, reason) for node, reason in sorted(found.reasons.items())]
     complete = not (found.interrupted or found.late)
-    record = findings.build(trace, entries, missing, not_tried, origin, lpips=lpips, picture=drawn, complete=complete)
+    record = findings.build(trace, entries, missing, not_tried, origin, lpips=lpips, picture=drawn, originals=kept, complete=complete)
     with replacing(folder / "report.md") as file:
         file.write(registry.get("reports", "markdown")(record).encode())
     results.write(folder / "results.json", record)
@@ -200,7 +179,7 @@ def _sha256(path: Path) -> str | None:
 
 
 @contextmanager
-def _ready(folder: Path) -> Iterator[None]:
+def ready(folder: Path) -> Iterator[None]:
     """Make the output folder and try it before any work; take it away again where the work inside fails and left it empty."""
     new = [p for p in (folder, *folder.parents) if not p.exists()]
     try:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 SPARE = 16  # directions beyond the batch that are looked at
 CLEAR = 5.0  # a singular value this far above the next one ends the batch
 STEPS = 3  # power iterations
+ABOVE = 1.45  # singular values this far above the least one that is looked at are signal that helps; those of white noise reach 1.15
+STATED = (0.7, 2.0)  # size of the largest of them, in units of sqrt(rows) + sqrt(columns), that fits what the leak says of its noise
+LOUDEST = 3e7  # singular value, with noise 1, up to which sums of squares still hold the noise in float64
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,17 @@ class Span:
     """What the stack spans.
 
     basis: (b, p) orthonormal rows. sizes: singular values, the first b of the batch, the rest noise. noise: standard deviation of an
-    entry of the stack. clear: ratio of the last singular value of the batch and the first one after it, the confidence in b.
+    entry of the stack. clear: ratio of the last singular value of the batch and the first one after it, the confidence in b. white:
+    whether noise is white, of about the size that the leak states, and loud enough to count. level: its standard deviation as its
+    largest singular value shows it.
     """
 
     basis: Tensor
     sizes: Tensor
     noise: float
     clear: float
+    white: bool = False
+    level: float = 1.0
 
     @property
     def batch(self) -> int:
@@ -73,32 +80,48 @@ def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:
     floor = torch.finfo(torch.float64).eps ** 2 * size + 1e-14 * together.diagonal().mean() + torch.finfo(torch.float64).tiny
     root: Tensor = torch.linalg.cholesky(together + floor * torch.eye(len(together), dtype=together.dtype, device=together.device))
     white: Tensor = torch.linalg.solve_triangular(root, stack[window].flatten(1), upper=False)
-    return white.reshape(stack[window].shape)
+    return white.contiguous().reshape(stack[window].shape)
 
 
 def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | None:
     """Find the space of inputs of a whitened stack (m, H, p), None where no end of the batch shows.
 
     expected: size of the batch where it is known; inputs that repeat make the space smaller. Without it more and more directions
-    are looked at.
+    are looked at. White noise of the stated size ends the batch where it begins, anything else where singular values drop most.
     """
     flat = stack.flatten(0, 1)
-    most = min(flat.shape)
+    most, edge = min(flat.shape), math.sqrt(len(flat)) + math.sqrt(flat.shape[1])
     count = min(most, (expected or SPARE) + SPARE)
     while True:
         sizes, basis = _largest(flat, count, generator)
         ratio = sizes[:-1] / sizes[1:].clamp_min(1e-17 * float(sizes[0]) + torch.finfo(sizes.dtype).tiny)
         ratio = ratio[: min(len(ratio), expected or len(ratio))]
-        if count == most or expected or (len(ratio) and float(ratio.max()) > CLEAR and int(ratio.argmax()) < count - SPARE // 2):
+        loud = _loud(sizes / edge, expected or count) if float(sizes[0]) < LOUDEST else 0
+        if loud or count == most or expected or (len(ratio) and float(ratio.max()) > CLEAR and int(ratio.argmax()) < count - SPARE // 2):
             break
         count = min(most, 2 * count)
-    if not len(ratio) or not float(ratio.max()) > CLEAR or not float(sizes[0]) > 0:
+    if not loud and (not len(ratio) or not float(ratio.max()) > CLEAR or not float(sizes[0]) > 0):
         return None
-    b = int(ratio.argmax()) + 1
+    b = loud or int(ratio.argmax()) + 1
     left = sizes[b : b + SPARE // 2]
-    noise = float(left.square().mean().sqrt()) / (math.sqrt(len(flat)) + math.sqrt(flat.shape[1]))
+    noise = float(left.square().mean().sqrt()) / edge
     floor = torch.finfo(torch.float64).eps * float(sizes[0]) / math.sqrt(len(flat))
-    return Span(basis[:b], sizes, max(noise, floor), float(ratio[b - 1]))
+    return Span(basis[:b], sizes, max(noise, floor), float(ratio[b - 1]), bool(loud), float(sizes[b] / edge) if loud else 1.0)
+
+
+def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Tensor:
+    """Return the space (batch, p) that known rows (n, p) and the largest rest of a whitened stack (m, H, p) span, the known ones first."""
+    inside = torch.linalg.qr(known.T).Q.T
+    flat = stack.flatten(0, 1)
+    rest = _largest(flat - (flat @ inside.T) @ inside, batch - len(known), generator)[1]
+    return torch.cat([inside, rest])
+
+
+def _loud(sizes: Tensor, most: int) -> int:
+    """Number of singular values above white noise of about size 1; 0 where they are no such noise, or more than `most` are above."""
+    loud = int((sizes > ABOVE * sizes[-1]).sum())
+    white = len(sizes) - loud >= SPARE // 2 and STATED[0] < float(sizes[loud]) < STATED[1]
+    return loud if white and loud <= most else 0
 
 
 def _largest(flat: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:

@@ -34,11 +34,12 @@ def add(verbs: Any) -> None:
         "--attack", default="auto", metavar="NAME", help="see 'leakaudit list attacks' (default auto: the strongest that fits)"
     )
     sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a hyper-parameter of the attack; repeatable")
-    sub.add_argument("--gradients", type=int, metavar="N", help="gradients used at most (default: what 64 MB hold)")
+    sub.add_argument("--gradients", type=int, metavar="N", help="gradients used at most (default: what 512 MB hold, at most 128)")
     sub.add_argument(
         "-f", "--format", action="append", metavar="FORMAT", help="what goes to stdout: text (default), json, markdown; repeatable"
     )
     sub.add_argument("--trust-model", action="store_true", help="allow a trace's package.module:factory to run that code")
+    sub.add_argument("--resume", action="store_true", help="go on with the run that was cut short in the same output folder")
     sub.add_argument("--dry-run", action="store_true", help="say what would be attacked with what, and stop")
     shared(sub, "seed", "device", "threads", "output", "lpips_weights", "max_seconds")
     sub.set_defaults(run=run)
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         device=chosen.device,
         max_seconds=chosen.max_seconds,
         trusted=trust(args.trust_model),
+        resume=args.resume,
     )
     if args.dry_run:
         sys.stdout.write(json.dumps(_dry(args.trace, options), indent=2) + "\n")

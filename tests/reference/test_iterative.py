@@ -269,28 +269,31 @@ def ten_crops(model: str) -> tuple[Task, Tensor, Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["dlg", "idlg"])
-def test_lenet_gives_nine_of_ten_pictures_within_300_steps(name: str) -> None:
+@pytest.mark.parametrize(("name", "dtype", "least"), [("dlg", "mixed", 9), ("idlg", "float64", 9), ("idlg", "float32", 8)])
+def test_lenet_gives_nine_of_ten_pictures_within_300_steps(name: str, dtype: str, least: int) -> None:
+    """All ten together, one start each; eight where the whole search is in float32."""
     task, x, y = ten_crops("lenet")
-    right = labels = 0
-    for k in range(10):
-        g = torch.Generator().manual_seed(k)
-        found = attacked(name, planted(task, x[k : k + 1], y[k : k + 1], 1, False, g), task, g, restarts=1, goal=2e-4)
-        right += psnr(found, x[k]) > 30
-        labels += found.y is not None and found.y.tolist() == y[k : k + 1].tolist()
-    assert right >= 9
-    assert labels == 10
+    leaks = [planted(task, x[k : k + 1], y[k : k + 1], 1, False, torch.Generator().manual_seed(k)) for k in range(10)]
+    attack = registry.configure(registry.get("attacks", name), {"restarts": 1, "goal": 2e-4, "dtype": dtype})
+    found = dict(attack.many(leaks, task, [torch.Generator().manual_seed(k) for k in range(10)]))
+    assert sum(psnr(found[k], x[k]) > 30 for k in range(10)) >= least
+    assert [int(found[k].y[0]) for k in range(10)] == y.tolist()
 
 
 @pytest.mark.slow
 def test_one_difference_on_lenet_is_no_worse_than_a_gradient() -> None:
+    """The field's differential attack: 5.5 dB, and the centralised one 20.2 dB, both at known labels; here they are not known."""
     task, x, y = ten_crops("lenet")
     decibels = []
-    for k in range(5):
+    for k in range(10):
         g = torch.Generator().manual_seed(k)
         leak = planted(task, x[k : k + 1], y[k : k + 1], 2, True, g, alpha=0.1)
-        decibels.append(psnr(attacked("differential", leak, task, g, labels=str(int(y[k])), goal="1e-4"), x[k]))
-    assert sum(decibels) / 5 >= 40
+        found = attacked("differential", leak, task, g, goal="1e-3")
+        decibels.append(psnr(found, x[k]))
+        assert found.y is not None
+        assert found.y.tolist() == y[k : k + 1].tolist()
+    assert sum(decibels) / 10 >= 30
+    assert min(decibels) >= 20
 
 
 @pytest.mark.slow

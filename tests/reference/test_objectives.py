@@ -195,3 +195,16 @@ def test_total_variation_and_the_box() -> None:
     assert priors.boxed(task, torch.tensor([-1.0, 2.0])).tolist() == [0.0, 1.0]
     vectors = Task.build(TaskSpec("logistic", {}, shape=(3,), classes=2))
     assert priors.boxed(vectors, torch.tensor([-1.0, 2.0])).tolist() == [-1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "mean", "deviation"),
+    [("gray", 0.45, 0.55, 0.5, 0.0289), ("uniform", 0, 1, 0.5, 0.289), ("normal", -9, 9, 0, 1)],
+)
+def test_searches_start_where_their_kind_says(kind: priors.Start, low: float, high: float, mean: float, deviation: float) -> None:
+    x = priors.start(small(), 100, torch.Generator().manual_seed(0), kind, D)
+    assert x.shape == (100, 1, 8, 8)
+    assert low <= float(x.min())
+    assert float(x.max()) <= high
+    assert float(x.mean()) == pytest.approx(mean, abs=4 * deviation / 80)
+    assert float(x.std()) == pytest.approx(deviation, rel=0.05)

@@ -1,0 +1,257 @@
+"""Inverting Gradients, GradInversion and R-GAP, measured beside the published recipe of Inverting Gradients.
+
+python bench/inverting.py --sweep      PSNR of one picture at equal steps, over the weight of total variation
+python bench/inverting.py --speed      loss reached and CPU seconds, over the number of steps
+python bench/inverting.py --batch      GradInversion and Inverting Gradients on four faces and a ResNet-10, at equal evaluations
+python bench/inverting.py --layers     R-GAP and Inverting Gradients on single pictures, over networks
+
+One JSON line a figure. Networks are drawn anew for each picture; labels are read from the gradient by our attacks and given to the recipe.
+The recipe is written here from the facts: 1 - cosine + a TV of pixels normalised by 1/2 and 1/2, sign of the slope into Adam at .1,
+a tenth of it after 3/8, 5/8 and 7/8 of the steps, clamped to the box, from N(0, 1), no restart. Its `a` is half of our weight for the same
+smoothing, since our pixels lie in [0, 1].
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from leakaudit import data, match, priors, registry
+from leakaudit.data import Dataset
+from leakaudit.leak import GradientLeak
+from leakaudit.priors import Statistics
+from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.task import Task
+
+torch.set_num_threads(1)
+D = torch.float64
+WEIGHTS = (2e-4, 2e-3, 2e-2, 6e-2, 2e-1)  # of total variation of pixels in [0, 1]
+BATCH_WEIGHTS = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+NETWORKS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("lenet", {}),
+    ("lenet", {"act": "relu"}),
+    ("convnet", {}),
+    ("convnet", {"act": "sigmoid"}),
+    ("convnet", {"act": "tanh"}),
+    ("convnet", {"width": 64}),
+)
+
+
+class Block(nn.Module):
+    """Basic block of a ResNet (He et al. 2016) with batch normalisation."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        """Change the number of channels from `before` to `after`."""
+        super().__init__()
+        first, second = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.Conv2d(after, after, 3, 1, 1, bias=False)
+        self.main = nn.Sequential(first, nn.BatchNorm2d(after), nn.ReLU(), second, nn.BatchNorm2d(after))
+        short = [nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)]
+        self.side = nn.Sequential(*([] if before == after and stride == 1 else short))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Output for a batch."""
+        return F.relu(self.main(x) + self.side(x))
+
+
+def narrow(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """ResNet-10 for small images: 3x3 stem without pooling, 16 to 128 channels, 12 layers of batch normalisation."""
+    stem: list[nn.Module] = [nn.Conv2d(shape[0], 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
+    blocks = [Block(a, b, s) for a, b, s in ((16, 16, 1), (16, 32, 2), (32, 64, 2), (64, 128, 2))]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, outputs))
+
+
+def leak_of(task: Task, x: Tensor, y: Tensor, seed: int) -> GradientLeak:
+    """One gradient at a fresh model."""
+    theta = task.init(Generator().manual_seed(seed))
+    value, one = task.gradient(theta, x, y)[None], torch.ones(1, 1, dtype=D)
+    return GradientLeak(0, torch.zeros(1), one, value, torch.zeros(1, dtype=D), (0, task.layout.size), theta=theta[None], batch=len(x))
+
+
+def cases(dataset: Dataset, task: Task, pictures: int, batch: int = 1, first: int = 0) -> list[tuple[GradientLeak, Tensor, Tensor]]:
+    """Leaks with their pictures and labels; single pictures are spread over the data set, batches are consecutive."""
+    stride = batch if batch > 1 else max(1, (len(dataset) - first) // pictures)
+    out = []
+    for k in range(first, first + pictures * stride, stride):
+        x, y = dataset.x[k : k + batch].double(), dataset.y[k : k + batch]
+        out.append((leak_of(task, x, y, k), x, y))
+    return out
+
+
+def recipe(task: Task, leak: GradientLeak, y: Tensor, steps: int, weight: float, generator: Generator) -> Tensor:
+    """Run the published loop (Geiping et al. 2020) in float32; pixels in [0, 1] come back. weight: of TV of such pixels."""
+    assert leak.theta is not None
+    theta, aim = leak.theta[0].float(), leak.value[0].float()
+    z = torch.randn(len(y), *task.spec.shape, generator=generator).requires_grad_()
+    optimiser = torch.optim.Adam([z], lr=0.1)
+    falls = torch.optim.lr_scheduler.MultiStepLR(optimiser, [int(steps * share) for share in (3 / 8, 5 / 8, 7 / 8)], 0.1)
+    for _ in range(steps):
+        g = task.gradient(theta, z * 0.5 + 0.5, y, create_graph=True)
+        smooth = (z[..., 1:] - z[..., :-1]).abs().mean() + (z[..., 1:, :] - z[..., :-1, :]).abs().mean()
+        loss = 1 - (g * aim).sum() / g.norm() / aim.norm() + 0.5 * weight * smooth
+        z.grad = torch.autograd.grad(loss, z)[0].sign()
+        optimiser.step()
+        falls.step()
+        with torch.no_grad():
+            z.clamp_(-1, 1)
+    return z.detach() * 0.5 + 0.5
+
+
+def attacked(name: str, leak: GradientLeak, task: Task, seed: int, known: Statistics | None = None, **settings: Any) -> Reconstruction:
+    """Run one attack; known: the victim's batch statistics."""
+    made = registry.configure(registry.get("attacks", name), settings)
+    made = made if known is None else replace(made, statistics=known)
+    found: Reconstruction = made(leak, task, Generator().manual_seed(seed))
+    return found
+
+
+def psnr(found: Tensor, x: Tensor) -> float:
+    """Mean over a batch, each picture with its partner; 150 dB at most."""
+    pairs = match.match(found, x)
+    errors = (found[pairs.found].double() - x[pairs.true]).square().flatten(1).mean(1)
+    return float((-10 * errors.log10()).clamp_max(150).mean())
+
+
+def loss(task: Task, leak: GradientLeak, x: Tensor, y: Tensor, weight: float) -> float:
+    """What both minimise, at x, in float64."""
+    assert leak.theta is not None
+    g = task.gradient(leak.theta[0], x.double(), y)
+    return float(1 - (g @ leak.value[0]) / g.norm() / leak.value[0].norm() + weight * priors.total_variation(x.double()))
+
+
+def both(dataset: Dataset, pictures: int, steps: int, weight: float, names: tuple[str, ...], first: int) -> dict[str, dict[str, Any]]:
+    """Mean PSNR, loss and CPU seconds of the recipe and of our attack on the same leaks."""
+    task = Task.build(dataset.spec("convnet"), dtype=D)
+    out: dict[str, dict[str, Any]] = {}
+    for name in names:
+        each = []
+        for k, (leak, x, y) in enumerate(cases(dataset, task, pictures, first=first)):
+            start = time.process_time()
+            if name == "recipe":
+                found = recipe(task, leak, y, steps, weight, Generator().manual_seed(k))
+            else:
+                found = attacked(name, leak, task, k, steps=steps, tv=weight).x
+            seconds = time.process_time() - start
+            each.append((psnr(found, x), loss(task, leak, found, y, weight), seconds))
+        means = [statistics.mean(column) for column in zip(*each, strict=True)]
+        out[name] = {"psnr": round(means[0], 2), "loss": round(means[1], 5), "seconds": round(means[2], 2)}
+    return out
+
+
+def emit(bench: str, **figures: Any) -> None:
+    """Print one JSON line."""
+    print(json.dumps({"bench": f"inverting/{bench}", **figures}), flush=True)
+
+
+def sweep(dataset: Dataset, pictures: int, steps: int, first: int) -> None:
+    """PSNR over the weight of total variation."""
+    best = {"recipe": -math.inf, "inverting": -math.inf}
+    for weight in WEIGHTS:
+        got = both(dataset, pictures, steps, weight, ("recipe", "inverting"), first)
+        emit("sweep", data=dataset.name, pictures=pictures, steps=steps, tv=weight, **{n: g["psnr"] for n, g in got.items()})
+        best = {n: max(best[n], got[n]["psnr"]) for n in best}
+    emit("sweep-best", data=dataset.name, steps=steps, **best)
+
+
+def speed(dataset: Dataset, pictures: int, most: int, weight: float, first: int) -> None:
+    """Loss and CPU seconds over the number of steps, and the first of ours that is as low as the recipe's."""
+    ours = {}
+    for steps in (75, 150, 300, 600, 1200):
+        ours[steps] = both(dataset, pictures, steps, weight, ("inverting",), first)["inverting"]
+        emit("speed", who="inverting", data=dataset.name, steps=steps, tv=weight, **ours[steps])
+    for steps in (s for s in (300, 600, 1200, 2400, 4800) if s <= most):
+        theirs = both(dataset, pictures, steps, weight, ("recipe",), first)["recipe"]
+        emit("speed", who="recipe", data=dataset.name, steps=steps, tv=weight, **theirs)
+        enough = [s for s, got in ours.items() if got["loss"] <= theirs["loss"]]
+        ratio = round(theirs["seconds"] / ours[enough[0]]["seconds"], 1) if enough else None
+        emit("speed-ratio", recipe_steps=steps, our_steps=enough[0] if enough else None, times_faster=ratio)
+
+
+def batch(dataset: Dataset, batches: int, evaluations: int, first: int, weights: Sequence[float]) -> None:
+    """GradInversion (two seeds) and Inverting Gradients on four images and a ResNet-10 that normalises by the batch."""
+    task = Task.build(dataset.spec(f"{__name__}:narrow"), dtype=D, trusted=True)
+    held = cases(dataset, task, batches, 4, first)
+    kinds: dict[str, tuple[str, bool, dict[str, Any]]] = {
+        "inverting": ("inverting", False, {"steps": evaluations}),
+        "gradinversion": ("gradinversion", True, {"steps": evaluations // 2, "seeds": 2}),
+        "without statistics": ("gradinversion", False, {"steps": evaluations // 2, "seeds": 2}),
+    }
+    best = dict.fromkeys(kinds, -math.inf)
+    for weight in weights:
+        means = {}
+        for kind, (name, told, settings) in kinds.items():
+            each = []
+            for k, (leak, x, _) in enumerate(held):
+                assert leak.theta is not None
+                known = {n: (m.detach(), v.detach()) for n, (m, v) in priors.batch_statistics(task, leak.theta[0], x).items()}
+                each.append(psnr(attacked(name, leak, task, k, known if told else None, tv=weight, **settings).x, x))
+            means[kind] = round(statistics.mean(each), 2)
+            best[kind] = max(best[kind], means[kind])
+        emit("batch", data=dataset.name, batches=batches, evaluations=evaluations, tv=weight, **means)
+    emit("batch-best", data=dataset.name, **best)
+
+
+def layers(dataset: Dataset, pictures: int, steps: int, first: int, chosen: str) -> None:
+    """R-GAP over networks, beside Inverting Gradients."""
+    kinds: tuple[tuple[str, dict[str, Any]], ...] = (("rgap", {}), ("inverting", {"steps": steps}))
+    for model, args in NETWORKS:
+        network = " ".join([model, *(f"{a}={v}" for a, v in args.items())])
+        if chosen not in (network, "all"):
+            continue
+        task = Task.build(dataset.spec(model, args), dtype=D)
+        for name, settings in kinds:
+            each = []
+            for k, (leak, x, _) in enumerate(cases(dataset, task, pictures, first=first)):
+                start = time.process_time()
+                found = attacked(name, leak, task, k, **settings)
+                each.append((psnr(found.x, x), found.certificate is Certificate.EXACT, time.process_time() - start))
+            values = [e[0] for e in each]
+            emit(
+                "layers",
+                network=network,
+                attack=name,
+                data=dataset.name,
+                median=round(statistics.median(values), 1),
+                least=round(min(values), 1),
+                above_25=f"{sum(v > 25 for v in values)} of {pictures}",
+                bit_exact=f"{sum(v == 150 for v in values)} of {pictures}",
+                certified=f"{sum(e[1] for e in each)} of {pictures}",
+                seconds=round(statistics.mean(e[2] for e in each), 1),
+            )
+
+
+def main() -> None:
+    """Run the parts that were asked for."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    for part in ("sweep", "speed", "batch", "layers"):
+        parser.add_argument(f"--{part}", action="store_true")
+    parser.add_argument("--data", default=None, help="a data set by name; photos, or faces for --batch, where not given")
+    parser.add_argument("--pictures", type=int, default=8, help="or batches")
+    parser.add_argument("--first", type=int, default=0, help="first record that is used")
+    parser.add_argument("--weights", type=float, nargs="+", default=BATCH_WEIGHTS, help="of total variation in --batch")
+    parser.add_argument("--network", default="all", help="the only one of --layers, e.g. 'convnet act=tanh'")
+    parser.add_argument("--steps", type=int, default=300, help="of Inverting Gradients; most steps of the recipe in --speed")
+    parser.add_argument("--tv", type=float, default=2e-2, help="weight of total variation in --speed")
+    asked = parser.parse_args()
+    pictures = data.load(asked.data or "photos")
+    if asked.sweep:
+        sweep(pictures, asked.pictures, asked.steps, asked.first)
+    if asked.speed:
+        speed(pictures, asked.pictures, asked.steps, asked.tv, asked.first)
+    if asked.batch:
+        batch(data.load(asked.data or "faces"), asked.pictures, asked.steps, asked.first, asked.weights)
+    if asked.layers:
+        layers(pictures, asked.pictures, asked.steps, asked.first, asked.network)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import beta, binom
 
-from leakaudit.bounds.curves import probability
+from leakaudit.bounds.curves import at_least_zero, probability
 from leakaudit.errors import LeakauditError
 
 MOST = 10_000_000  # trials
@@ -109,6 +109,7 @@ def certifiable(trials: int, delta: float, alpha: float) -> float:
 
 def trials_for(epsilon: float, delta: float, alpha: float) -> int:
     """Return how many trials on each side a perfect attack needs to prove `epsilon`; raises LeakauditError above ten million."""
+    at_least_zero("epsilon", epsilon)
     low, high = 0, 1
     while certifiable(high, delta, alpha) < epsilon:
         low, high = high, 2 * high
@@ -122,6 +123,7 @@ def trials_for(epsilon: float, delta: float, alpha: float) -> int:
 
 def detection(trials: int, bound: float, rate: float, alpha: float) -> float:
     """Return the power: the chance that an attack with success rate `rate` exceeds `bound` by its lower limit in `trials` trials."""
+    _trials(0, trials, alpha)
     probability("the bound", bound)
     probability("the rate", rate)
     if bound == 1 or trials == 0:

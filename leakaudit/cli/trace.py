@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import curves, say, settings, shared, trust
+from leakaudit.cli import curves, lint, say, settings, shared, trust
 
 
 def add(verbs: Any) -> None:
     """Describe the verb and its actions."""
-    actions = verbs.add_parser("trace", help="info, verify or convert a trace; curves of a run").add_subparsers(
+    actions = verbs.add_parser("trace", help="info, verify, lint or convert a trace; curves of a run").add_subparsers(
         dest="action", metavar="ACTION", required=True
     )
     info = actions.add_parser("info", help="what a trace holds")
@@ -34,6 +34,7 @@ def add(verbs: Any) -> None:
         shared(sub, "threads")
         sub.set_defaults(run=run)
     curves.add(actions)
+    lint.add(actions)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -33,7 +33,7 @@ def chart(runs: Mapping[str, Run]) -> Image.Image:
     size = LEFT + WIDE + RIGHT, TOP + HIGH + FOOT
     head = MARGIN + LINE * math.ceil(len(runs) / across)
     page = Image.new("RGB", (FINE * (across * size[0] + MARGIN), FINE * (head + math.ceil(len(shown) / across) * size[1] + MARGIN)), PAPER)
-    pen = _Pen(ImageDraw.Draw(page))
+    pen = Pen(ImageDraw.Draw(page))
     for k, label in enumerate(runs):
         x, y = MARGIN + k % across * size[0], MARGIN + k // across * LINE
         pen.line([(x, y + 7), (x + 24, y + 7)], COLOURS[k], 2)
@@ -95,7 +95,7 @@ def _points(values: Sequence[float]) -> list[tuple[float, float]]:
     return [(float(t), v if math.isfinite(v) else math.nan) for t, v in enumerate(values)]
 
 
-def _panel(pen: _Pen, at: tuple[float, float], name: str, lines: Sequence[Points]) -> None:
+def _panel(pen: Pen, at: tuple[float, float], name: str, lines: Sequence[Points]) -> None:
     """Draw axes and lines; `at` is the upper left corner of the field."""
     left, top = at
     values = [v for line in lines for _, v in line if not math.isnan(v)]
@@ -135,18 +135,21 @@ def _unbroken(line: Points, log: bool) -> list[list[tuple[float, float]]]:
     return [p for p in parts if p]
 
 
-class _Pen:
+class Pen:
     """Draws in pixels of the finished picture."""
 
     def __init__(self, draw: ImageDraw.ImageDraw) -> None:
         self.draw = draw
 
     def line(self, points: Sequence[tuple[float, float]], colour: str, width: int) -> None:
+        """Join points."""
         self.draw.line([(FINE * x, FINE * y) for x, y in points], fill=colour, width=FINE * width, joint="curve")
 
     def dot(self, at: tuple[float, float], colour: str) -> None:
+        """Draw a disc."""
         x, y = at
         self.draw.ellipse([FINE * (x - 3), FINE * (y - 3), FINE * (x + 3), FINE * (y + 3)], fill=colour)
 
     def text(self, at: tuple[float, float], text: str, size: int, colour: str, anchor: str) -> None:
+        """Write one line; anchor as of PIL."""
         say(self.draw, (FINE * at[0], FINE * at[1]), text, FINE * size, colour, anchor)

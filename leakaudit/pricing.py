@@ -26,9 +26,9 @@ LEVELS = {
 class Price:
     """What one adversary's view may tell about one node.
 
-    mu: of Gaussian differential privacy, certified upper value; attained: reached by some change, None at record level. epsilon: at
-    `delta`. level: whose change is bounded (`LEVELS`). leaking: combinations without noise, where mu is inf. refused: why there is
-    no mu, in words.
+    mu: of Gaussian differential privacy, certified upper value; attained: reached by some change, None at record level. linear: reached
+    by records whose gradients are constant and move by the sensitivity. epsilon: at `delta`. level: whose change is bounded
+    (`LEVELS`). leaking: combinations without noise, where mu is inf. refused: why there is no mu, in words.
     """
 
     node: int
@@ -37,6 +37,7 @@ class Price:
     delta: float
     mu: float | None = None
     attained: float | None = None
+    linear: float | None = None
     epsilon: float | None = None
     level: str = ""
     certificate: tuple[int, ...] = ()
@@ -124,6 +125,7 @@ def _price(knowledge: Knowledge, asked: Price, smoothness: float | None) -> Pric
         asked.delta,
         mu=mu,
         attained=attained,
+        linear=bound.attained,
         epsilon=gaussian.epsilon(asked.delta, mu),
         level=level if mu < math.inf else "",
         certificate=bound.certificate,

@@ -22,7 +22,10 @@ class Claim:
 
     source: paper and theorem. promise: one sentence. epsilon, delta: of differential privacy, None where it promises none.
     adjacency: what two neighbouring data sets differ in. std: the noise that the theorem asks for, per coordinate. rounds: up to
-    which it holds. assumes: what the theorem takes for granted.
+    which it holds. assumes: what the theorem takes for granted. sensitivity: how far one gradient of a node moves in Euclidean norm
+    between neighbours, as the theorem assumes, None where it does not say. sampled: whether a record takes part in some gradients
+    alone, drawn in secret. met: whether the noise of these constants is what it asks for. pair: (v, u) where it is about what node v
+    sees of node u alone.
     """
 
     source: str
@@ -33,6 +36,10 @@ class Claim:
     std: float | None = None
     rounds: int | None = None
     assumes: tuple[str, ...] = ()
+    sensitivity: float | None = None
+    sampled: bool = False
+    met: bool = True
+    pair: tuple[int, int] | None = None
 
 
 class Victim(Protocol):

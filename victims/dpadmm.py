@@ -152,6 +152,8 @@ class DPADMM(Victim):
                 std=std / (2 * self.rho * max(map(graph.degree, range(graph.nodes))) + self.eta),
                 rounds=rounds,
                 assumes=(f"gradients of a record of norm at most {self.lipschitz:g}", f"{self.records} records a node"),
+                sensitivity=2 * self.lipschitz / (self.batch or self.records),
+                sampled=0 < self.batch < self.records,
             ),
         )
 

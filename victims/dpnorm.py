@@ -170,6 +170,7 @@ class DPNorm(Victim):
         least = min(s / d for s, d in zip(self._levels(graph, rounds), deltas, strict=True))
         for form in get_args(Theorem):
             epsilon = self.epsilon or guaranteed(least, self.delta, rounds, form)
+            needed = level(epsilon, self.delta, rounds, form)
             claims.append(
                 Claim(
                     source=f"DP-Norm, Theorem 1 {'as printed' if form == 'printed' else 'in the form of eq. (8)'}",
@@ -177,7 +178,7 @@ class DPNorm(Victim):
                     epsilon=epsilon,
                     delta=self.delta,
                     adjacency="one record of one node is replaced",
-                    std=level(epsilon, self.delta, rounds, form) * max(deltas),
+                    std=needed * max(deltas),
                     rounds=rounds,
                     assumes=(
                         "(A1) G-Lipschitz losses",
@@ -186,6 +187,9 @@ class DPNorm(Victim):
                         "mu <= 1 / (c K L)",
                         "one message a round",
                     ),
+                    sensitivity=2 * self.lipschitz / (self.batch or self.records),
+                    sampled=0 < self.batch < self.records,
+                    met=needed <= least * (1 + 1e-9),
                 )
             )
         return tuple(claims)

@@ -179,6 +179,8 @@ class DPSGD(Victim):
                 std=self.std(self.samples),
                 rounds=self.horizon,
                 assumes=("gradients of single records have norm at most G = 1", "mini-batches are drawn without replacement"),
+                sensitivity=2 / (self.batch or self.samples),
+                sampled=0 < self.batch < self.samples,
             ),
         )
 

@@ -95,7 +95,7 @@ class Muffliato(Victim):
         found = []
         for hops in range(1, int(apart.max()) + 1):
             rho, v, u = min((float(pairs[v, u]), v, u) for v, u in np.argwhere(apart == hops).tolist())
-            found.append(self._claim(f"what node {v} sees tells of node {u}, {hops} hops away", rho, rounds))
+            found.append(self._claim(f"what node {v} sees tells of node {u}, {hops} hops away", rho, rounds, (v, u)))
         mean = float(pairs.mean(1).max())
         average = f"what a node sees tells of another, on average over the other: Renyi epsilon of order alpha at most {mean:.6g} alpha"
         return (*found, self._claim(average, None, rounds))
@@ -126,7 +126,7 @@ class Muffliato(Victim):
         gap = 1 - float(np.linalg.eigvalsh(_matrix(graph))[-2])
         return round(2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2, 9)
 
-    def _claim(self, promise: str, rho: float | None, rounds: int) -> Claim:
+    def _claim(self, promise: str, rho: float | None, rounds: int, pair: tuple[int, int] | None = None) -> Claim:
         return Claim(
             source=SOURCE,
             promise=promise,
@@ -136,6 +136,8 @@ class Muffliato(Victim):
             std=self.sigma,
             rounds=rounds,
             assumes=("messages add up as if each had noise of its own",),
+            sensitivity=2 * self.clip,
+            pair=pair,
         )
 
 

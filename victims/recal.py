@@ -161,6 +161,7 @@ class RECAL(Victim):
                 std=self.sigma,
                 rounds=rounds,
                 assumes=(f"a record changes a gradient by at most {self.sensitivity:g}", "Lemma 5: Delta = tau_i C at every activation"),
+                sensitivity=self.sensitivity,
             ),
         )
 

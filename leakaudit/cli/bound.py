@@ -1,37 +1,49 @@
-"""`leakaudit bound`: the exact mu and epsilon of what an adversary sees."""
+"""`leakaudit bound`: the exact mu and epsilon of what every adversary sees, beside the paper's claim."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import settings, shared
+from leakaudit.cli import say, settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
     from leakaudit.declared import Protocol
-    from leakaudit.pricing import Price
+    from leakaudit.ledger import Entry
 
 SHOWN = 3  # leaking combinations in a table
+LARGE = 5000  # relations of a run from which views that miss messages take minutes
 NOTE = (
     "mu: of Gaussian differential privacy, over all rounds, when every gradient of a node moves by the sensitivity at most (Euclidean). "
-    "Start values count as public, sampling is not credited."
+    "Start values count as public, sampling is not credited. Noise: what the claimed epsilon (or --epsilon) needs, all noise of the run "
+    "scaled alike, and the mu computed anew at it. NOT REFUTED is no proof of privacy."
 )
 
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("bound", help="exact mu and epsilon of what an adversary sees of each node, from the protocol alone")
+    sub = verbs.add_parser("bound", help="exact mu and epsilon of what each adversary sees of each node, beside the claim")
     sub.add_argument("source", type=Path, help="a scenario (.toml) or a trace; its messages are not read")
-    sub.add_argument("--as", dest="adversary", action="append", metavar="WHO", help="as for 'attack'; repeatable (default eavesdropper)")
+    sub.add_argument(
+        "--as",
+        dest="adversary",
+        action="append",
+        metavar="WHO",
+        help="as for 'attack'; repeatable (default: outsider, each wire and neighbour of a node, and coalitions)",
+    )
+    sub.add_argument("--coalitions", type=int, metavar="K", help="most other nodes that listen together (default 1)")
     sub.add_argument("--node", type=int, action="append", help="node; repeatable (default all)")
-    sub.add_argument("--sensitivity", type=float, default=1.0, help="how far one gradient moves, Euclidean norm (default 1)")
+    sub.add_argument("--all", action="store_true", help="every view in the table, not the worst of each kind alone (json has all)")
+    sub.add_argument("--sensitivity", type=float, help="how far one gradient moves, Euclidean norm (default: as the claim assumes, else 1)")
     sub.add_argument("--smoothness", type=float, help="Lipschitz constant of a node's gradients, for records where models are not released")
-    sub.add_argument("--delta", type=float, default=1e-5, help="delta of the epsilon (default 1e-5)")
+    sub.add_argument("--delta", type=float, help="delta of the epsilon (default: the claim's, else 1e-5)")
+    sub.add_argument("--epsilon", type=float, help="recommend noise for this epsilon (default: the claimed one)")
     sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
     shared(sub, "threads", "data_root", "download")
     sub.set_defaults(run=run)
@@ -41,23 +53,45 @@ def run(args: argparse.Namespace) -> int:
     """Print a line for each node and adversary."""
     from leakaudit import console
     from leakaudit.adversary import Adversary
-    from leakaudit.pricing import price
+    from leakaudit.ledger import alike, entries, worst
+    from leakaudit.listeners import around, named
 
     chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
-    if args.sensitivity <= 0 or not 0 < args.delta < 1:
-        raise LeakauditError(f"expected --sensitivity > 0 and 0 < --delta < 1, got {args.sensitivity} and {args.delta}")
+    _check(args)
     protocol, last = _protocol(args.source, chosen)
-    found: list[Price] = []
-    with console.shown(chosen.progress):
-        for who in args.adversary or ["eavesdropper"]:
-            adversary = Adversary.parse(who)
-            nodes = [n for n in range(last) if n not in adversary.corrupt] if args.node is None else args.node
-            found += price(protocol, adversary, nodes, args.sensitivity, args.delta, args.smoothness)
-    if args.format == "json":
-        sys.stdout.write(json.dumps([p.to_json() for p in found], indent=2) + "\n")
+    if args.adversary:
+        listeners = named([Adversary.parse(who) for who in args.adversary], args.node, last)
     else:
-        _table(found)
+        size = 1 if args.coalitions is None else args.coalitions
+        listeners = around(protocol.graph, list(range(last)) if args.node is None else args.node, size)
+        if args.coalitions is None and (count := _relations(protocol)) > LARGE:
+            listeners = [one for one in listeners if one.kind == "outsider"]
+            say(f"{count} relations: only the outsider is priced; ask for the others with --coalitions or --as, or for fewer rounds", args)
+    asked = {name: getattr(args, name) for name in ("sensitivity", "delta", "epsilon", "smoothness")}
+    with console.shown(chosen.progress):
+        found = list(entries(protocol, listeners, **asked))
+    if args.format == "json":
+        sys.stdout.write(json.dumps([one.to_json() for one in found], indent=2) + "\n")
+    else:
+        same = alike(found)
+        shown = found if args.all or args.adversary else [one for one in worst(found) if one.price.node not in same]
+        _table(shown, same if len(shown) < len(found) else {}, len(found))
     return 0
+
+
+def _relations(protocol: Protocol) -> int:
+    """Return about how many relations all rounds have; views that miss messages need them all at once."""
+    return len(protocol.start.relations) * protocol.rounds // max(1, protocol.start.round)
+
+
+def _check(args: argparse.Namespace) -> None:
+    given = [v for v in (args.sensitivity, args.epsilon) if v is not None]
+    if not all(0 < v < math.inf for v in given) or not (args.delta is None or 0 < args.delta < 1):
+        raise LeakauditError(
+            f"expected --sensitivity and --epsilon > 0 and 0 < --delta < 1, got {args.sensitivity}, {args.epsilon} and {args.delta}"
+        )
+    if args.adversary and args.coalitions is not None:
+        raise LeakauditError("--coalitions lists adversaries and --as names them; give one of both")
 
 
 def _protocol(path: Path, chosen: argparse.Namespace) -> tuple[Protocol, int]:
@@ -77,7 +111,7 @@ def _protocol(path: Path, chosen: argparse.Namespace) -> tuple[Protocol, int]:
     return protocol, protocol.graph.nodes - protocol.victim.centralised
 
 
-def _table(found: Sequence[Price]) -> None:
+def _table(found: Sequence[Entry], same: Mapping[int, int], views: int) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -87,12 +121,41 @@ def _table(found: Sequence[Price]) -> None:
 
     out = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("node", "adversary", "mu", f"epsilon({found[0].delta:g})" if found else "epsilon", "what"):
-        table.add_column(name, overflow="fold", justify="left" if name in ("adversary", "what") else "right")
+    words = ("adversary", "noise for it", "what")
+    for name in ("node", "adversary", "mu", "epsilon (delta)", "claim", "ratio", "noise for it", "what"):
+        table.add_column(name, overflow="fold", justify="left" if name in words else "right")
     for one in found:
-        more = f" and {len(one.leaking) - SHOWN} more" if len(one.leaking) > SHOWN else ""
-        leaking = f"without noise: {', '.join(one.leaking[:SHOWN])}{more}" if one.leaking else one.level
-        numbers = ["-" if v is None else f"{v:.4g}" for v in (one.mu, one.epsilon)]
-        table.add_row(str(one.node), one.adversary, *numbers, f"no bound: {one.refused}" if one.refused else leaking)
+        table.add_row(*_row(one))
     out.print(table)
-    out.print(Text(NOTE, style="dim"))
+    if len(found) < views:
+        out.print(Text(f"the worst of each kind of adversary; {views} views were computed (--all, or -f json)"))
+    for node in dict.fromkeys(same.values()):
+        others = ", ".join(str(n) for n, of in same.items() if of == node)
+        out.print(Text(f"nodes {others}: the same as node {node}, proved by renaming nodes in the relations"))
+    levels = dict.fromkeys(one.price.level for one in found if one.price.level)
+    claims = dict.fromkeys(f"claim: {one.claim.source}" for one in found if one.claim)
+    for line in (*levels, *claims, NOTE):
+        out.print(Text(line, style="dim"))
+
+
+def _row(one: Entry) -> list[str]:
+    price = one.price
+    who = {"wire": f"one wire ({price.adversary})", "outsider": "outsider, all wires", "named": price.adversary}
+    more = f" and {len(price.leaking) - SHOWN} more" if len(price.leaking) > SHOWN else ""
+    what = f"without noise: {', '.join(price.leaking[:SHOWN])}{more}" if price.leaking else price.level.partition(":")[0]
+    says = one.verdict.words if one.claim else ""
+    reason = f" ({one.why})" if one.verdict.name in ("INCONCLUSIVE", "UNSUPPORTED") else ""
+    return [
+        str(price.node),
+        who.get(one.listener.kind, f"{one.listener.kind} {price.adversary}"),
+        _number(price.mu),
+        "-" if price.epsilon is None else f"{price.epsilon:.4g} ({price.delta:g})",
+        _number(one.claim.epsilon if one.claim else None),
+        _number(one.ratio),
+        one.advice.words if one.advice else "-",
+        f"no bound: {price.refused}" if price.refused else "; ".join(filter(None, (says + reason, what))),
+    ]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -126,7 +126,7 @@ def test_a_bound_from_a_scenario_is_the_closed_form(place: Path, capsys: pytest.
     """DP-Norm, K = 1, ring: a = gamma / (gamma + 1); the model moves by mu (a + ... + a^r) in round r."""
     lines = ['victim = "dpnorm"', "nodes = 6", 'graph = "ring"', "rounds = 12", 'data = "gaussians"', 'model = "logistic"', "samples = 2"]
     Path("s.toml").write_text("\n".join([*lines, "[set]", "sigma = 0.1", "mu = 0.05", "inner = 1", "alpha = 0.2"]))
-    assert main(["bound", "s.toml", "--node", "0", "-f", "json", "-q"]) == 0
+    assert main(["bound", "s.toml", "--as", "eavesdropper", "--node", "0", "-f", "json", "-q"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     gamma = 1 + 0.2 / (0.05 * 2)
     a = gamma / (gamma + 1)

@@ -1,0 +1,93 @@
+"""Canaries: replays with one record or another, and one run with a coin for each of many records."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from leakaudit import api
+from leakaudit.adversary import Adversary
+from leakaudit.audit.replays import Replays, clipped_at, gradients_of, taken_at, unusable, whitening
+from leakaudit.audit.runs import child, recorded, replayed
+from leakaudit.bounds.empirical import Counts, epsilon_lower
+from leakaudit.deduction import Deduction
+from leakaudit.leak import GradientLeak
+from leakaudit.recording import Plan
+from leakaudit.task import Task
+
+PILOT = 0.25  # share of the replays that choose the threshold, and nothing else
+TRIED = 40  # thresholds
+GUESSED = 0.5  # share of the canaries of one run that are guessed, the surest
+
+
+def pair(ready: Plan, node: int, most: int = 200) -> tuple[int, int]:
+    """Return the node's first record and the free record whose gradient is farthest from its own at a start model; no run is looked at."""
+    free = free_rows(ready, node)[:most]
+    task = Task.build(ready.task.spec, dtype=torch.float64)
+    theta = ready.task.init(torch.Generator().manual_seed(child(ready.scenario.seed, 3))).double().to(task.device)
+    x, y = ready.source.x[free][:, None].double(), ready.source.y[free][:, None]
+    g = gradients_of(task, theta, x, y, clipped_at(ready))
+    return free[0], free[int((g - g[0]).norm(dim=1).argmax())]
+
+
+def free_rows(ready: Plan, node: int) -> list[int]:
+    """Return the node's first record, then the records that nobody holds."""
+    own, held = int(ready.rows[node, 0]), set(ready.rows.flatten().tolist())
+    return [own, *(k for k in range(len(ready.source.x)) if k not in held)]
+
+
+def counted(found: Replays, delta: float, alpha: float) -> Counts:
+    """Return guesses by a threshold on the likelihood ratio that the first quarter of the replays chose; the rest alone is counted.
+
+    NaN counts as a guess that the record was not there.
+    """
+    ratio = (found.scores[:, 0] - found.scores[:, 1]) if len(found.scores) else torch.zeros(0)
+    there, cut = found.drawn == 0, int(PILOT * len(ratio))
+    pilot = ratio[:cut][ratio[:cut].isfinite()]
+    tried = [0.0, *torch.quantile(pilot, torch.linspace(0, 1, TRIED, dtype=pilot.dtype)).tolist()] if len(pilot) else [0.0]
+    threshold = max(tried, key=lambda at: epsilon_lower(_counts(ratio[:cut], there[:cut], at), delta, alpha, both=True))
+    return _counts(ratio[cut:], there[cut:], threshold)
+
+
+def _counts(ratio: Tensor, there: Tensor, threshold: float) -> Counts:
+    guess = ratio > threshold
+    return Counts(int((guess & there).sum()), int(there.sum()), int((guess & ~there).sum()), int((~there).sum()))
+
+
+def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> tuple[int, int, int, str]:
+    """Run once with a fair coin between two records at every place, and return canaries, guesses, right ones, and why none.
+
+    The adversary's own nodes hold no canary. Adjacency: one record is replaced.
+    """
+    nodes, k = ready.rows.shape
+    held = set(ready.rows.flatten().tolist())
+    spare = [r for r in range(len(ready.source.x)) if r not in held]
+    if len(spare) < nodes * k:
+        return 0, 0, 0, f"one run with {nodes * k} canaries needs as many records that nobody holds, the data set has {len(spare)}"
+    both = torch.stack([ready.rows, torch.tensor(spare[: nodes * k]).reshape(nodes, k)])
+    coins = torch.randint(2, (nodes, k), generator=torch.Generator().manual_seed(child(ready.scenario.seed, seed, 4)))
+    rows = torch.where(coins.bool(), both[1], both[0])
+    trace = recorded(replayed(ready, rows, child(seed, 5))).trace
+    targets = [n for n in range(nodes) if n not in adversary.corrupt]
+    leaks = api.deduce(Deduction(trace, adversary), targets, gradients)
+    reasons = [*leaks.undetermined.values(), *(why for leak in leaks if (why := unusable(leak)))]
+    if reasons:
+        return 0, 0, 0, reasons[0]
+    task = Task.build(ready.task.spec, dtype=torch.float64)
+    ratio = torch.cat([_ratios(leak, task, ready, both[:, leak.node]) for leak in leaks]).nan_to_num(0.0)
+    truth = torch.cat([coins[leak.node] for leak in leaks])
+    guesses = math.ceil(GUESSED * len(ratio))
+    surest = ratio.abs().argsort(descending=True)[:guesses]
+    return len(ratio), guesses, int(((ratio > 0).long() == truth)[surest].sum()), ""
+
+
+def _ratios(leak: GradientLeak, task: Task, ready: Plan, both: Tensor) -> Tensor:
+    """Return the log-likelihood ratio (k,) of the second record over the first at every place, all other places at their mean."""
+    rows = both.flatten()
+    each = taken_at(leak, task, ready.source.x[rows][:, None].double(), ready.source.y[rows][:, None], clipped_at(ready))
+    first, second = each.split(both.shape[1])
+    white, c, k = whitening(leak), leak.combination.double(), both.shape[1]
+    rest = white @ (leak.value.double() - c @ ((first + second) / 2).mean(0))
+    return torch.stack([(rest * (white @ (c @ (b - a) / k))).sum() for a, b in zip(first, second, strict=True)])

@@ -1,0 +1,70 @@
+"""`leakaudit audit`: a grid of epsilons, attacked and tested, with verdicts and a figure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from leakaudit.cli import say, settings, shared
+
+REFUTED, UNSETTLED, INTERRUPTED = 1, 3, 130
+
+
+def add(verbs: Any) -> None:
+    """Describe the verb."""
+    sub = verbs.add_parser("audit", help="attack and test a scenario over a grid of epsilons: verdicts, PSNR and SSIM against epsilon")
+    sub.add_argument("scenario", type=Path, help="TOML file: a scenario, and a table [audit] with the grid and its tests")
+    sub.add_argument(
+        "-f", "--format", action="append", choices=("text", "json", "markdown"), help="what goes to stdout; repeatable (default text)"
+    )
+    sub.add_argument("--dry-run", action="store_true", help="print the grid, its constants and exact epsilons, and the cost; run nothing")
+    sub.add_argument("--strict", action="store_true", help="exit code 3 where a promise is INCONCLUSIVE or UNSUPPORTED")
+    shared(sub, "seed", "device", "threads", "output", "data_root", "download", "max_seconds")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Audit, write the results, print them; 1 where a promise was refuted, 3 where --strict and one is not settled."""
+    from dataclasses import replace
+
+    from leakaudit import console
+    from leakaudit.audit.plan import AuditPlan
+    from leakaudit.audit.run import Where, audit, dry
+
+    chosen = settings(args)
+    plan = AuditPlan.from_toml(args.scenario)
+    if args.seed is not None:
+        plan = replace(plan, scenario=replace(plan.scenario, seed=chosen.seed))
+    where = Where(Path(chosen.data_root), chosen.download, chosen.device, chosen.max_seconds)
+    if args.dry_run:
+        sys.stdout.write(json.dumps(dry(plan, where), indent=2) + "\n")
+        return 0
+    folder = Path(chosen.output)
+    with console.shown(chosen.progress):
+        found, complete = audit(plan, folder, where)
+    for name in args.format or ["text"]:
+        sys.stdout.write(_rendered(name, found, folder))
+    files = ["results.json", "report.md", found["audit"]["figure"], found["picture"]]
+    say(f"{folder}: {', '.join(filter(None, files))}", args)
+    if not complete and not chosen.max_seconds:
+        return INTERRUPTED
+    verdicts = {v["verdict"] for v in found["audit"]["verdicts"]}
+    if "REFUTED" in verdicts:
+        return REFUTED
+    return UNSETTLED if args.strict and verdicts & {"INCONCLUSIVE", "UNSUPPORTED"} else 0
+
+
+def _rendered(name: str, found: dict[str, Any], folder: Path) -> str:
+    if name == "markdown":
+        return (folder / "report.md").read_text(encoding="utf-8")
+    if name == "json":
+        return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    from leakaudit.audit.words import text
+
+    wide = sys.stdout.isatty()
+    return text(found, shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ) if wide else text(found)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from leakaudit import registry
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.results import SCHEMA, VERSION
 from leakaudit.scoring import Score, definitions
 from leakaudit.trace import Json, Trace
 from leakaudit.wording import summary
+
+DRAWN = 5000  # edges at most that are kept for the drawing
 
 
 def finding(leak: GradientLeak, found: Reconstruction, score: Score, images: Mapping[str, str | None] | None = None) -> dict[str, Json]:
@@ -53,12 +56,13 @@ def build(
     *,
     lpips: str,
     picture: str | None = None,
+    originals: str | None = None,
     complete: bool = True,
 ) -> dict[str, Json]:
     """Everything that results.json holds.
 
     not_tried: what the run left out, in words. lpips: the sentence of `lpips_weights.find`. picture: file name of the
-    grid beside results.json. complete: False where the run was interrupted.
+    grid beside results.json, originals: of the true images. complete: False where the run was interrupted.
     """
     left_out = list(not_tried)
     return {
@@ -71,6 +75,7 @@ def build(
             "protocol": trace.protocol,
             "nodes": trace.graph.nodes,
             "edges": len(trace.graph.edges),
+            "links": [list(edge) for edge in trace.graph.edges[:DRAWN]],
             "rounds": trace.rounds,
             "data": trace.task.data,
             "model": trace.task.model,
@@ -81,9 +86,17 @@ def build(
         "undetermined": [dict(u) for u in undetermined],
         "not_tried": left_out,
         "metrics": definitions(trace.task, lpips),
+        "attacks": {name: described(name) for name in dict.fromkeys(f["attack"] for f in findings) if name != "none"},
         "picture": picture,
+        "originals": originals,
         "provenance": dict(provenance),
     }
+
+
+def described(attack: str) -> dict[str, Json]:
+    """What a reader should know of an attack: its source, what it reads, what it costs."""
+    kind = registry.get("attacks", attack)
+    return {"paper": kind.paper, "reads": kind.reads, "cost": kind.cost, "exact": kind.exact}
 
 
 def finite(value: float) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
@@ -19,6 +20,7 @@ from leakaudit.trace import Truth
 from leakaudit.wording import clean
 
 TILE = 104  # pixels that the longer side of a picture gets, about
+KEPT = 64_000_000  # bytes of true images beside a result
 _GAP, _NEAR, _MARGIN, _LINE, _LEFT, _NARROW = 14, 6, 28, 17, 92, 84
 PAPER, INK, QUIET, EDGE, EMPTY = "#fbfbf9", "#1f2328", "#6b7280", "#d5d8dc", "#eceef0"
 _WORDS = {"exact": "#b42318", "approximate": "#9a5b00", "failed": "#6b7280"}
@@ -56,6 +58,28 @@ def pair_up(found: Sequence[Reconstruction], scores: Sequence[Score], truth: Tru
             word = one.certificate.name.lower() if row is None else words[row]
             out.append(Pair(one.node, x, None if row is None else one.x[row], psnr, word))
     return out
+
+
+def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | None) -> str | None:
+    """Write the true images of the nodes that were attacked, ``node<i>`` (n, c, h, w), and return the file's name.
+
+    They are bytes where the data has the grid k/255. None where there is no truth, no image, or more than `KEPT` bytes of them.
+    """
+    if truth is None:
+        return None
+    shown = sorted({one.node for one in found if one.x.ndim == 4 and one.x.shape[1] in (1, 3)})
+    arrays = {f"node{n}": _stored(truth.of(n)[0], truth.task.levels) for n in shown}
+    if not arrays or sum(a.nbytes for a in arrays.values()) > KEPT:
+        return None
+    with replacing(path) as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+    return path.name
+
+
+def _stored(x: Tensor, levels: int) -> np.ndarray:
+    x = x.detach().cpu()
+    stored: np.ndarray = ((x.double() * 255).round().to(torch.uint8) if levels == 255 else x.float()).numpy()
+    return stored
 
 
 def grid(pairs: Sequence[Pair], *, title: str = "", columns: int = 10, limit: int = 96) -> Image.Image:

@@ -32,6 +32,7 @@ def collect(
     seconds: float,
     trace_sha256: str | None = None,
     truth_sha256: str | None = None,
+    truth_path: Path | None = None,
 ) -> dict[str, Json]:
     """``provenance`` of results.json.
 
@@ -45,7 +46,7 @@ def collect(
         "device": device,
         "threads": torch.get_num_threads(),
         "trace": {"id": trace.id, "sha256": trace_sha256},
-        "truth": {"sha256": truth_sha256},
+        "truth": {"sha256": truth_sha256, "path": None if truth_path is None else str(truth_path)},
         "settings": dict(settings),
         "digest": digest(settings),
         "command": command,

@@ -19,9 +19,11 @@ from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.schema import ANY, Pattern, departure
 from leakaudit.trace import Json
+from leakaudit.verdict import Verdict
 
 SCHEMA, VERSION = "leakaudit.results", 1
 _NUMBER = (float, None)
+_EPSILON = (float, frozenset({"inf"}), None)  # None: as configured
 _FILE = Pattern("a file name without folder", r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _SHA256 = Pattern("a sha256 in hexadecimal", r"[0-9a-f]{64}")
 _TIME = Pattern("a time in UTC like 2030-01-31T12:00:00+00:00", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?\+00:00")
@@ -56,6 +58,7 @@ _FINDING = {
     "seconds": float,
     "note": str,
     "images": ({"file": _FILE, "x": str, "y": (str, None)}, None),
+    "cell?": {"epsilon": _EPSILON, "seed": int},
 }
 _PROVENANCE = {
     "versions": {str: (str, None)},
@@ -64,15 +67,17 @@ _PROVENANCE = {
     "device": str,
     "threads": int,
     "trace": {"id": str, "sha256": (_SHA256, None)},
-    "truth": {"sha256": (_SHA256, None)},
+    "truth": {"sha256": (_SHA256, None), "path?": (str, None)},
     "settings": {str: ANY},
     "digest": _SHA256,
     "command": str,
     "started": _TIME,
     "seconds": float,
     "platform": str,
+    "rescored?": [{"metrics": [str], "truth": (_SHA256, None), "command": str, "started": _TIME}],
 }
-_TRACE = {"protocol": str, "nodes": int, "edges": int, "rounds": int, "data": str, "model": str, "shape": [int], "classes": int}
+_SIZES = {"nodes": int, "edges": int, "links?": [[int]], "rounds": int, "shape": [int], "classes": int}
+_TRACE = {"protocol": str, "data": str, "model": str, **_SIZES}
 ATTACK = {
     "schema": frozenset({SCHEMA}),
     "version": frozenset({VERSION}),
@@ -84,10 +89,64 @@ ATTACK = {
     "undetermined": [{"node": int, "adversary": str, "reason": str}],
     "not_tried": [str],
     "metrics": {str: str},
+    "attacks?": {str: {"paper": str, "reads": str, "cost": str, "exact": bool}},
     "picture": (_FILE, None),
+    "originals?": (_FILE, None),
     "provenance": _PROVENANCE,
 }
-KINDS: dict[str, dict[str, Any]] = {"attack": ATTACK}
+_VERDICT = {
+    "epsilon": _EPSILON,
+    "adversary": str,
+    "node": int,
+    "test": str,
+    "attack": str,
+    "promise": ({"name": str, "epsilon": _EPSILON, "delta": float, "mu": _NUMBER}, None),
+    "verdict": frozenset(v.name for v in Verdict),
+    "says": str,
+    "power": str,
+    "p": _NUMBER,
+    "level": _NUMBER,
+    "needs": (int, None),
+    "figures": {str: ANY},
+}
+_AUDIT = {
+    "alpha": float,
+    "delta": float,
+    "grid": [{"epsilon": _EPSILON, "constants": {str: ANY}, "views": [{str: ANY}]}],
+    "curves": [
+        {"epsilon": _EPSILON, "adversary": str, "attack": str, **{f"{m}?": {str: float} for m in ("psnr", "ssim", "relative_error")}}
+    ],
+    "verdicts": [_VERDICT],
+    "figure": (_FILE, None),
+}
+AUDIT = {**ATTACK, "kind": frozenset({"audit"}), "audit": _AUDIT}
+_RULE = {
+    "kind": frozenset({"budget", "baseline", "positive", "negative"}),
+    **dict.fromkeys(("cell", "measure", "says", "accepted"), str),
+    **dict.fromkeys(("value", "limit", "p"), _EPSILON),
+    "status": frozenset({"OK", "OVER", "REGRESSION", "ACCEPTED", "WARNING", "INCONCLUSIVE", "NOT_COMPARABLE", "VOID"}),
+}
+_CELL = {
+    **dict.fromkeys(("name", "check", "adversary", "attack", "says"), str),
+    "digest": _SHA256,
+    "seeds": [int],
+    "measures": {str: {"samples": [float], "mean": float, "worst": float}},
+    "epsilon": _EPSILON,
+    "worst": ({str: ANY}, None),
+    "reasons": {str: str},
+    "seconds": float,
+}
+_GATE = {
+    "code": frozenset({0, 1, 3}),
+    "verdict": frozenset({"pass", "leak", "cannot tell"}),
+    "strict": bool,
+    "cells": [_CELL],
+    "rules": [_RULE],
+    "acceptances": {str: frozenset({"used", "unused", "expired"})},
+    "stale": [str],
+}
+CHECK = {**ATTACK, "kind": frozenset({"check"}), "location": str, "gate": _GATE}
+KINDS: dict[str, dict[str, Any]] = {"attack": ATTACK, "audit": AUDIT, "check": CHECK}
 
 
 def validate(results: Json, name: str = "results.json") -> None:
@@ -153,7 +212,8 @@ def _rebuild(finding: Mapping[str, Json], folder: Path) -> Reconstruction:
         raise LeakauditError(f"{folder / images['file']}: expected the saved reconstruction {images['x']!r}: {str(error)[:200]}") from None
     certificate = Certificate[finding["certificate"]["name"]]
     residual = math.nan if finding["residual"] is None else finding["residual"]
-    return Reconstruction(finding["node"], finding["attack"], x, y, certificate, residual, finding["seconds"], finding["note"])
+    rest = residual, finding["seconds"], finding["note"], finding.get("certified", 0)
+    return Reconstruction(finding["node"], finding["attack"], x, y, certificate, *rest)
 
 
 def _refuse(constant: str) -> NoReturn:

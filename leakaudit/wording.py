@@ -34,10 +34,10 @@ def summary(findings: Sequence[Finding], undetermined: Sequence[Finding], not_tr
     """One sentence: the worst case first, then how many nodes, then what was not tried."""
     nodes = len({f["node"] for f in findings} | {u["node"] for u in undetermined})
     if findings:
-        top = max(findings, key=_harm)
+        top = max(findings, key=harm)
         leak = f"a {top['leak']['kind']} heard by {top['adversary']}"
         how = f"by {top['attack']} from {leak}" if top["attack"] != "none" else f"{leak} is determined, and no attack here can use it"
-        parts = [f"worst case: node {top['node']}, {_outcome(top)}, {how}", *_counts(findings, nodes)]
+        parts = [f"worst case: node {top['node']}, {outcome(top)}, {how}", *_counts(findings, nodes)]
     else:
         parts = [f"no gradient of {_count(nodes)} looked at is determined by what was tried, which proves nothing about other attacks"]
     parts += [] if complete else ["the run was interrupted and is not complete"]
@@ -87,10 +87,17 @@ def provenance(results: Mapping[str, Json]) -> list[tuple[str, str]]:
     return [(clean(name), clean(value)) for name, value in said.items() if value]
 
 
+def said_of(cell: Mapping[str, Json]) -> str:
+    """Point of an audit's grid that an entry belongs to."""
+    epsilon = cell["epsilon"]
+    point = "as configured" if epsilon is None else "no noise (epsilon inf)" if epsilon == "inf" else f"epsilon {epsilon:g}"
+    return f"{point}, seed {cell['seed']}" if "seed" in cell else point
+
+
 def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
     """How many nodes came out how."""
     attacked = {f["node"] for f in findings}
-    identical = {f["node"] for f in findings if (_best(f["scores"] or {}, "exact", max) or 0) > 0}
+    identical = {f["node"] for f in findings if (best(f["scores"] or {}, "exact", max) or 0) > 0}
     by_word = {word: len({f["node"] for f in findings if f["certificate"]["name"] == word}) for word in _RANK}
     certificates = ", ".join(f"{count} {word.lower()}" for word, count in by_word.items() if count)
     return [
@@ -104,22 +111,22 @@ def _count(nodes: int) -> str:
     return f"{nodes} node" + "s" * (nodes != 1)
 
 
-def _harm(finding: Finding) -> tuple[float, ...]:
+def harm(finding: Finding) -> tuple[float, ...]:
     """Sorts findings by how much they give away: identical records, PSNR or error, certificate, residual."""
     scores = finding["scores"] or {}
-    identical = _best(scores, "exact", max) or 0.0
-    psnr, error = _best(scores, "psnr", max), _best(scores, "relative_error", min)
+    identical = best(scores, "exact", max) or 0.0
+    psnr, error = best(scores, "psnr", max), best(scores, "relative_error", min)
     near = psnr if psnr is not None else -error if error is not None else float("-inf")
     residual = finding["residual"]
     return (identical, near, _RANK[finding["certificate"]["name"]], float("-inf") if residual is None else -residual)
 
 
-def _outcome(finding: Finding) -> str:
+def outcome(finding: Finding) -> str:
     """What was got of one node, in words."""
     scores, certificate = finding["scores"], finding["certificate"]
     if scores is None:
         return f"which {certificate['sentence']} (certificate {certificate['name'].lower()}, no truth file: not scored)"
-    psnr, error = _best(scores, "psnr", max), _best(scores, "relative_error", min)
+    psnr, error = best(scores, "psnr", max), best(scores, "relative_error", min)
     if psnr is None and error is None:
         share = scores["labels_found"] if certificate["name"] != "FAILED" else None
         return f"{share:.0%} of the labels and no input recovered" if share else "nothing recovered"
@@ -128,7 +135,8 @@ def _outcome(finding: Finding) -> str:
     return f"{same} of {len(scores['matched'])} records bit for bit ({near})" if same else f"reconstructed at {near}"
 
 
-def _best(scores: Mapping[str, Json], metric: str, pick: Callable[[list[float]], float]) -> float | None:
+def best(scores: Mapping[str, Json], metric: str, pick: Callable[[list[float]], float]) -> float | None:
+    """Return the best value of one metric over all images, None where none was measured."""
     values = [float(v) for v in scores.get(metric, {}).get("per_image", ()) if v is not None]
     return pick(values) if values else None
 
@@ -155,11 +163,11 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 
 
 def _spread(scores: Mapping[str, Json], metric: str, form: str) -> str:
-    """The one value, or the median and the range of several."""
+    """The one value, or the median and the range of several that differ as they are printed."""
     values = [v for v in scores.get(metric, {}).get("per_image", ()) if v is not None]
     if not values:
         return "-"
-    if len(values) == 1:
+    if len({form.format(v) for v in values}) == 1:
         return form.format(values[0])
     return f"{form.format(scores[metric]['median'])} ({form.format(min(values))} to {form.format(max(values))})"
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
+from leakaudit.comparison import lines
 from leakaudit.registry import renderer
 from leakaudit.trace import Json
 from leakaudit.wording import LIMITS, by_reason, clean, provenance, scopes, table
@@ -15,6 +16,8 @@ from leakaudit.wording import LIMITS, by_reason, clean, provenance, scopes, tabl
 def render(results: Mapping[str, Json]) -> str:
     """GitHub-flavoured Markdown; names from the trace are escaped, so that they are neither markup, links nor mentions."""
     blocks = ["# What this adversary learns", f"**{escape(results['summary'])}**"]
+    if against := results.get("against"):
+        blocks += ["## Against the earlier results", _list(lines(against))]
     if results["findings"]:
         headings, rows = table(results)
         blocks += ["## Nodes", _table(headings, rows), _notes(results["findings"])]

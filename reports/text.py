@@ -11,13 +11,15 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from leakaudit.comparison import lines
 from leakaudit.registry import renderer
 from leakaudit.trace import Json
-from leakaudit.wording import LIMITS, by_reason, clean, scopes, table
+from leakaudit.wording import LIMITS, by_reason, clean, harm, scopes, table
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
 _ROOM = 110  # columns of a terminal below which these are left out, so that no word is broken
 _SPARE = ("SSIM", "LPIPS", "identified", "seconds")
+SHOWN = 200  # findings in a terminal
 _RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")
 
 
@@ -33,8 +35,11 @@ def render(results: Mapping[str, Json], width: int = 120, color: bool = False) -
 
 def _parts(results: Mapping[str, Json], wide: bool) -> RenderableType:
     parts: list[RenderableType] = [Text(clean(results["summary"]), style="bold")]
+    parts += [Text(line) for line in lines(results.get("against") or {})]
     if results["findings"]:
         parts.append(_findings(results, wide))
+    if left := len(results["findings"]) - SHOWN:
+        parts += [Text(f"the {SHOWN} worst findings are shown, {left} more are in the HTML report")] * (left > 0)
     failed = [f for f in results["findings"] if f["certificate"]["name"] == "FAILED"]
     parts += [Text(line) for line in by_reason(failed, "note")]
     parts += [Text(f"not determined: {line}") for line in by_reason(results["undetermined"], "reason")]
@@ -43,7 +48,10 @@ def _parts(results: Mapping[str, Json], wide: bool) -> RenderableType:
 
 
 def _findings(results: Mapping[str, Json], wide: bool) -> Table:
-    headings, rows = table(results)
+    some = results["findings"]
+    if len(some) > SHOWN:
+        some = sorted(some, key=harm, reverse=True)[:SHOWN]
+    headings, rows = table({**results, "findings": some})
     kept = [k for k, heading in enumerate(headings) if wide or heading not in _SPARE]
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for k in kept:

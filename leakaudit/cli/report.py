@@ -1,0 +1,85 @@
+"""`leakaudit report`: results.json as HTML, Markdown, JUnit, SARIF, text or annotations, alone or against earlier results."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leakaudit.cli import say
+from leakaudit.errors import LeakauditError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RECORD = "results.json"
+
+
+def add(verbs: Any) -> None:
+    """Describe the verb."""
+    sub = verbs.add_parser(
+        "report", help="results.json as HTML, Markdown, JUnit, SARIF, text or annotations; compared with earlier results"
+    )
+    sub.add_argument("results", type=Path, metavar="RESULTS", help="results.json, or the folder that holds it with its pictures")
+    sub.add_argument("-f", "--format", default="html", help="html (default), markdown, text, json, junit, sarif, github, or a plugin's")
+    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write, its folder included (default: stdout)")
+    sub.add_argument("--redact", action="store_true", help="no pictures, labels, notes or paths, and nodes under other numbers")
+    sub.add_argument("--redact-key", metavar="TEXT", help="redact, with the same node numbers wherever this secret is used")
+    sub.add_argument("--against", type=Path, metavar="RESULTS", help="earlier results.json, or its folder, to compare with")
+    sub.add_argument("--location", metavar="FILE", help="file of your repository that SARIF points at (default leakaudit.toml)")
+    sub.add_argument("-q", "--quiet", action="store_true", help="no notes on stderr")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Render, and then write all of it or nothing."""
+    from leakaudit import comparison, gallery, redaction, registry, results
+    from leakaudit.atomic import replacing
+
+    registry.get("reports", args.format)
+    source = file_of(args.results)
+    shown = results.read(source)
+    render = _renderer(shown["kind"], args.format)
+    if args.against is not None:
+        if shown["kind"] == "check":
+            raise LeakauditError("a gate compares with its baseline; --against takes results of 'attack' and 'audit'")
+        shown = comparison.compare(shown, results.read(file_of(args.against)))
+    if args.location is not None:
+        shown = {**shown, "location": args.location}
+    if args.redact or args.redact_key is not None:
+        shown = redaction.redact(shown, args.redact_key)
+    elif args.format == "html":
+        shown = gallery.with_pictures(shown, source.parent)
+    page = render(shown).encode("utf-8", "backslashreplace")
+    if args.output is None:
+        sys.stdout.buffer.write(page)
+        return 0
+    with replacing(args.output) as file:
+        file.write(page)
+    say(f"{args.output}: written", args)
+    return 0
+
+
+def _renderer(kind: str, name: str) -> Callable[[Any], str]:
+    """Return the function that renders; audits and gates have a text and a Markdown of their own."""
+    from leakaudit import comparison, registry
+
+    render: Callable[[Any], str] = registry.get("reports", name)
+    if kind == "audit" and name in ("text", "markdown"):
+        from leakaudit.audit import words
+
+        if name == "markdown":
+            return lambda results: words.markdown(results, render(results))
+        return lambda results: words.text(results) + "".join(f"{line}\n" for line in comparison.lines(results.get("against") or {}))
+    if kind == "check" and name in ("text", "markdown"):
+        from leakaudit.gate import text
+
+        own: Callable[[Any], str] = getattr(text, name)
+        return own
+    return render
+
+
+def file_of(path: Path) -> Path:
+    """Return the record of a folder, or the file itself."""
+    return path / RECORD if path.is_dir() else path

@@ -1,0 +1,104 @@
+"""Scores of an attack that ran before, from its stored reconstructions: with a truth that came later, or one more metric."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from leakaudit import pictures, provenance, registry, results, scoring
+from leakaudit.atomic import replacing
+from leakaudit.errors import LeakauditError, suggest
+from leakaudit.lpips_weights import Weights
+from leakaudit.reconstruction import Reconstruction
+from leakaudit.scoring import METRICS, NOT_SCORED, Score
+from leakaudit.trace import Json, Truth
+from leakaudit.wording import summary
+
+_LOST = re.compile(r"\d+ of \d+ records not recovered")
+
+
+def check(metrics: Collection[str]) -> None:
+    """Raise LeakauditError for a metric that is not there."""
+    for name in metrics:
+        if name not in METRICS:
+            raise LeakauditError(f"there is no metric {name!r}{suggest(name, METRICS)}")
+
+
+def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None) -> None:
+    """Raise LeakauditError where the truth is of another recording, or is not the file that the results were scored with."""
+    source = record["provenance"]
+    if source["trace"]["id"] != truth.id:
+        raise LeakauditError(f"expected the truth of recording {source['trace']['id']!r}, got that of {truth.id!r}; name the right file")
+    if source["truth"]["sha256"] not in (None, sha256):
+        raise LeakauditError("the truth file is not the one that these results were scored with (another sha256); attack again to use it")
+
+
+def rescore(
+    record: Mapping[str, Json],
+    folder: Path,
+    truth: Truth,
+    *,
+    metrics: Collection[str] = (),
+    weights: Weights | None = None,
+    lpips: str,
+    truth_sha256: str | None = None,
+    truth_path: Path | None = None,
+) -> tuple[dict[str, Json], list[Reconstruction], list[Score]]:
+    """Return the record with new scores, and what they are of; nothing is attacked.
+
+    metrics: those that are computed anew, all where empty; the others stay as they were. weights, lpips: of `lpips_weights.find`.
+    Raises LeakauditError for an unknown metric, another kind of record, or reconstructions that are not beside it.
+    """
+    check(metrics)
+    if record["kind"] != "attack":
+        raise LeakauditError(f"expected the results of an attack, which have one truth, got those of '{record['kind']}'")
+    found = results.load_reconstructions(record, folder)
+    scores = scoring.score(found, truth, weights)
+    findings = [_scored(f, s, set(metrics)) for f, s in zip(record["findings"], scores, strict=True)]
+    defined = scoring.definitions(truth.task, lpips)
+    kept = {**record["metrics"], **{m: text for m, text in defined.items() if not metrics or m in metrics}}
+    source = record["provenance"]
+    entry = {
+        "metrics": sorted(metrics) or list(METRICS),
+        "truth": truth_sha256,
+        "command": provenance.command(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    own = {"sha256": truth_sha256, "path": None if truth_path is None else str(truth_path)}
+    origin = {**source, "truth": own, "rescored": [*source.get("rescored", []), entry]}
+    said = summary(findings, record["undetermined"], record["not_tried"], record["complete"])
+    return {**record, "findings": findings, "metrics": kept, "provenance": origin, "summary": said}, found, scores
+
+
+def _scored(finding: Mapping[str, Json], score: Score, metrics: set[str]) -> dict[str, Json]:
+    """Replace the named columns of a finding's scores, all of them where none is named or nothing was scored before."""
+    new, old = score.to_json(), finding["scores"]
+    if new is not None and old is not None and metrics:
+        rest = {k: v for k, v in old.items() if k not in metrics}
+        new = {**rest, **{k: v for k, v in new.items() if k not in METRICS or k in metrics}}
+    elif new is not None and metrics:
+        new = {k: v for k, v in new.items() if k not in METRICS or k in metrics}
+    notes = [n for n in str(finding["note"]).split("; ") if n and n != NOT_SCORED and not _LOST.fullmatch(n)]
+    return {**finding, "scores": new, "note": "; ".join([*notes, *filter(None, [score.note])])}
+
+
+def missing(scores: Sequence[Score], metrics: Collection[str]) -> list[str]:
+    """Return the metrics that were asked for and not measured on any record."""
+    return [m for m in metrics if all(getattr(s, m) is None for s in scores)]
+
+
+def write(folder: Path, record: dict[str, Json], found: Sequence[Reconstruction], scores: Sequence[Score], truth: Truth) -> None:
+    """Write results.json, reconstructions.npz and .png, originals.npz and report.md into `folder`, results.json last."""
+    images = results.save_reconstructions(folder / "reconstructions.npz", found)
+    record["findings"] = [{**f, "images": i} for f, i in zip(record["findings"], images, strict=True)]
+    record["originals"] = pictures.save_originals(folder / "originals.npz", found, truth)
+    pairs = pictures.pair_up(found, scores, truth)
+    if any(p.found is not None for p in pairs):
+        record["picture"] = "reconstructions.png"
+        title = f"{record['trace']['protocol']}, {record['trace']['model']}, {record['findings'][0]['adversary']}"
+        pictures.save(pictures.grid(pairs, title=title), folder / record["picture"])
+    with replacing(folder / "report.md") as file:
+        file.write(registry.get("reports", "markdown")(record).encode())
+    results.write(folder / "results.json", record)

@@ -1,0 +1,208 @@
+"""The HTML report in a real browser: nothing is requested, nothing runs, nothing overflows, and the pictures are right.
+
+Skipped where playwright or a chromium is not there: `pip install playwright axe-playwright-python`, and the distribution's chromium
+(or LEAKAUDIT_CHROMIUM names one).
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from leakaudit import gallery, registry, results, tracefile
+from leakaudit.cli import main
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+CHROMIUM = os.environ.get("LEAKAUDIT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = "<script>document.title='ran'</script>\"'><img src=http://e.org/x onerror=\"document.title='ran'\"> </style></svg>"
+LOOKS: dict[str, dict[str, Any]] = {
+    "light": {"color_scheme": "light", "viewport": {"width": 1200, "height": 900}},
+    "dark": {"color_scheme": "dark", "viewport": {"width": 1200, "height": 900}},
+    "phone": {"color_scheme": "light", "viewport": {"width": 360, "height": 740}},
+    "dark phone": {"color_scheme": "dark", "viewport": {"width": 360, "height": 740}},
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium was found; LEAKAUDIT_CHROMIUM names one")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def folder(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An attack on real faces, and pages of it, with hostile names, as an audit, and with 2000 findings."""
+    place = tmp_path_factory.mktemp("browser")
+    record = ["record", "fedsgd", "--nodes", "6", "--rounds", "3", "--samples", "2", "--model", "mlp", "--set", "hidden=32", "-q"]
+    assert main([*record, "-o", str(place / "trace.pt")]) == 0
+    assert main(["attack", str(place / "trace.pt"), "-o", str(place / "out"), "-q"]) == 0
+    of = results.read(place / "out/results.json")
+    shown = gallery.with_pictures(of, place / "out")
+    pages = {"faces": shown, "hostile": hostile(shown), "audit": audited(shown), "many": many(of)}
+    for name, one in pages.items():
+        (place / f"{name}.html").write_text(registry.get("reports", "html")(one))
+    return place
+
+
+def hostile(of: dict[str, Any]) -> dict[str, Any]:
+    """The record with names that try to be markup."""
+    out = copy.deepcopy(of)
+    out["summary"] = f"Worst case: {HOSTILE}; and more"
+    out["trace"] |= {"protocol": HOSTILE, "data": HOSTILE, "model": HOSTILE}
+    out["findings"][0] |= {"adversary": HOSTILE, "attack": HOSTILE, "note": HOSTILE}
+    out["gallery"][0] |= {"attack": HOSTILE, "adversary": HOSTILE}
+    out["provenance"]["command"] = HOSTILE
+    return out
+
+
+def audited(of: dict[str, Any]) -> dict[str, Any]:
+    """The record with curves and verdicts of an audit."""
+    promise = {"name": "Theorem 1", "epsilon": 10.0, "delta": 1e-5, "mu": None}
+    verdicts, curves = [], []
+    for epsilon, hits in ((1.0, 2), (10.0, 18), ("inf", 20)):
+        figures = {"hits": hits, "trials": 20, "kappa": 0.1, "ceiling": 0.4}
+        said = {"says": "measured", "power": "", "p": 0.5, "level": 0.01, "needs": None, "figures": figures, "promise": promise}
+        word = {2: "NOT_REFUTED", 18: "REFUTED", 20: "UNCLAIMED"}[hits]
+        cell = {"epsilon": epsilon, "adversary": "eavesdropper", "attack": "auto"}
+        verdicts.append({**cell, "node": 1, "test": "identification", "verdict": word, **said})
+        curves.append({**cell, "psnr": {"images": 4.0, "best": hits * 3.0, "median": hits * 1.5, "mean": hits * 1.0}})
+    view = {
+        "node": 1,
+        "adversary": "eavesdropper",
+        "mu": 1.0,
+        "epsilon": 4.0,
+        "exact": 4.0,
+        "verdict": "REFUTED",
+        "why": "why",
+        "claim": None,
+    }
+    grid = [{"epsilon": 1.0, "constants": {}, "views": [view]}]
+    tested = {"alpha": 0.01, "delta": 1e-5, "grid": grid, "curves": curves, "verdicts": verdicts, "figure": None}
+    return {**of, "kind": "audit", "audit": tested}
+
+
+def many(of: dict[str, Any]) -> dict[str, Any]:
+    some = [{**of["findings"][k % len(of["findings"])], "attack": f"attack{k % 7}"} for k in range(2000)]
+    return {**of, "findings": some}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+@pytest.mark.parametrize("name", ["faces", "hostile", "audit", "many"])
+def test_a_page_asks_for_nothing_runs_nothing_and_fits(browser: Any, folder: Path, name: str, look: str) -> None:
+    context = browser.new_context(**LOOKS[look])
+    page, requests, said = context.new_page(), [], []
+    page.on("request", lambda r: requests.append(r.url))
+    page.on("console", lambda m: said.append(m.text))
+    page.on("pageerror", lambda e: said.append(str(e)))
+    page.on("dialog", lambda d: said.append(d.message))
+    page.goto(f"file://{folder}/{name}.html")
+    page.wait_for_load_state("networkidle")
+    assert [r for r in requests if not r.startswith("data:image/png")] == [f"file://{folder}/{name}.html"]
+    assert said == []
+    assert page.title().startswith("leakaudit: ")
+    assert page.evaluate("document.scripts.length") == 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+    wide = "!e.closest('.scroll, svg') && e.getBoundingClientRect().right > innerWidth + 1"
+    assert page.evaluate(f"[...document.querySelectorAll('body *')].filter(e => {wide}).map(e => e.outerHTML.slice(0, 80))") == []
+    context.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "look"), [*((name, look) for name in ("faces", "hostile", "audit") for look in LOOKS), ("many", "light"), ("many", "dark")]
+)
+def test_axe_finds_no_violation(browser: Any, folder: Path, name: str, look: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    context = browser.new_context(bypass_csp=True, **LOOKS[look])  # axe itself is a script
+    page = context.new_page()
+    page.goto(f"file://{folder}/{name}.html")
+    found = axe.Axe().run(page).response
+    assert [(v["id"], [n["target"] for n in v["nodes"]]) for v in found["violations"]] == []
+    assert {p["id"] for p in found["passes"]} >= {"color-contrast", "document-title"}
+    context.close()
+
+
+def test_the_pictures_on_the_screen_are_the_originals_and_what_was_reconstructed(browser: Any, folder: Path) -> None:
+    truth, of = tracefile.load_truth(folder / "trace.truth.pt"), results.read(folder / "out/results.json")
+    found = {f["node"]: (f, r) for f, r in zip(of["findings"], results.load_reconstructions(of, folder / "out"), strict=True)}
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.goto(f"file://{folder}/faces.html")
+    shown = page.locator("figure.pair img")
+    assert shown.count() == 24
+    for k in range(shown.count()):
+        kind, record, node = _label(shown.nth(k).get_attribute("alt"))
+        finding, one = found[node]
+        source = truth.of(node)[0][record] if kind == "original" else one.x[finding["scores"]["matched"][record]]
+        wanted = (source[0] * 255).round().to(torch.int64).numpy()
+        assert np.abs(_seen(shown.nth(k).screenshot(), 25) - wanted).max() <= 2, (kind, record, node)
+    page.close()
+
+
+def _label(alt: str) -> tuple[str, int, int]:
+    kind, rest = alt.split(", record ")
+    record, node = rest.split(" of node ")
+    return kind, int(record) - 1, int(node)
+
+
+def _seen(png: bytes, side: int) -> np.ndarray:
+    """Gray values at the middle of every pixel of an enlarged image with a border of one pixel."""
+    image = np.asarray(Image.open(io.BytesIO(png)).convert("L")).astype(np.int64)[1:-1, 1:-1]
+    at = ((np.arange(side) + 0.5) * image.shape[0] / side).astype(int)
+    return image[np.ix_(at, at)]
+
+
+def test_print_shows_what_is_folded_and_no_navigation(browser: Any, folder: Path) -> None:
+    page = browser.new_page(viewport={"width": 800, "height": 1000}, color_scheme="dark")
+    page.goto(f"file://{folder}/many.html")
+    folded = page.locator("details:not([open]) td").first
+    assert not folded.is_visible()
+    page.emulate_media(media="print")
+    assert folded.bounding_box()["height"] > 0
+    assert not page.locator("nav").is_visible()
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(31, 35, 40)"  # dark ink on paper, whatever the screen had
+    page.emulate_media(media=None)
+    page.close()
+    page = browser.new_page()
+    page.goto(f"file://{folder}/faces.html")
+    assert page.pdf(format="A4").startswith(b"%PDF-")
+    page.close()
+
+
+def test_a_page_of_many_findings_is_navigated_by_links(browser: Any, folder: Path) -> None:
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.goto(f"file://{folder}/many.html")
+    blocks = page.locator("ul.jump a")
+    assert blocks.count() == 21
+    blocks.nth(20).click()
+    assert page.evaluate("location.hash") == "#block-1900"
+    page.locator("#block-1900 summary").click()
+    assert page.locator("#block-1900 td").first.is_visible()
+    page.close()
+
+
+def test_the_axe_rules_and_looks_are_not_empty(browser: Any, folder: Path) -> None:
+    """A page with a fault is found: else the tests above could not fail."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    page = browser.new_page()
+    page.set_content(
+        '<html lang="en"><title>t</title><main><h1>x</h1><img src="data:,"><p style="color:#ddd;background:#fff">pale</p></main>'
+    )
+    found = {v["id"] for v in axe.Axe().run(page).response["violations"]}
+    assert {"image-alt", "color-contrast"} <= found
+    assert json.loads((folder / "out/results.json").read_text())["findings"]
+    page.close()

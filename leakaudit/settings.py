@@ -37,6 +37,9 @@ def choice(*options: str) -> Callable[[str], str]:
     return read
 
 
+TABLES = ("gate", "check", "budget", "accept")  # of `leakaudit.gate.config`, which reads them
+
+
 @dataclass(frozen=True)
 class Setting:
     """One option: its default, how text is read, and what it means."""
@@ -67,13 +70,13 @@ def resolve(flags: Mapping[str, Any], folder: Path | None = None, environ: Mappi
     layers: list[tuple[str, Mapping[str, Any]]] = [("pyproject.toml", project), ("leakaudit.toml", _table(folder / "leakaudit.toml"))]
     for source, values in layers:
         for key in values:
-            if key.replace("-", "_") not in SETTINGS:
-                raise LeakauditError(f"{source}: unknown key {key!r}{suggest(key, SETTINGS)}")
+            if key.replace("-", "_") not in SETTINGS and key not in TABLES:
+                raise LeakauditError(f"{source}: unknown key {key!r}{suggest(key, [*SETTINGS, *TABLES])}")
     layers.append(("environment", {n: environ[f"LEAKAUDIT_{n.upper()}"] for n in SETTINGS if f"LEAKAUDIT_{n.upper()}" in environ}))
     layers.append(("flag", {n: v for n, v in flags.items() if n in SETTINGS and v is not None}))
     found: dict[str, tuple[Any, str]] = {n: (s.default, "default") for n, s in SETTINGS.items()}
     for source, values in layers:
-        for key, value in values.items():
+        for key, value in ((k, v) for k, v in values.items() if k not in TABLES):
             found[key.replace("-", "_")] = (_read(key.replace("-", "_"), value, source), source)
     return found
 

@@ -7,6 +7,7 @@ leaked equations the stack (m H, p) has as many large singular values as there a
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,15 +92,17 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
     """
     flat = stack.flatten(0, 1)
     most, edge = min(flat.shape), math.sqrt(len(flat)) + math.sqrt(flat.shape[1])
-    count = min(most, (expected or SPARE) + SPARE)
+    count = (expected or SPARE) + SPARE
     while True:
+        count = most if 3 * count > most else count
         sizes, basis = _largest(flat, count, generator)
         ratio = sizes[:-1] / sizes[1:].clamp_min(1e-17 * float(sizes[0]) + torch.finfo(sizes.dtype).tiny)
         ratio = ratio[: min(len(ratio), expected or len(ratio))]
-        loud = _loud(sizes / edge, expected or count) if float(sizes[0]) < LOUDEST else 0
+        noise = _noise(sizes, flat.shape) * edge if count == most else float(sizes[-1])
+        loud = _loud(sizes / edge, noise / edge, expected or count) if float(sizes[0]) < LOUDEST else 0
         if loud or count == most or expected or (len(ratio) and float(ratio.max()) > CLEAR and int(ratio.argmax()) < count - SPARE // 2):
             break
-        count = min(most, 2 * count)
+        count *= 2
     if not loud and (not len(ratio) or not float(ratio.max()) > CLEAR or not float(sizes[0]) > 0):
         return None
     b = loud or int(ratio.argmax()) + 1
@@ -117,9 +120,19 @@ def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Te
     return torch.cat([inside, rest])
 
 
-def _loud(sizes: Tensor, most: int) -> int:
-    """Number of singular values above white noise of about size 1; 0 where they are no such noise, or more than `most` are above."""
-    loud = int((sizes > ABOVE * sizes[-1]).sum())
+def _noise(sizes: Tensor, shape: Sequence[int]) -> float:
+    """Standard deviation of white noise in a matrix (n, p), from all its singular values: of the fewest largest ones that stand out."""
+    n, p = shape
+    for k in range(len(sizes)):
+        std = math.sqrt(float(sizes[k:].square().sum()) / ((n - k) * (p - k)))
+        if float(sizes[k]) <= ABOVE * std * (math.sqrt(n) + math.sqrt(p)):
+            break
+    return std
+
+
+def _loud(sizes: Tensor, noise: float, most: int) -> int:
+    """Number of singular values above white noise of about size 1, the largest of which are `noise`; 0 where they are more than `most`."""
+    loud = int((sizes > ABOVE * noise).sum())
     white = len(sizes) - loud >= SPARE // 2 and STATED[0] < float(sizes[loud]) < STATED[1]
     return loud if white and loud <= most else 0
 

@@ -14,10 +14,15 @@ import torch
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = (
     "leakaudit",
+    "leakaudit.audit",
     "leakaudit.claims",
     "leakaudit.cli",
     "leakaudit.bounds",
+    "leakaudit.gate",
+    "leakaudit.html",
+    "leakaudit.lint",
     "leakaudit.relations",
+    "leakaudit.selfcheck",
     "leakaudit.storage",
     "leakaudit.attacks",
     "leakaudit.victims",

@@ -12,7 +12,25 @@ from typing import NoReturn
 from leakaudit.errors import LeakauditError
 from leakaudit.settings import SETTINGS, resolve
 
-VERBS = ("record", "attack", "explain", "bound", "claims", "trace", "list", "demo", "doctor", "config")
+VERBS = (
+    "record",
+    "attack",
+    "explain",
+    "bound",
+    "audit",
+    "claims",
+    "check",
+    "baseline",
+    "report",
+    "score",
+    "trace",
+    "selfcheck",
+    "list",
+    "demo",
+    "doctor",
+    "config",
+    "init",
+)
 
 
 class Parser(argparse.ArgumentParser):

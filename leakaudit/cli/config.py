@@ -1,10 +1,11 @@
-"""`leakaudit config show`: effective settings and where they come from."""
+"""`leakaudit config`: effective settings and where they come from; a check of the configuration, the gate's tables included."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from leakaudit.cli import shared
@@ -13,19 +14,34 @@ from leakaudit.settings import SETTINGS, resolve
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("config", help="show effective settings and their sources")
-    sub.add_argument("action", choices=("show",))
+    sub = verbs.add_parser("config", help="show effective settings and their sources, or check the configuration")
+    sub.add_argument("action", choices=("show", "lint"), help="show settings; lint: every key of leakaudit.toml or pyproject.toml is known")
     sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
     shared(sub, *(n for n in SETTINGS if n != "progress"))
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line a setting."""
+    """Print one line a setting, or what was checked."""
     found = resolve(vars(args))
+    if args.action == "lint":
+        return _lint()
     if args.format == "json":
         sys.stdout.write(json.dumps({n: {"value": v, "source": s} for n, (v, s) in found.items()}, indent=2) + "\n")
         return 0
     for name, (value, source) in found.items():
         sys.stdout.write(f"{name:14} {value!s:16} {source:16} {SETTINGS[name].help}\n")
+    return 0
+
+
+def _lint() -> int:
+    from leakaudit.gate import judge, tables
+
+    if not tables.present(Path()):
+        sys.stdout.write("every key is known; no check is configured\n")
+        return 0
+    gate = tables.load(Path())
+    judge.validate(gate)
+    cells = sum(len(check.cells) for check in gate.checks)
+    sys.stdout.write(f"{gate.source}: every key is known; {len(gate.checks)} checks, {cells} cells, {gate.seeds} seeds\n")
     return 0

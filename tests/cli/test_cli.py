@@ -74,7 +74,8 @@ def test_attack_writes_everything_and_prints_json(place: Path, capsys: pytest.Ca
     assert main(["attack", "trace.pt", "-o", "out", "-f", "json", "-q"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown == json.loads((place / "out/results.json").read_text())
-    assert sorted(p.name for p in (place / "out").iterdir()) == ["reconstructions.npz", "reconstructions.png", "report.md", "results.json"]
+    names = ["originals.npz", "reconstructions.npz", "reconstructions.png", "report.md", "results.json"]
+    assert sorted(p.name for p in (place / "out").iterdir()) == names
     assert [f["node"] for f in shown["findings"]] == [0, 1, 2, 3]
     for finding in shown["findings"]:
         assert finding["attack"] == "analytic"

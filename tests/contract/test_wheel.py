@@ -32,7 +32,7 @@ def wheel(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_module_is_in_it_and_nothing_beside_the_package(project: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = {"leakaudit/py.typed"}
+    expected = {"leakaudit/py.typed", "leakaudit/html/page.html.j2", "leakaudit/html/style.css"}
     for folder in SOURCES:
         prefix = "" if folder == "leakaudit" else "leakaudit/"
         expected |= {prefix + file.relative_to(project).as_posix() for file in (project / folder).rglob("*.py")}

@@ -182,3 +182,14 @@ def test_what_the_grid_calls_exact_is_exact_in_gaussian_noise() -> None:
         assert bool(good.all()) if rms < 0.9 * OFF else not bool(good.all())
         shown, before = (grid.denoised(seen) - x).norm(), (seen - x).norm()
         assert float(shown) < 0.8 * float(before) if rms < NEAR else float(shown) == float(before)
+
+
+@pytest.mark.parametrize(("n", "p"), [(16, 65), (40, 65), (200, 65), (65, 40)])
+def test_white_noise_ends_the_batch_in_small_stacks_too(n: int, p: int) -> None:
+    g = Generator().manual_seed(n)
+    for b in (1, 2, 4):
+        signal = 2 * torch.randn(n, b, generator=g, dtype=torch.float64) @ torch.randn(b, p, generator=g, dtype=torch.float64)
+        found = temporal.span((signal + torch.randn(n, p, generator=g, dtype=torch.float64))[:, None], None, g)
+        assert found is not None
+        assert found.batch == b
+    assert temporal.span(torch.randn(n, 1, p, generator=g, dtype=torch.float64), None, g) is None

@@ -1,0 +1,125 @@
+"""How often the gate of examples/ci-repo passes, fails and says that it cannot tell, end to end.
+
+python bench/gate.py [--runs N]        one JSON line a figure; N gates of each kind (default 3; 50 take about ten minutes)
+
+unchanged: the same seeds, against the committed baseline. new seeds: unchanged code under other seeds each time. halved: sigma halved.
+removed: no noise, while the recording still declares it; and with the budgets left out, so that the baseline alone decides. broken: the
+attacks return uniform noise. All are judged against the committed baseline. seconds are of one gate, on one thread: cpu is process
+time, wall what passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leakaudit import registry
+from leakaudit.gate import files, judge
+from leakaudit.gate.baseline import Baseline
+from leakaudit.gate.config import Gate
+from leakaudit.gate.judge import Judged, Options
+from leakaudit.leak import GradientLeak
+from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.task import Task
+
+torch.set_num_threads(1)
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "ci-repo"
+
+
+def run(gate: Gate, seed: int, base: Baseline | None, times: list[tuple[float, float]]) -> Judged:
+    """Run one gate and keep its times."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    judged = judge.run(gate, Options(seed), base)
+    times.append((time.process_time() - cpu, time.perf_counter() - wall))
+    return judged
+
+
+@contextmanager
+def patched(**names: Any) -> Iterator[None]:
+    """Change names of the example's module."""
+    train = sys.modules["train"]
+    before = {name: getattr(train, name) for name in names}
+    vars(train).update(names)
+    try:
+        yield
+    finally:
+        vars(train).update(before)
+
+
+@contextmanager
+def broken() -> Iterator[None]:
+    """Make every attack of the example return noise."""
+
+    def noise(self: Any, leak: GradientLeak, task: Task, generator: torch.Generator) -> Reconstruction:
+        x = torch.rand(1, *task.spec.shape, generator=generator)
+        y = torch.randint(1000, 1001, (1,), generator=generator)
+        return Reconstruction(leak.node, "broken", x, y, Certificate.APPROXIMATE, 0.0)
+
+    kinds = [registry.get("attacks", name) for name in ("exact", "labels")]
+    kept = [kind.__call__ for kind in kinds]
+    try:
+        for kind in kinds:
+            kind.__call__ = noise
+        yield
+    finally:
+        for kind, call in zip(kinds, kept, strict=True):
+            kind.__call__ = call
+
+
+def main() -> None:
+    """Print how often every kind of gate ended with which code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=3, help="gates of each kind")
+    runs = parser.parse_args().runs
+    gate = files.configured(EXAMPLE)
+    committed, times = files.compared(gate), list[tuple[float, float]]()
+    free = replace(gate, budgets=())
+    codes: dict[str, list[int]] = {}
+    sys.path.insert(0, str(EXAMPLE))
+    train: Any = importlib.import_module("train")
+
+    def count(name: str, judged: Judged) -> None:
+        codes.setdefault(name, []).append(judged.code)
+
+    for k in range(runs):
+        count("unchanged", run(gate, 0, committed, times))
+        seed = gate.seeds * (k + 1)
+        count("new seeds", run(gate, seed, committed, times))
+        with patched(SIGMA=train.SIGMA / 2):
+            count("halved", run(gate, seed, committed, times))
+        with patched(privatise=lambda model, rng: model):
+            changed = run(gate, seed, committed, times)
+        count("removed", changed)
+        count("removed, baseline alone", again(free, changed, committed))
+        with broken():
+            count("broken", run(gate, seed, committed, times))
+        print(f"{k + 1} of {runs}: {json.dumps(codes)}", file=sys.stderr)
+    for name, found in codes.items():
+        told = {str(code): n for code, n in sorted(Counter(found).items())}
+        print(json.dumps({"gate": name, "runs": len(found), "codes": told}))
+    cpu, wall = (statistics.median(t) for t in zip(*times, strict=True))
+    print(json.dumps({"gate": "seconds of one", "cpu": round(cpu, 2), "wall": round(wall, 2), "seeds": gate.seeds, "gates": len(times)}))
+
+
+def again(gate: Gate, judged: Judged, base: Baseline | None) -> Judged:
+    """Judge what was measured by another configuration."""
+    kept = [r for r in judged.rules if r.kind in ("positive", "negative")]
+    other = replace(judged, gate=gate, rules=kept)
+    judge.conclude(other, base)
+    return other
+
+
+if __name__ == "__main__":
+    main()

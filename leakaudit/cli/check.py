@@ -1,0 +1,95 @@
+"""`leakaudit check`: the gate of a CI run, as configured in leakaudit.toml."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from leakaudit.cli import say, settings, shared
+
+if TYPE_CHECKING:
+    from leakaudit.gate.config import Gate
+    from leakaudit.gate.judge import Options
+
+INTERRUPTED = 130
+OWN = ("text", "markdown")
+
+
+def add(verbs: Any) -> None:
+    """Describe the verb."""
+    sub = verbs.add_parser("check", help="gate of a CI run: budgets, growth over a baseline, controls; exit code 0, 1 leak, 3 cannot tell")
+    sub.add_argument("check", nargs="*", metavar="CHECK", help="a check of leakaudit.toml (default all)")
+    sub.add_argument("--strict", action="store_true", help="exit with 3 where there are too few samples to tell")
+    sub.add_argument("--dry-run", action="store_true", help="run one seed of each check and say what all of them would take")
+    sub.add_argument("--summary", type=Path, metavar="FILE", help="append a Markdown report, e.g. to $GITHUB_STEP_SUMMARY")
+    formats = "text (default), json, markdown, junit, sarif, github, …; FORMAT=FILE writes a file; repeatable"
+    sub.add_argument("-f", "--format", action="append", metavar="FORMAT", help=formats)
+    shared(sub, "seed", "threads", "output", "max_seconds")
+    sub.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the gate, write results.json, print what was found."""
+    from leakaudit import console
+    from leakaudit.gate import files, judge
+
+    chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
+    formats = [_format(f) for f in args.format or ["text"]]
+    gate = files.configured(Path()).only(args.check)
+    options = judge.Options(chosen.seed, args.strict)
+    if args.dry_run:
+        with console.shown(chosen.progress):
+            return _dry(gate, options)
+    base = files.compared(gate)
+    with console.shown(chosen.progress, chosen.max_seconds):
+        judged = judge.run(gate, options, base)
+    made = files.write(judged, Path(chosen.output))
+    for name, file in formats:
+        _show(name, file, made)
+    if args.summary:
+        _append(args.summary, made)
+    say(f"{Path(chosen.output) / 'results.json'}: {made['gate']['verdict']}, {judged.seconds:.1f} s", args)
+    return INTERRUPTED if judged.interrupted else judged.code
+
+
+def _format(text: str) -> tuple[str, Path | None]:
+    """Read FORMAT or FORMAT=FILE; raises LeakauditError for a format that is not there, before anything is run."""
+    from leakaudit import registry
+
+    name, equals, file = text.partition("=")
+    if name not in OWN:
+        registry.get("reports", name)
+    return name, Path(file) if equals else None
+
+
+def _show(name: str, file: Path | None, made: dict[str, Any]) -> None:
+    from leakaudit import registry
+    from leakaudit.atomic import replacing
+    from leakaudit.gate import text
+
+    render = getattr(text, name) if name in OWN else registry.get("reports", name)
+    shown = render(made).rstrip("\n") + "\n"
+    if file is None:
+        sys.stdout.write(shown)
+        return
+    with replacing(file) as out:
+        out.write(shown.encode())
+
+
+def _append(path: Path, made: dict[str, Any]) -> None:
+    from leakaudit.gate import text
+
+    with path.open("a", encoding="utf-8") as file:
+        file.write(text.markdown(made))
+
+
+def _dry(gate: Gate, options: Options) -> int:
+    from leakaudit.gate import judge
+
+    found = judge.cost(gate, options)
+    for name, recording, attacks in found:
+        sys.stdout.write(f"{name}: {gate.seeds} seeds, {recording:.1f} s to record, {attacks:.1f} s to attack\n")
+    sys.stdout.write(f"about {sum(r + a for _, r, a in found):.0f} s in all, by the time of one seed; nothing was judged or written\n")
+    return 0

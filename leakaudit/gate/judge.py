@@ -1,0 +1,213 @@
+"""One run of a gate: record every program with every seed, attack, check the controls, judge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+
+import torch
+
+from leakaudit import api, provenance, registry
+from leakaudit.adversary import Adversary
+from leakaudit.declared import protocol_of
+from leakaudit.deduction import Deduction
+from leakaudit.errors import LeakauditError
+from leakaudit.gate import baseline, controls, rules
+from leakaudit.gate.baseline import Baseline, Block
+from leakaudit.gate.cells import Cell
+from leakaudit.gate.config import Check, Gate
+from leakaudit.gate.rules import Rule
+from leakaudit.gate.runs import Recorded, ready
+from leakaudit.pricing import price
+from leakaudit.progress import expired, step
+
+
+@dataclass(frozen=True)
+class Options:
+    """seed: the first one. strict: whether too few samples are code 3. today: for acceptances, None for now."""
+
+    seed: int = 0
+    strict: bool = False
+    today: date | None = None
+
+
+@dataclass
+class Judged:
+    """What a run of a gate gave.
+
+    epsilon: of the exact view and the node that it is of, the worst one by ``check/adversary``, where a budget asks for it.
+    acceptances: id -> used, unused or expired.
+    stale: cells of the baseline that are no longer measured. first: the first recording. code: the exit code.
+    """
+
+    gate: Gate
+    options: Options
+    cells: list[Cell] = field(default_factory=list)
+    epsilon: dict[str, tuple[float, int]] = field(default_factory=dict)
+    rules: list[Rule] = field(default_factory=list)
+    acceptances: dict[str, str] = field(default_factory=dict)
+    stale: list[str] = field(default_factory=list)
+    first: Recorded | None = None
+    complete: bool = True
+    interrupted: bool = False
+    code: int = 3
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    seconds: float = 0.0
+
+    @property
+    def blocks(self) -> dict[str, Block]:
+        """The cells as a baseline stores them."""
+        return {c.name: baseline.block(c.digest(), c.seeds, c.samples) for c in self.cells}
+
+
+def validate(gate: Gate) -> None:
+    """Raise LeakauditError where an attack, one of its settings or an adversary of the configuration is not there; runs nothing."""
+    for check in gate.checks:
+        for attack in check.attacks:
+            settings = dict(check.set.get(attack, {}))
+            if attack != "auto":
+                registry.configure(registry.get("attacks", attack), settings)
+            elif settings:
+                raise LeakauditError(f"check {check.name}: auto takes no settings; name the attack that they are for")
+        for who in check.adversaries:
+            Adversary.parse(who)
+
+
+def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
+    """Run the gate; base: what it compares with, None for budgets and controls alone. Ctrl-C ends it and keeps what was found."""
+    validate(gate)
+    out, clock = Judged(gate, options), time.perf_counter()
+    try:
+        with _deterministic():
+            for check in gate.checks:
+                _run(check, out)
+    except KeyboardInterrupt:
+        out.complete, out.interrupted = False, True
+    conclude(out, base)
+    out.seconds = time.perf_counter() - clock
+    return out
+
+
+def _run(check: Check, out: Judged) -> None:
+    """Record one program with every seed and attack it, until the time is over; a control that time cut short says nothing."""
+    record = ready(check, out.gate.folder)
+    cells = [Cell(check, who, attack) for who in check.adversaries for attack in check.attacks]
+    seeds = range(out.options.seed, out.options.seed + out.gate.seeds)
+    try:
+        for k, seed in enumerate(seeds):
+            step(f"check {check.name}", k, len(seeds))
+            if expired():
+                break
+            made = record(seed)
+            out.first = out.first or made
+            _attack(cells, made)
+            if not k:
+                _epsilon(check, made, out)
+                for cell in cells:
+                    tested = controls.positive(cell, made, _nodes(cell, made))
+                    out.rules += rules.controls(cell, [] if expired() else [tested])
+        step(f"check {check.name}", len(seeds), len(seeds))
+    finally:
+        out.complete = out.complete and not expired()
+        out.cells += [c for c in cells if c.seeds]
+        for cell in cells:
+            out.rules += rules.controls(cell, [controls.negative(cell)] if cell.seeds else [])
+            cell.found.clear()
+
+
+def _attack(cells: Sequence[Cell], made: Recorded) -> None:
+    """Attack one run; what an adversary learns of a node is deduced once for all attacks, and held for one node at a time."""
+    for who in dict.fromkeys(c.who for c in cells):
+        mine = [c for c in cells if c.who == who]
+        heard, nodes = Deduction(made.trace, mine[0].adversary), _nodes(mine[0], made)
+        for node in nodes:
+            leaks = api.deduce(heard, [node], mine[0].check.gradients)
+            for cell in mine:
+                cell.reasons |= leaks.undetermined
+                for leak in leaks:
+                    cell.attack_one(made, leak)
+        for cell in mine:
+            cell.close(made, nodes)
+
+
+def _nodes(cell: Cell, made: Recorded) -> tuple[int, ...]:
+    """Return the nodes that are attacked: those named, else all that hold data and are not the adversary's."""
+    if cell.check.nodes is not None:
+        return cell.check.nodes
+    held = set(made.truth.node.tolist())
+    nodes = tuple(n for n in api.targets(made.trace, cell.adversary) if n in held)
+    if not nodes:
+        raise LeakauditError(f"{cell.name}: expected a node with records in the truth that is not the adversary's, found none")
+    return nodes
+
+
+def _epsilon(check: Check, made: Recorded, out: Judged) -> None:
+    """Price the exact view of the declared protocol where a budget asks for epsilon; the worst node counts."""
+    if not any(b.measure == "epsilon" and b.level != "off" for b in out.gate.budgets):
+        return
+    for who in check.adversaries:
+        adversary = Adversary.parse(who)
+        nodes = check.nodes or api.targets(made.trace, adversary)
+        prices = list(price(protocol_of(made.trace), adversary, nodes, check.sensitivity, check.delta))
+        found = [(p.epsilon, p.node) for p in prices if p.epsilon is not None]
+        if found and len(found) == len(prices):
+            out.epsilon[f"{check.name}/{who}"] = max(found)
+
+
+def conclude(out: Judged, base: Baseline | None) -> None:
+    """Turn what was measured into rules and an exit code."""
+    gate = out.gate
+    found = list(out.rules)
+    for cell in out.cells:
+        found += rules.budgets(cell, gate.budgets, out.epsilon.get(f"{cell.check.name}/{cell.who}"))
+    if base is not None:
+        found += rules.growth(out.cells, base, gate)
+        known = {c for check in gate.checks for c in check.cells}
+        out.stale = sorted(n for n in base.cells if n.split("/")[0] in {c.name for c in gate.checks} and n not in known)
+    today = out.options.today or datetime.now(UTC).date()
+    out.rules, out.acceptances = rules.accept(found, gate.accepted, today)
+    out.code = rules.code(out.rules, out.complete, out.options.strict)
+
+
+def cost(gate: Gate, options: Options) -> list[tuple[str, float, float]]:
+    """Return, for each check, the seconds that recording and that attacking all seeds would take: one seed is run and multiplied."""
+    validate(gate)
+    out = []
+    for check in gate.checks:
+        start = time.perf_counter()
+        made = ready(check, gate.folder)(options.seed)
+        middle = time.perf_counter()
+        cells = [Cell(check, who, attack) for who in check.adversaries for attack in check.attacks]
+        _attack(cells, made)
+        out.append((check.name, gate.seeds * (middle - start), gate.seeds * (time.perf_counter() - middle)))
+    return out
+
+
+def sound(judged: Judged) -> None:
+    """Raise LeakauditError where a control failed or the run is not complete: such numbers in a baseline would hide a leak."""
+    if failed := [r for r in judged.rules if r.status is rules.Status.VOID and r.kind in ("positive", "negative")]:
+        raise LeakauditError(f"the baseline is not changed: {failed[0].cell}: {failed[0].says}")
+    if not judged.complete:
+        raise LeakauditError("the baseline is not changed: the run was cut short; give it more --max-seconds")
+
+
+def update(judged: Judged, old: Baseline, reason: str) -> Baseline:
+    """Return the baseline with what was measured; cells of checks that were not run stay. Raises LeakauditError as `sound` does."""
+    sound(judged)
+    run = {c.name for c in judged.gate.checks}
+    kept = Baseline({n: b for n, b in old.cells.items() if n.split("/")[0] not in run})
+    return kept.merged(judged.blocks, reason, provenance.versions())
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Make torch choose algorithms that repeat, and put its choice back."""
+    before, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn)

@@ -1,0 +1,73 @@
+"""A run of a gate for readers: a terminal's lines, and Markdown for a job's summary, both from the record alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from leakaudit.gate.judge import Judged
+from leakaudit.gate.record import ordered, summary
+from leakaudit.gate.rules import Status
+from leakaudit.trace import Json
+from leakaudit.wording import clean
+
+MARKS = {
+    "OK": "ok",
+    "OVER": "LEAK",
+    "REGRESSION": "REGRESSION",
+    "ACCEPTED": "accepted",
+    "WARNING": "warning",
+    "INCONCLUSIVE": "INCONCLUSIVE",
+    "NOT_COMPARABLE": "NOT COMPARABLE",
+    "VOID": "CANNOT TELL",
+}
+NAMES = {"positive": "control: planted record", "negative": "control: records of others"}
+
+
+def text(results: Mapping[str, Json]) -> str:
+    """Return the sentence of the whole, then a line a rule, the worst first."""
+    rules = results["gate"]["rules"]
+    width = max((len(MARKS[r["status"]]) for r in rules), default=0)
+    lines = [f"{MARKS[r['status']]:{width}}  {clean(r['cell'])}: {clean(_said(r))}" for r in rules]
+    return "\n".join([results["summary"], "", *lines, *_notes(results)]) + "\n"
+
+
+def markdown(results: Mapping[str, Json]) -> str:
+    """Return the same as a Markdown page."""
+    rows = [f"| {MARKS[r['status']]} | {_cell(r['cell'])} | {_cell(_said(r))} |" for r in results["gate"]["rules"]]
+    table = ["| outcome | cell | what |", "| --- | --- | --- |", *rows]
+    notes = [f"- {_cell(note)}" for note in _notes(results)]
+    head = f"# Leakage gate: {results['gate']['verdict']}\n\n**{_cell(results['summary'])}**\n"
+    return "\n".join([head, *table, "", *notes]).rstrip() + "\n"
+
+
+def _said(rule: Mapping[str, Json]) -> str:
+    if name := NAMES.get(rule["kind"]):
+        return f"{name}: {rule['says']}"
+    return f"{rule['kind']}: {rule['says']}"
+
+
+def _notes(results: Mapping[str, Json]) -> list[str]:
+    """Say what is not a rule: acceptances that are not used, cells that are no longer measured, nodes of which nothing is determined."""
+    gate = results["gate"]
+    out = [
+        f"acceptance {clean(a)} {'has expired' if s == 'expired' else 'covers nothing'}"
+        for a, s in gate["acceptances"].items()
+        if s != "used"
+    ]
+    out += [f"the baseline's {clean(name)} is no longer measured" for name in gate["stale"]]
+    for cell in gate["cells"]:
+        if cell["reasons"]:
+            node, reason = next(iter(cell["reasons"].items()))
+            out.append(clean(f"{cell['name']}: {len(cell['reasons'])} nodes not attacked, node {node}: {reason}"))
+    return out if results["complete"] else [*out, "the run was cut short: not every seed was tried"]
+
+
+def _cell(value: object) -> str:
+    out = clean(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "(at)")
+    return out.replace("|", "\\|").replace("`", "\\`").replace("*", "\\*").replace("_", "\\_").replace("[", "\\[")
+
+
+def failure(judged: Judged) -> str:
+    """Return what a failed test shows: the sentence, then the rules that are not within their limits."""
+    rules = [r for r in ordered(judged.rules) if r.status not in (Status.OK, Status.ACCEPTED)]
+    return "\n".join([summary(judged), *(f"  {MARKS[r.status.name]} {clean(r.cell)}: {clean(r.says)}" for r in rules)])

@@ -1,0 +1,224 @@
+"""`check`, `baseline` and `init` as users meet them: exit codes, files that are whole or as they were, one clear line for what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import xml.etree.ElementTree as Tree
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from leakaudit import results
+from leakaudit.cli import main
+from leakaudit.gate import baseline
+
+QUIET = "sigma = 0.5"  # noise that hides everything from this attack
+GATE = f"""
+[gate]
+seeds = 6
+alpha = 0.05
+compare = ["gain", "exact"]
+[check.ring]
+attacks = ["exact"]
+set.exact.visits = 2
+[check.ring.scenario]
+victim = "dpsgd"
+nodes = 3
+graph = "ring"
+rounds = 3
+model = "logistic"
+set = {{ order = "adapt", noise = "message", {QUIET} }}
+[[budget]]
+measure = "exact"
+most = 0.0
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "leakaudit.toml").write_text(GATE)
+    return tmp_path
+
+
+def change(old: str, new: str) -> None:
+    file = Path("leakaudit.toml")
+    assert old in file.read_text()
+    file.write_text(file.read_text().replace(old, new, 1))
+
+
+def made() -> dict[str, object]:
+    gate: dict[str, object] = results.read(Path("leakaudit-out/results.json"))["gate"]
+    return gate
+
+
+@pytest.mark.slow
+def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No baseline: 3. With one: 0, and bit-identical again. Without noise: 1. Accepted: 0. Measured in another way: 3."""
+    assert main(["check", "-q"]) == 3
+    assert "is not in the baseline" in capsys.readouterr().out
+    assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
+    assert capsys.readouterr().out == "+ ring/eavesdropper/exact\n"
+    before = (place / "leakage-baseline.json").read_bytes()
+    repeated = []
+    for _ in range(2):
+        assert main(["check", "-q", "--strict"]) == 0
+        assert capsys.readouterr().out.startswith("Nothing over the limits: ")
+        repeated.append(made()["cells"][0]["measures"])  # type: ignore[index]
+    assert repeated[0] == repeated[1]
+    assert main(["baseline", "diff", "-q"]) == 0
+    assert capsys.readouterr().out == "no difference\n"
+
+    change(QUIET, "sigma = 0.0")
+    assert main(["check", "-q"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("Leak: ring/eavesdropper/exact: over the budget: worst exact 100.0%, at most 0.0%: eavesdropper reconstructs ")
+    assert "REGRESSION  ring/eavesdropper/exact: baseline: gain 0.0 dB -> " in out
+    assert main(["baseline", "diff", "-q"]) == 0
+    assert "~ ring/eavesdropper/exact exact: 0.0% -> 100.0%\n" in capsys.readouterr().out
+    assert (place / "leakage-baseline.json").read_bytes() == before
+
+    day = '[[accept]]\nid = "a"\nreason = "r"\nowner = "o"\nexpires = {}\n'
+    text = (place / "leakaudit.toml").read_text()
+    (place / "leakaudit.toml").write_text(text + day.format("2999-01-01"))
+    assert main(["check", "-q", "--strict"]) == 0
+    assert made()["acceptances"] == {"a": "used"}
+    (place / "leakaudit.toml").write_text(text + day.format("2020-01-01"))
+    assert main(["check", "-q"]) == 1
+    assert "acceptance a of o expired on 2020-01-01" in capsys.readouterr().out
+
+    (place / "leakaudit.toml").write_text(GATE.replace("visits = 2", "visits = 3"))
+    assert main(["check", "-q"]) == 3
+    assert "was measured in another way" in capsys.readouterr().out
+
+
+def test_formats_summary_and_results_say_the_same(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    change(QUIET, "sigma = 0.0")
+    change("[gate]", '[gate]\nbaseline = ""')
+    flags = ["-f", "json", "-f", "junit=out/junit.xml", "-f", "sarif=out/a.sarif", "-f", "github=out/github.txt", "--summary", "job.md"]
+    assert main(["check", "-q", "-o", "out", *flags]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == json.loads((place / "out/results.json").read_text())
+    assert (shown["gate"]["code"], shown["gate"]["verdict"]) == (1, "leak")
+    assert shown["gate"]["cells"][0]["worst"]["exact"] is True
+    cases = Tree.parse(place / "out/junit.xml").getroot().findall(".//testcase")
+    assert len(cases) == len(shown["gate"]["rules"]) == 3
+    assert sum(case.find("failure") is not None for case in cases) == 1
+    (run,) = json.loads((place / "out/a.sarif").read_text())["runs"]
+    assert [r["level"] for r in run["results"]].count("error") == 1
+    assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "leakaudit.toml"
+    assert "\n::error title=ring/eavesdropper/exact%3A budget exact::" in (place / "out/github.txt").read_text()
+    page = (place / "job.md").read_text()
+    assert page.startswith("# Leakage gate: leak\n")
+    assert "| LEAK | ring/eavesdropper/exact | budget: worst exact 100.0%" in page
+
+
+def test_time_that_runs_out_is_code_3_and_no_update(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
+    before = (place / "leakage-baseline.json").read_bytes()
+    change("seeds = 6", "seeds = 4000")
+    assert main(["check", "-q", "--max-seconds", "2"]) == 3
+    assert "the run was cut short" in capsys.readouterr().out
+    assert results.read(place / "leakaudit-out/results.json")["complete"] is False
+    assert main(["baseline", "update", "-q", "--reason", "second", "--max-seconds", "2"]) == 2
+    assert "the baseline is not changed: the run was cut short" in capsys.readouterr().err
+    assert (place / "leakage-baseline.json").read_bytes() == before
+
+
+def test_a_dry_run_says_the_cost_and_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = sorted(place.iterdir())
+    assert main(["check", "--dry-run", "-q"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("ring: 6 seeds, ")
+    assert "nothing was judged or written" in out
+    assert sorted(place.iterdir()) == files
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["check", "rong"], "there is no check 'rong'; did you mean 'ring'?"),
+        (["check", "-f", "htlm"], "there is no report 'htlm'"),
+        (["baseline", "show"], "baseline leakage-baseline.json: it is not there; write one with 'leakaudit baseline update --reason TEXT'"),
+        (["baseline", "diff"], "could not read it"),
+        (["init"], "leakaudit.toml is there already"),
+    ],
+)
+def test_what_cannot_be_used_is_one_line_and_code_2(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    assert main([*argv, "-q"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.strip().splitlines()) == 1
+    assert message in err
+
+
+def test_a_program_that_is_not_there_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "gate_program.py").write_text("def train(seed, path):\n    pass\n")
+    plain = "[gate]\nbaseline = ''\n[check.ring]\nrun = '{}'\n"
+    for run, message in (
+        ("no_such_program:train", "cannot import 'no_such_program'"),
+        ("gate_program:trian", "gate_program has no 'trian'; did you mean 'train'?"),
+        ("gate_program:train", "run wrote no trace; record with leakaudit.Recorder(path, …)"),
+    ):
+        (place / "leakaudit.toml").write_text(plain.format(run))
+        assert main(["check", "-q"]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_init_writes_a_gate_that_passes_and_never_overwrites(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "-q"]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["leakage-baseline.json", "leakaudit.toml"]
+    assert main(["config", "lint"]) == 0
+    assert main(["check", "-q", "--strict"]) == 0
+    assert baseline.read(tmp_path / "leakage-baseline.json").reason == "first baseline"
+    text = (tmp_path / "leakaudit.toml").read_text()
+    assert main(["init", "-q"]) == 2
+    assert (tmp_path / "leakaudit.toml").read_text() == text
+    example = "\n".join(line.removeprefix("# ") for line in text[text.index("# [[accept]]") :].splitlines())
+    assert tomllib.loads(example)["accept"][0]["expires"] == date(2030, 6, 30)
+    capsys.readouterr()
+
+
+def test_init_for_a_program_and_for_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "-q", "--no-baseline", "--run", "train:record"]) == 0
+    assert '\nrun = "train:record"\n' in Path("leakaudit.toml").read_text()
+    assert main(["config", "lint"]) == 0
+    Path("leakaudit.toml").unlink()
+    assert main(["init", "-q", "--no-baseline", "--scenario", "a.toml"]) == 0
+    assert '\nscenario = "a.toml"\n' in Path("leakaudit.toml").read_text()
+    assert main(["config", "lint"]) == 0
+    Path("leakaudit.toml").unlink()
+    assert main(["init", "-q", "--run", "train"]) == 2
+    assert not Path("leakaudit.toml").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", [["check", "-o", "out"], ["baseline", "update", "--reason", "again"]])
+def test_a_gate_that_is_killed_at_any_moment_leaves_whole_files(place: Path, verb: list[str]) -> None:
+    """Killed six times between the start and the end: the file is the old one or a whole new one."""
+    change("seeds = 6", "seeds = 2")
+    assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
+    command = [sys.executable, "-m", "leakaudit", *verb, "-q"]
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    whole = time.perf_counter() - start
+    for k in range(6):
+        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(whole * (k + 1) / 6)
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait()
+        assert set(baseline.read(place / "leakage-baseline.json").cells) == {"ring/eavesdropper/exact"}
+        if (file := place / "out" / "results.json").exists():
+            assert results.read(file)["kind"] == "check"

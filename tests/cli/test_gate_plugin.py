@@ -1,0 +1,242 @@
+"""The pytest plugin, the example repository, the GitHub action and the pre-commit hooks, each as its users run it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from leakaudit import pytest_plugin
+from leakaudit.gate import baseline
+
+OWN = """
+from pathlib import Path
+from train import train
+
+def test_own(leakage):
+    leakage.check("own", train, attacks=["exact"], set={"exact": {"visits": 2}}, budget={"exact": 0.0}, seeds=2)
+
+def test_plain():
+    pass
+"""
+
+
+@pytest.fixture
+def repo(project: Path, tmp_path: Path) -> Path:
+    """A copy of examples/ci-repo with two seeds, so that it is fast, and without a baseline."""
+    shutil.copytree(project / "examples" / "ci-repo", tmp_path / "repo", ignore=shutil.ignore_patterns("__pycache__", "leakaudit-out"))
+    file = tmp_path / "repo" / "leakaudit.toml"
+    file.write_text(file.read_text().replace("seeds = 16", "seeds = 2"))
+    (tmp_path / "repo" / "leakage-baseline.json").unlink()
+    return tmp_path / "repo"
+
+
+def run(folder: Path, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+    return subprocess.run([sys.executable, "-m", *argv], cwd=folder, capture_output=True, text=True, check=False, env=environ)
+
+
+def pytested(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, "pytest", "-q", "-p", "no:cacheprovider", *argv)
+
+
+def edit(folder: Path, old: str, new: str) -> None:
+    file = folder / "train.py"
+    assert file.read_text().count(old) == 1
+    file.write_text(file.read_text().replace(old, new))
+
+
+def without_noise(folder: Path) -> None:
+    edit(folder, "return model + SIGMA * rng.normal(size=model.shape)", "return model")
+
+
+# --- the plugin -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_does_not_use_it_imports_no_torch_and_loads_it_in_20_ms(tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text("def test_a():\n    pass\n")
+    probe = (
+        "import sys, time, pytest\n"
+        "from importlib.metadata import EntryPoint\n"
+        "load, taken = EntryPoint.load, []\n"
+        "def timed(self):\n"
+        "    start = time.process_time()\n"
+        "    try:\n"
+        "        return load(self)\n"
+        "    finally:\n"
+        "        if self.value == 'leakaudit.pytest_plugin': taken.append(time.process_time() - start)\n"
+        "EntryPoint.load = timed\n"
+        "code = pytest.main(['-q', '-p', 'no:cacheprovider'])\n"
+        "heavy = sorted({'torch', 'numpy', 'scipy', 'skimage', 'leakaudit.gate', 'leakaudit.errors'} & set(sys.modules))\n"
+        "print(f'RESULT {int(code)} {len(taken)} {taken[0]:.6f} {heavy}')\n"
+    )
+    times = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=True)
+        code, loads, seconds, heavy = done.stdout.splitlines()[-1].removeprefix("RESULT ").split(" ", 3)
+        assert (code, loads, heavy) == ("0", "1", "[]")
+        times.append(float(seconds))
+    assert min(times) < 0.020, times
+
+
+@pytest.mark.slow
+def test_a_check_of_a_tests_own_is_marked_and_its_baseline_written_and_compared(repo: Path) -> None:
+    (repo / "tests" / "test_privacy.py").write_text(OWN)
+    assert "1 passed, 1 deselected" in pytested(repo, "-m", "not leakage").stdout
+    first = pytested(repo)
+    assert "own/eavesdropper/exact is not in the baseline" in first.stdout
+    assert first.returncode == 1
+    assert pytested(repo, "--leakage-update", "first", "--strict-markers").returncode == 0
+    written = baseline.read(repo / "leakage-baseline.json")
+    assert (set(written.cells), written.reason) == ({"own/eavesdropper/exact"}, "first")
+    assert pytested(repo, "--leakage-strict").returncode == 0
+    without_noise(repo)
+    failed = pytested(repo)
+    assert failed.returncode == 1
+    assert re.search(r"LEAK own/eavesdropper/exact: .*: eavesdropper reconstructs the training input of node \d bit for bit", failed.stdout)
+    assert "Traceback" not in failed.stdout
+    assert baseline.read(repo / "leakage-baseline.json") == written
+
+
+def test_what_workers_of_xdist_measured_is_written_once_by_the_main_process(tmp_path: Path) -> None:
+    """The two ends of pytest-xdist's `workeroutput`, without its processes."""
+    path = tmp_path / "b.json"
+
+    def cells(name: str) -> dict[str, Any]:
+        return {str(path): {name: {"digest": "ab" * 32, "seeds": [0, 1], "samples": {"gain": [0.0, 1.0]}}}}
+
+    def config(**more: Any) -> Any:
+        return SimpleNamespace(leakaudit_cells={}, getoption=lambda name: "a reason", **more)
+
+    main, outputs = config(), []
+    for name in ("a/e/x", "b/e/x"):
+        worker = config(workeroutput={})
+        worker.leakaudit_cells = cells(name)
+        pytest_plugin.pytest_sessionfinish(SimpleNamespace(config=worker))  # type: ignore[arg-type]
+        assert not path.exists()
+        outputs.append(worker.workeroutput)
+    for output in outputs:
+        pytest_plugin.pytest_testnodedown(SimpleNamespace(config=main, workeroutput=json.loads(json.dumps(output))), None)
+    pytest_plugin.pytest_testnodedown(SimpleNamespace(config=main), "a worker that crashed")
+    pytest_plugin.pytest_sessionfinish(SimpleNamespace(config=main))  # type: ignore[arg-type]
+    assert set(baseline.read(path).cells) == {"a/e/x", "b/e/x"}
+
+
+def test_an_unknown_check_is_one_line(repo: Path) -> None:
+    (repo / "tests" / "test_privacy.py").write_text("def test_it(leakage):\n    leakage.check('rign')\n")
+    done = pytested(repo)
+    assert done.returncode == 1
+    assert "leakage gate rign: there is no check 'rign'; did you mean 'ring'?" in done.stdout
+
+
+# --- the example ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_example_passes_as_it_is_committed(project: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(project / "examples" / "ci-repo", tmp_path / "repo", ignore=shutil.ignore_patterns("__pycache__"))
+    done = pytested(copy)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_example_fails_without_its_noise_and_says_what_leaked(project: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(project / "examples" / "ci-repo", tmp_path / "repo", ignore=shutil.ignore_patterns("__pycache__"))
+    without_noise(copy)
+    done = run(copy, "leakaudit", "check", "-q")
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = r"Leak: ring/eavesdropper/exact: over the budget: worst exact 100\.0%, at most 0\.0%: "
+    assert re.match(said + r"eavesdropper reconstructs the training input of node \d bit for bit", done.stdout)
+
+
+@pytest.mark.slow
+def test_the_example_fails_with_half_its_noise(project: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(project / "examples" / "ci-repo", tmp_path / "repo", ignore=shutil.ignore_patterns("__pycache__"))
+    edit(copy, "SIGMA = 0.25", "SIGMA = 0.125")
+    done = run(copy, "leakaudit", "check", "-q")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(r"epsilon of the exact view 28\.8\d*, at most 12: so much may eavesdropper tell of the data of node \d", done.stdout)
+
+
+# --- where it runs ----------------------------------------------------------------------------------------------------
+
+
+def steps(project: Path) -> dict[str, str]:
+    """The scripts of the action by the step's name."""
+    text = (project / "action.yml").read_text()
+    found = re.findall(r"    - name: (\w+)\n.*?      run: \|\n(.*?)(?=\n    - name:|\Z)", text, re.S)
+    return {name: re.sub(r"^ {8}", "", body, flags=re.M) for name, body in found}
+
+
+def act(project: Path, repo: Path, tmp_path: Path, name: str, **inputs: str) -> subprocess.CompletedProcess[str]:
+    """Run one step where nothing of this environment is known but the interpreter."""
+    clean = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path), "RUNNER_TEMP": str(tmp_path / "runner")}
+    github = {f"GITHUB_{k}": str(tmp_path / k) for k in ("OUTPUT", "STEP_SUMMARY")} | {"GITHUB_ACTION_PATH": str(project)}
+    names = {f"LEAKAUDIT_{k.upper()}": v for k, v in inputs.items()}
+    script = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", steps(project)[name]]
+    return subprocess.run(
+        script, cwd=repo, env={**clean, **github, **names, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_the_action_annotates_summarises_and_keeps_the_exit_code(project: Path, repo: Path, tmp_path: Path) -> None:
+    inputs = {"checks": "ring", "strict": "false", "max_seconds": "0"}
+    assert act(project, repo, tmp_path, "install", install="false", requirements="").returncode == 0
+    done = act(project, repo, tmp_path, "check", **inputs)
+    assert done.returncode == 3, done.stderr  # there is no baseline yet
+    assert run(repo, "leakaudit", "baseline", "update", "-q", "--reason", "first").returncode == 0
+    assert act(project, repo, tmp_path, "check", **inputs).returncode == 0
+    without_noise(repo)
+    done = act(project, repo, tmp_path, "check", **inputs)
+    assert done.returncode == 1
+    assert "::error title=ring/eavesdropper/exact%3A budget exact::" in done.stdout
+    summary = (tmp_path / "STEP_SUMMARY").read_text()
+    assert [line for line in summary.splitlines() if line.startswith("# ")] == [
+        "# Leakage gate: cannot tell",
+        "# Leakage gate: pass",
+        "# Leakage gate: leak",
+    ]
+    outputs = (tmp_path / "OUTPUT").read_text().splitlines()
+    assert outputs[-2:] == [f"results={tmp_path}/runner/leakaudit/results.json", "verdict=leak"]
+    for name in ("results.json", "leakaudit.sarif", "junit.xml"):
+        assert (tmp_path / "runner" / "leakaudit" / name).stat().st_size > 100
+
+
+def test_the_action_declares_every_input_that_its_steps_read(project: Path) -> None:
+    text = (project / "action.yml").read_text()
+    declared = set(re.findall(r"^  ([a-z-]+):$", text[text.index("inputs:") : text.index("outputs:")], re.M))
+    assert declared == set(re.findall(r"\$\{\{ inputs\.([a-z-]+) \}\}", text))
+    assert "${{" not in "".join(steps(project).values()), "an input in a script is a way to run code"
+
+
+def test_the_hooks_run_what_they_say(project: Path, repo: Path) -> None:
+    hooks = (project / ".pre-commit-hooks.yaml").read_text()
+    config, trace = re.findall(r"^  entry: (.*)$", hooks, re.M)
+    assert config == "leakaudit config lint"
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def hook(entry: str, *files: str) -> int:
+        command = f"{entry} {' '.join(files)}"
+        return subprocess.run(command, shell=True, cwd=repo, env=environ, capture_output=True, check=False).returncode
+
+    assert hook(config) == 0
+    assert run(repo, "leakaudit", "record", "fedsgd", "-o", "trace.pt", "--nodes", "2", "--rounds", "1", "-q").returncode == 0
+    shutil.copy(repo / "trace.pt", repo / "b.trace.pt")
+    assert hook(trace, "trace.pt", "b.trace.pt") == 0
+    with (repo / "b.trace.pt").open("r+b") as file:
+        file.truncate(1000)
+    assert hook(trace, "trace.pt", "b.trace.pt") == 1
+    pattern = re.compile(re.findall(r"^  files: (.*)$", hooks, re.M)[1])
+    assert [bool(pattern.search(n)) for n in ("trace.pt", "a/b.trace.pt", "trace.truth.pt", "weights.pt")] == [True, True, False, False]
+    (repo / "leakaudit.toml").write_text("[gate]\nsede = 1\n[check.a]\nrun = 'a:b'\n")
+    assert hook(config) == 2

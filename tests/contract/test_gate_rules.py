@@ -1,0 +1,287 @@
+"""What a gate makes of its numbers: budgets, growth, acceptances, exit codes, and a baseline that is whole or as it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leakaudit.errors import LeakauditError
+from leakaudit.gate import baseline, measures, rules
+from leakaudit.gate.baseline import Baseline, Block
+from leakaudit.gate.cells import Cell, Worst
+from leakaudit.gate.config import Acceptance, Budget, Check, Gate
+from leakaudit.gate.rules import Rule, Status
+from leakaudit.scoring import Score
+
+WORST = Worst(3, 2, 31.0, 0.02, False, 1.0, "gradient", 0, 5, "g = w")
+
+
+def cell(seeds: int = 8, **samples: float | list[float]) -> Cell:
+    made = Cell(Check("ring", "m:f"), "node:1", "analytic", list(range(seeds)), worst=WORST)
+    made.samples = {m: list(v) if isinstance(v, list) else [v] * seeds for m, v in samples.items()}
+    return made
+
+
+def base(of: Cell, digest: str | None = None, **samples: float) -> Baseline:
+    block = Block(digest or of.digest(), tuple(of.seeds), {m: (v,) * len(of.seeds) for m, v in samples.items()})
+    return Baseline({of.name: block}, "because", "2030-01-01", {})
+
+
+def rule(kind: str = "budget", status: Status = Status.OK, name: str = "ring/node:1/analytic", value: float = 1.0) -> Rule:
+    return Rule(kind, name, "psnr", status, "says", value, 0.5)
+
+
+# --- measures ---------------------------------------------------------------------------------------------------------
+
+
+def score(**columns: Any) -> Score:
+    return Score(0, "a", matched=(0, 1), labels_found=columns.pop("labels_found", None), **columns)
+
+
+def test_what_is_no_better_than_the_mean_of_the_others_counts_as_nothing() -> None:
+    guess = score(relative_error=(0.5, 0.2), psnr=(12.0, 20.0), ssim=(0.1, 0.5), exact=(False, False))
+    found = score(relative_error=(0.05, 0.3), psnr=(32.0, 16.5), ssim=(0.9, 0.4), exact=(True, False), identified=(True, True))
+    got = measures.values(guess, found)
+    assert got["gain"] == pytest.approx([20.0, 0.0])
+    assert got["psnr"] == [32.0, 0.0]
+    assert got["ssim"] == [0.9, 0.0]
+    assert got["recovered"] == pytest.approx([0.95, 0.0])
+    assert (got["exact"], got["identified"], got["labels"]) == ([1.0, 0.0], [1.0, 1.0], [0.0, 0.0])
+    assert all(column == [0.0, 0.0] for column in measures.values(guess, None).values())
+
+
+def test_data_without_pictures_or_a_grid_has_no_such_measures() -> None:
+    guess = score(relative_error=(0.5, 0.5))
+    assert set(measures.values(guess, None)) == {"gain", "recovered", "identified", "labels"}
+    perfect = measures.values(guess, score(relative_error=(0.0, None), labels_found=0.5))
+    assert (perfect["gain"], perfect["recovered"], perfect["labels"]) == ([measures.CAP, 0.0], [1.0, 0.0], [0.5, 0.5])
+
+
+def test_a_sample_is_the_worst_record_or_the_share_of_them() -> None:
+    assert measures.sample("psnr", [3.0, 9.0]) == 9.0
+    assert measures.sample("exact", [1.0, 0.0, 0.0, 0.0]) == 0.25
+    with pytest.raises(LeakauditError, match="at least one record"):
+        measures.sample("psnr", [])
+
+
+def test_aggregates_of_twenty_samples() -> None:
+    samples = [float(v) for v in range(1, 21)]
+    assert [measures.aggregate(how, samples) for how in measures.AGGREGATES] == [20.0, 19.0, 10.5]
+    assert measures.aggregate("p95", samples[:19]) == 19.0
+
+
+# --- budgets ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_message_of_a_budget_says_what_leaked_from_whom_to_whom() -> None:
+    (found,) = rules.budgets(cell(psnr=30.0), [Budget("psnr", 25.0)])
+    assert (found.status, found.value, found.limit) == (Status.OVER, 30.0, 25.0)
+    assert found.says == (
+        "worst psnr 30.0 dB, at most 25.0 dB: nodes:1 reconstructs the training input of node 2 with relative error 0.02 (31.0 dB PSNR), "
+        "by analytic from the gradients of rounds 0 to 5 (seed 3)"
+    )
+
+
+def test_the_last_budget_that_fits_holds() -> None:
+    budgets = [Budget("psnr", 25.0), Budget("psnr", 50.0, cells="ring/*"), Budget("psnr", 1.0, cells="other/*")]
+    assert [r.status for r in rules.budgets(cell(psnr=30.0), budgets)] == [Status.OK]
+    assert [r.status for r in rules.budgets(cell(psnr=30.0), [*budgets, Budget("psnr", 1.0, level="warn")])] == [Status.WARNING]
+    assert rules.budgets(cell(psnr=30.0), [*budgets, Budget("psnr", 1.0, level="off")]) == []
+
+
+def test_a_budget_at_its_limit_holds_and_the_aggregate_decides() -> None:
+    one = cell(exact=[0.0] * 7 + [1.0])
+    assert rules.budgets(one, [Budget("exact", 1.0)])[0].status is Status.OK
+    assert rules.budgets(one, [Budget("exact", 0.5)])[0].status is Status.OVER
+    assert rules.budgets(one, [Budget("exact", 0.5, aggregate="mean")])[0].status is Status.OK
+
+
+def test_a_budget_that_cannot_be_judged_is_no_pass() -> None:
+    (found,) = rules.budgets(cell(gain=0.0), [Budget("psnr", 25.0)])
+    assert found.status is Status.VOID
+    assert rules.code([found], True, False) == 3
+    (found,) = rules.budgets(cell(gain=0.0), [Budget("epsilon", 8.0)], None)
+    assert found.status is Status.VOID
+
+
+def test_epsilon_has_a_budget_too() -> None:
+    assert [rules.budgets(cell(), [Budget("epsilon", 8.0)], (e, 3))[0].status for e in (7.9, 8.1, float("inf"))] == [
+        Status.OK,
+        Status.OVER,
+        Status.OVER,
+    ]
+
+
+# --- growth -----------------------------------------------------------------------------------------------------------
+
+
+def statuses(of: Cell, against: Baseline, **gate: Any) -> list[Status]:
+    return [r.status for r in rules.growth([of], against, Gate(compare=("gain",), **gate))]
+
+
+def test_growth_beyond_the_tolerance_is_a_regression_and_less_is_none() -> None:
+    one = cell(gain=5.0)
+    assert statuses(one, base(one, gain=3.0)) == [Status.REGRESSION]
+    assert statuses(one, base(one, gain=4.0)) == [Status.OK]  # the tolerance is 1 dB
+    assert statuses(one, base(one, gain=3.0), tolerance={"gain": 2.5}) == [Status.OK]
+    assert statuses(one, base(one, gain=9.0)) == [Status.OK]
+
+
+def test_too_few_seeds_are_inconclusive_and_say_how_many_would_do() -> None:
+    few = cell(seeds=4, gain=5.0)
+    (found,) = rules.growth([few], base(few, gain=0.0), Gate(compare=("gain",)))
+    assert found.status is Status.INCONCLUSIVE
+    assert "1 comparisons at alpha 0.01 need seeds >= 7" in found.says
+    assert (rules.code([found], True, False), rules.code([found], True, True)) == (0, 3)
+
+
+def test_all_comparisons_share_alpha() -> None:
+    """Eight seeds prove one comparison at .01, since 2^-8 < .01, and not four of them."""
+    one = cell(gain=5.0, psnr=5.0, exact=0.0, labels=0.0)
+    against = base(one, gain=0.0, psnr=0.0, exact=0.0, labels=0.0)
+    alone = rules.growth([one], against, Gate(compare=("gain",)))
+    both = rules.growth([one], against, Gate(compare=("gain", "psnr", "exact", "labels")))
+    assert [r.status for r in alone] == [Status.REGRESSION]
+    assert [r.status for r in both] == [Status.INCONCLUSIVE, Status.INCONCLUSIVE, Status.OK, Status.OK]
+
+
+def test_other_seeds_are_compared_as_independent_samples() -> None:
+    one = cell(gain=[5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5])
+    other = Block(one.digest(), tuple(range(100, 108)), {"gain": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)})
+    (found,) = rules.growth([one], Baseline({one.name: other}), Gate(compare=("gain",)))
+    assert found.status is Status.REGRESSION
+    assert "8 new seeds against 8" in found.says
+
+
+def test_another_way_of_measuring_is_never_compared() -> None:
+    one = cell(gain=0.0)
+    for against in (base(one, digest="0" * 64, gain=0.0), Baseline(), base(one, psnr=0.0)):
+        found = rules.growth([one], against, Gate(compare=("gain",)))
+        assert [r.status for r in found] == [Status.NOT_COMPARABLE]
+        assert "leakaudit baseline update --reason TEXT" in found[0].says
+        assert rules.code(found, True, False) == 3
+
+
+def test_the_digest_depends_on_how_is_measured_and_not_on_what() -> None:
+    plain = cell()
+    assert plain.digest() == Cell(Check("other", "x:y"), "nodes:1", "analytic").digest()
+    for check, who, attack in (
+        (Check("ring", "m:f"), "node:2", "analytic"),
+        (Check("ring", "m:f"), "node:1", "exact"),
+        (Check("ring", "m:f", nodes=(0,)), "node:1", "analytic"),
+        (Check("ring", "m:f", gradients=3), "node:1", "analytic"),
+        (Check("ring", "m:f", attacks=("analytic",), set={"analytic": {"numbers": 5}}), "node:1", "analytic"),
+    ):
+        assert Cell(check, who, attack).digest() != plain.digest()
+
+
+# --- acceptances and codes --------------------------------------------------------------------------------------------
+
+
+def acceptance(**changes: Any) -> Acceptance:
+    values: dict[str, Any] = {"id": "a", "reason": "known", "owner": "me", "expires": date(2030, 6, 30), "cells": "ring/*"}
+    return Acceptance(**{**values, **changes})
+
+
+def test_an_acceptance_holds_until_its_date_and_up_to_its_value() -> None:
+    found = [rule(status=Status.OVER, value=1.0)]
+    last, next_day = date(2030, 6, 30), date(2030, 7, 1)
+    out, state = rules.accept(found, [acceptance()], last)
+    assert (out[0].status, out[0].accepted, state) == (Status.ACCEPTED, "a", {"a": "used"})
+    assert rules.code(out, True, True) == 0
+    out, state = rules.accept(found, [acceptance()], next_day)
+    assert (out[0].status, state) == (Status.OVER, {"a": "expired"})
+    assert "acceptance a of me expired on 2030-06-30" in out[0].says
+    for other in (acceptance(most=0.9), acceptance(cells="other/*"), acceptance(measure="exact")):
+        out, state = rules.accept(found, [other], last)
+        assert (out[0].status, state) == (Status.OVER, {"a": "unused"})
+
+
+def test_controls_cannot_be_accepted() -> None:
+    out, _ = rules.accept([rule("positive", Status.VOID)], [acceptance(cells="*")], date(2030, 1, 1))
+    assert out[0].status is Status.VOID
+
+
+@pytest.mark.parametrize(
+    ("found", "complete", "code"),
+    [
+        ([rule()], True, 0),
+        ([rule(status=Status.WARNING)], True, 0),
+        ([rule()], False, 3),
+        ([rule("positive", Status.VOID)], True, 3),
+        ([rule(status=Status.OVER)], True, 1),
+        ([rule("baseline", Status.REGRESSION)], False, 1),
+        ([rule(status=Status.OVER), rule("positive", Status.VOID)], True, 3),
+        ([rule(status=Status.OVER), rule("negative", Status.VOID)], True, 3),
+        ([rule(status=Status.OVER), rule("positive", Status.VOID, name="ring/node:1/other")], True, 1),
+    ],
+)
+def test_exit_codes(found: list[Rule], complete: bool, code: int) -> None:
+    assert rules.code(found, complete, False) == code
+
+
+# --- the baseline's file ----------------------------------------------------------------------------------------------
+
+
+def example(**changes: Any) -> Baseline:
+    block = Block("ab" * 32, (0, 1), {"psnr": (1.5, 2.0), "exact": (0.0, 1.0)})
+    return Baseline({"ring/eavesdropper/exact": block, **changes}, "first", "2030-01-31T00:00:00+00:00", {"torch": "2.13.0"})
+
+
+def test_a_baseline_is_json_with_sorted_keys_and_one_line_a_measure(tmp_path: Path) -> None:
+    example().write(tmp_path / "b.json")
+    text = (tmp_path / "b.json").read_text()
+    assert baseline.read(tmp_path / "b.json") == example()
+    values = json.loads(text)
+    assert text.splitlines().count('        "psnr": [1.5, 2.0]') == 1
+
+    def keys(found: Mapping[str, Any]) -> None:
+        assert list(found) == sorted(found)
+        for inner in found.values():
+            if isinstance(inner, dict):
+                keys(inner)
+
+    keys(values)
+    assert values["reason"] == "first"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"leakaudit.baseline"', '"other"', "format"),
+        ("[1.5, 2.0]", "[1.5]", "expected one sample a seed, 2 each"),
+        ("[1.5, 2.0]", "[1.5, NaN]", "expected a finite number"),
+        ("[0, 1]", '["0", 1]', "seeds"),
+        ("{", "", "Extra data"),
+    ],
+)
+def test_a_damaged_baseline_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    (tmp_path / "b.json").write_text(example().text().replace(old, new, 1))
+    with pytest.raises(LeakauditError, match=message):
+        baseline.read(tmp_path / "b.json")
+
+
+def test_a_baseline_changes_for_a_reason_and_keeps_other_cells() -> None:
+    new = {"ring/eavesdropper/labels": Block("cd" * 32, (0,), {"labels": (0.5,)})}
+    with pytest.raises(LeakauditError, match="--reason TEXT"):
+        example().merged(new, "  ", {})
+    merged = example().merged(new, "labels too", {"torch": "3"})
+    assert set(merged.cells) == {"ring/eavesdropper/exact", "ring/eavesdropper/labels"}
+    assert merged.reason == "labels too"
+
+
+def test_a_difference_names_what_changed() -> None:
+    more = Block("ab" * 32, (0, 1), {"psnr": (2.5, 3.0), "exact": (0.0, 1.0)})
+    assert baseline.difference(example(), example()) == ""
+    assert baseline.difference(example(), example(**{"ring/eavesdropper/exact": more})) == (
+        "~ ring/eavesdropper/exact psnr: 1.8 dB -> 2.8 dB\n"
+    )
+    assert baseline.difference(example(), Baseline()) == "- ring/eavesdropper/exact\n"
+    assert baseline.difference(Baseline(), example()) == "+ ring/eavesdropper/exact\n"
+    other = Block("cd" * 32, more.seeds, more.samples)
+    assert "not comparable" in baseline.difference(example(), Baseline({"ring/eavesdropper/exact": other}))

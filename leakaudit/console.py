@@ -1,4 +1,4 @@
-"""Progress on stderr, in the form that the place can show."""
+"""Tables on stdout and progress on stderr, in the form that the place can show."""
 
 from __future__ import annotations
 
@@ -6,8 +6,21 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from leakaudit.progress import watching
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDE = 140  # characters of a table that goes into a file
+
+
+def stdout() -> Console:
+    """Return where tables go: as wide as the terminal, else `WIDE`."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
 
 
 @contextmanager

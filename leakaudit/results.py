@@ -173,10 +173,12 @@ def read(path: Path) -> dict[str, Json]:
     """Read and validate results.json; raises LeakauditError where it cannot be read or is not what it should be."""
     try:
         results = json.loads(path.read_bytes(), parse_constant=_refuse)
-    except (OSError, ValueError, RecursionError) as error:
-        raise LeakauditError(
-            f"{path}: expected the results.json of a run, could not read it: {str(error)[:200] or type(error).__name__}"
-        ) from None
+    except OSError as error:
+        raise LeakauditError(f"{path}: expected the results.json of a run, cannot read it: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise LeakauditError(f"{path}: expected the results.json of a run, got a file that is no text") from None
+    except (ValueError, RecursionError) as error:
+        raise LeakauditError(f"{path}: expected the results.json of a run, got no JSON: {str(error)[:200]}") from None
     validate(results, str(path))
     kept: dict[str, Json] = results
     return kept

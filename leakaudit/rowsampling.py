@@ -6,6 +6,8 @@ neurons must agree, whatever combinations of gradients the rounds show.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Generator, Tensor
 
@@ -17,16 +19,18 @@ VANISHES = 1e-3  # part of a neuron's rows along a dual vector that counts as no
 EXTRA = 2  # neurons beyond those drawn that must agree before a candidate is refitted
 DEEPEST = 18  # neurons that must agree, beyond which drawing is hopeless
 KEPT = 8  # candidates of one batch of draws that are refitted
+LARGE = 24  # samples from which on fewer batches are drawn: one costs b^3
 
 
 def sample(groups: Groups, duals: list[Dual], batches: int, generator: Generator) -> list[Dual]:
-    """Add duals from `batches` batches of draws in a row without success; stops early where all b are found."""
+    """Add duals from `batches` batches of draws in a row without success, fewer above `LARGE`; stops early where all b are found."""
     b, n = groups.batch, groups.right.shape[1]
     full = (groups.rank == n).nonzero().flatten()
     need = -(-(b - 1) // n)
     if b < 2 or need > DEEPEST or len(full) < need + EXTRA or n >= b:
         return duals
     rows = torch.linalg.qr((groups.right / groups.scale).mT).Q.mT  # (G, n, b), for q in coordinates of equal size
+    batches = math.ceil(batches * min(1.0, LARGE / b) ** 3)
     pool, fails = list(duals), 0
     while fails < batches and len(duals) < b and not expired():
         fails += 1

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.errors import LeakauditError
     from leakaudit.gate import baseline, files, judge
 
-    chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
+    chosen = settings(args)
     gate = files.configured(Path())
     if (path := gate.baseline_path) is None:
         raise LeakauditError(f"{gate.source}: gate: baseline is empty: nothing is compared with")

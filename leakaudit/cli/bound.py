@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.ledger import alike, entries, worst
     from leakaudit.listeners import around, named
 
-    chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
+    chosen = settings(args)
     _check(args)
     protocol, last = _protocol(args.source, chosen)
     if args.adversary:
@@ -113,13 +113,12 @@ def _protocol(path: Path, chosen: argparse.Namespace) -> tuple[Protocol, int]:
 
 def _table(found: Sequence[Entry], same: Mapping[int, int], views: int) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from leakaudit.cli.explain import WIDE
+    from leakaudit import console
 
-    out = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    out = console.stdout()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     words = ("adversary", "noise for it", "what")
     for name in ("node", "adversary", "mu", "epsilon (delta)", "claim", "ratio", "noise for it", "what"):

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit import console
     from leakaudit.gate import files, judge
 
-    chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
+    chosen = settings(args)
     formats = [_format(f) for f in args.format or ["text"]]
     gate = files.configured(Path()).only(args.check)
     options = judge.Options(chosen.seed, args.strict)

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit import console
     from leakaudit.claims import judge, select
 
-    chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
+    chosen = settings(args)
     rows = select(args.paper, args.row)
     with console.shown(chosen.progress):
         found = list(judge(rows))
@@ -48,13 +48,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(found: list[Judged]) -> None:
-    from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
-    from leakaudit.cli.explain import WIDE
+    from leakaudit import console
 
-    out = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    out = console.stdout()
     for one in found:
         out.print(Text.assemble((f"{one.row.number:>2}  {one.row.source}", "bold"), f": {one.row.claim}"))
         for finding in one.findings:

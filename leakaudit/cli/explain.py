@@ -18,7 +18,7 @@ NOTE = (
     "g[i,t]: the gradient of node i that round t uses. Formulas are exact; -f json holds them whole. "
     "What is not determined here is not proved to be private."
 )
-LONG, WIDE = 160, 140  # characters of a formula in a table, and of a table that goes into a file
+LONG = 160  # characters of a formula in a table
 
 
 def add(verbs: Any) -> None:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a table a node, or a line a node where none is named."""
     from leakaudit import console, explanation, tracefile
 
-    chosen = settings(argparse.Namespace(**{**vars(args), "device": None, "output": None}))
+    chosen = settings(args)
     trace = tracefile.load(args.trace)
     with console.shown(chosen.progress):
         found = explanation.explain(trace, listener(args), args.node, args.gradients)
@@ -61,11 +61,12 @@ def run(args: argparse.Namespace) -> int:
 def _table(one: Explanation) -> None:
     """Print one node's combinations with their formulas."""
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    out = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    from leakaudit import console
+
+    out = console.stdout()
     out.print(Text(f"{one.summary}, as {one.adversary} hears it" if one.rows else one.summary, style="bold"))
     if one.scope:
         out.print(Text(one.scope))

@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.function and args.scenario:
         raise LeakauditError("--run and --scenario name the program under test; give one of both")
-    chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
+    chosen = settings(args)
     path = Path("leakaudit.toml")
     files.starter(path, starter(args.function, args.scenario))
     try:

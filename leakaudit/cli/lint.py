@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit import console, tracefile
     from leakaudit.lint import lint
 
-    chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
+    chosen = settings(args)
     with console.shown(chosen.progress):
         truth = None if args.truth in (None, Path("none")) else tracefile.load_truth(args.truth)
         found = lint(tracefile.load(args.trace), truth)
@@ -48,14 +48,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(found: Sequence[Pitfall]) -> None:
-    from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
 
+    from leakaudit import console
     from leakaudit.cli.claims import STYLES
-    from leakaudit.cli.explain import WIDE
 
-    out = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    out = console.stdout()
     for p in found:
         style = STYLES.get(p.verdict.name, "bold red" if p.bad else "yellow")
         out.print(Text.assemble((p.verdict.words, style), f"  {p.code} {p.name}: {p.says}"))

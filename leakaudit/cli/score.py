@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit import console, lpips_weights, registry, rescoring, results, run, tracefile
     from leakaudit.storage import sidecar
 
-    chosen = settings(argparse.Namespace(**{**vars(args), "device": None, "output": None}))
+    chosen = settings(args)
     render = registry.get("reports", args.format)
     rescoring.check(args.metric)
     source = file_of(args.results)

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit import console
     from leakaudit.selfcheck import check
 
-    chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
+    chosen = settings(args)
     with console.shown(chosen.progress):
         rows = list(check(args.runs, args.trials, args.alpha, args.seed))
     ok = all(row.ok for row in rows)
@@ -46,13 +46,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(rows: Sequence[Row]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    from leakaudit.cli.explain import WIDE
+    from leakaudit import console
 
-    out = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    out = console.stdout()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("estimator", "claim", "rounds", "known", "claimed", "refuted", "limits", "allowed", ""):
         table.add_column(name, justify="left" if name in ("estimator", "claim", "") else "right")

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     """Do one action."""
     from leakaudit import console, convert, tracefile, traceinfo
 
-    chosen = settings(argparse.Namespace(**{**vars(args), "device": None}))
+    chosen = settings(args)
     if args.action == "convert":
         with console.shown(chosen.progress):
             convert.convert(args.source, args.target if args.target.endswith("/") else Path(args.target))

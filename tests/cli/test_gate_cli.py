@@ -147,7 +147,7 @@ def test_a_dry_run_says_the_cost_and_writes_nothing(place: Path, capsys: pytest.
         (["check", "rong"], "there is no check 'rong'; did you mean 'ring'?"),
         (["check", "-f", "htlm"], "there is no report 'htlm'"),
         (["baseline", "show"], "baseline leakage-baseline.json: it is not there; write one with 'leakaudit baseline update --reason TEXT'"),
-        (["baseline", "diff"], "could not read it"),
+        (["baseline", "diff"], "expected the results.json of a run"),
         (["init"], "leakaudit.toml is there already"),
     ],
 )

@@ -2,10 +2,11 @@
 
 python bench/gate.py [--runs N]        one JSON line a figure; N gates of each kind (default 3; 50 take about ten minutes)
 
-unchanged: the same seeds, against the committed baseline. new seeds: unchanged code under other seeds each time. halved: sigma halved.
-removed: no noise, while the recording still declares it; and with the budgets left out, so that the baseline alone decides. broken: the
-attacks return uniform noise. All are judged against the committed baseline. seconds are of one gate, on one thread: cpu is process
-time, wall what passed.
+unchanged: the same seeds, against the committed baseline. new seeds: unchanged code under other seeds each time. halved: sigma halved,
+in what is drawn and what is declared; or in what is drawn alone, while the recording still declares it in full. removed: no noise, while
+the recording still declares it; and with budgets and lint left out, so that the baseline alone decides. broken: the attacks return
+uniform noise. All are judged against the committed baseline. seconds are of one gate, on one thread: cpu is process time, wall what
+passed.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ def main() -> None:
         count("new seeds", run(gate, seed, committed, times))
         with patched(SIGMA=train.SIGMA / 2):
             count("halved", run(gate, seed, committed, times))
+        with patched(privatise=lambda model, rng: model + train.SIGMA / 2 * rng.normal(size=model.shape)):
+            count("halved, declared in full", run(gate, seed, committed, times))
         with patched(privatise=lambda model, rng: model):
             changed = run(gate, seed, committed, times)
         count("removed", changed)

@@ -71,17 +71,7 @@ def build(
         "kind": "attack",
         "complete": complete,
         "summary": summary(findings, undetermined, left_out, complete),
-        "trace": {
-            "protocol": trace.protocol,
-            "nodes": trace.graph.nodes,
-            "edges": len(trace.graph.edges),
-            "links": [list(edge) for edge in trace.graph.edges[:DRAWN]],
-            "rounds": trace.rounds,
-            "data": trace.task.data,
-            "model": trace.task.model,
-            "shape": list(trace.task.shape),
-            "classes": trace.task.classes,
-        },
+        "trace": about(trace),
         "findings": [dict(f) for f in findings],
         "undetermined": [dict(u) for u in undetermined],
         "not_tried": left_out,
@@ -90,6 +80,21 @@ def build(
         "picture": picture,
         "originals": originals,
         "provenance": dict(provenance),
+    }
+
+
+def about(trace: Trace) -> dict[str, Json]:
+    """What was trained, and the network to draw."""
+    return {
+        "protocol": trace.protocol,
+        "nodes": trace.graph.nodes,
+        "edges": len(trace.graph.edges),
+        "links": [list(edge) for edge in trace.graph.edges[:DRAWN]],
+        "rounds": trace.rounds,
+        "data": trace.task.data,
+        "model": trace.task.model,
+        "shape": list(trace.task.shape),
+        "classes": trace.task.classes,
     }
 
 

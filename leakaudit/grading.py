@@ -20,7 +20,7 @@ Level = Literal["error", "warning", "note"]
 RANK: dict[Level, int] = {"error": 2, "warning": 1, "note": 0}
 _VERDICTS: dict[str, Level] = {"REFUTED": "error", "UNSUPPORTED": "error", "INCONCLUSIVE": "warning"}
 RULES: dict[str, Level] = {
-    **dict.fromkeys(("OVER", "REGRESSION", "VOID", "NOT_COMPARABLE"), "error"),
+    **dict.fromkeys(("OVER", "REGRESSION", "CONTRADICTED", "VOID", "NOT_COMPARABLE"), "error"),
     **dict.fromkeys(("WARNING", "INCONCLUSIVE"), "warning"),
 }
 
@@ -29,8 +29,8 @@ RULES: dict[str, Level] = {
 class Check:
     """One thing that was looked at. name: without any figure; message: with them; both cleaned, not escaped.
 
-    id: a digest of what was looked at, without what came out. rule: attack or test. open: whether nothing was decided.
-    harm: sorts checks of one kind by what they give away.
+    id: a digest of what was looked at, without what came out. rule: attack, test or pitfall. adversary: "" where none is needed.
+    open: whether nothing was decided. cell: of a gate, "" elsewhere. harm: sorts checks of one kind by what they give away.
     """
 
     id: str
@@ -44,6 +44,7 @@ class Check:
     detail: str = ""
     seconds: float = 0.0
     open: bool = False
+    cell: str = ""
     harm: tuple[float, ...] = ()
 
     @property
@@ -58,7 +59,7 @@ def checks(results: Mapping[str, Json]) -> list[Check]:
     gate = results.get("gate") or {"cells": (), "rules": ()}
     cells = {cell["name"]: cell for cell in gate["cells"]}
     found = [*(_verdict(results, v) for v in verdicts), *(_finding(results, f) for f in results["findings"])]
-    found += [_gated(rule, cells[rule["cell"]]) for rule in gate["rules"]]
+    found += [_gated(rule, cells.get(rule["cell"])) for rule in gate["rules"]]
     return sorted(_unique(found), key=lambda c: c.rank, reverse=True)
 
 
@@ -118,20 +119,22 @@ def _verdict(results: Mapping[str, Json], one: Mapping[str, Json]) -> Check:
     )
 
 
-def _gated(rule: Mapping[str, Json], cell: Mapping[str, Json]) -> Check:
+def _gated(rule: Mapping[str, Json], cell: Mapping[str, Json] | None) -> Check:
+    """cell: None for what needs no adversary, the lint of a recording."""
     what = f"{rule['kind']} {rule['measure']}".strip()
     control = rule["kind"] in ("positive", "negative")
     return Check(
         id=hashlib.sha256(repr((rule["cell"], what)).encode("utf-8", "backslashreplace")).hexdigest(),
         name=clean(f"{rule['cell']}: {what}{' control' if control else ''}"),
-        rule=clean(cell["attack"]),
-        node=(cell["worst"] or {}).get("node", 0),
-        adversary=clean(cell["adversary"]),
+        rule=clean(cell["attack"] if cell else rule["measure"] or rule["kind"]),
+        node=((cell and cell["worst"]) or {}).get("node", 0),
+        adversary=clean(cell["adversary"]) if cell else "",
         level=RULES.get(rule["status"], "note"),
         message=clean(f"{rule['cell']}: {rule['says']}"),
         word=rule["status"].replace("_", " "),
-        open=rule["status"] == "INCONCLUSIVE",
-        harm=(float(rule["status"] in ("OVER", "REGRESSION")),),
+        open=rule["status"] in ("INCONCLUSIVE", "UNTESTED"),
+        cell=clean(rule["cell"]),
+        harm=(float(rule["status"] in ("OVER", "REGRESSION", "CONTRADICTED")),),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from leakaudit.comparison import MEANS
 from leakaudit.grading import checks
 from leakaudit.trace import Json
-from leakaudit.wording import summary
+from leakaudit.wording import clean, summary
 
 HIDDEN = "redacted"
 _NODES = re.compile(r"(?i)\b(nodes?|peers?)([:= ]\s?)(\d+(?:(?:,\s?| and | or )\d+)*)")
@@ -40,13 +40,15 @@ def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Jso
     out |= dict.fromkeys((p for p in _PICTURES if p in results), None)
     if location := out.get("location"):
         out["location"] = location.rpartition("/")[2] if location.startswith("/") else location
+    if gate := results.get("gate"):
+        out["gate"] = _gate(gate, out["gate"], rename)
     if audit := out.get("audit"):
         out["audit"] = {**audit, "figure": None}
     out |= {"findings": findings, "undetermined": undetermined, "provenance": _provenance(results["provenance"], rename)}
     out["summary"] = (
         summary(findings, undetermined, out["not_tried"], results["complete"])
         if results["kind"] == "attack"
-        else _text(results["summary"], rename)
+        else _text(_unlinted(results), rename)
     )
     if against := results.get("against"):
         out["against"] = {**against, "rows": _rows(out, _texts(against["rows"], rename))}
@@ -60,11 +62,30 @@ def _rows(redacted: Mapping[str, Json], rows: list[dict[str, Json]]) -> list[dic
     return sorted(shown, key=lambda row: list(MEANS).index(row["change"]))
 
 
+def _gate(gate: Mapping[str, Json], shown: Mapping[str, Json], rename: Rename) -> dict[str, Json]:
+    """Its networks renamed; of what the lint says the name of the pitfall alone, since figures name nodes in many ways."""
+    rules = [{**r, "says": _pitfall(r["says"])} if r["kind"] == "lint" else r for r in shown["rules"]]
+    return {**shown, "rules": rules, "networks": {k: _trace(v, rename) for k, v in gate.get("networks", {}).items()}}
+
+
+def _pitfall(says: str) -> str:
+    return says.partition(": ")[0]
+
+
+def _unlinted(results: Mapping[str, Json]) -> str:
+    """Return the sentence of the whole without what the lint says."""
+    said: str = results["summary"]
+    for rule in (results.get("gate") or {}).get("rules", ()):
+        said = said.replace(clean(rule["says"]), _pitfall(rule["says"])) if rule["kind"] == "lint" else said
+    return said
+
+
 def _renaming(results: Mapping[str, Json], key: str | None) -> Rename:
     """Return a permutation of the nodes."""
     secret = json.dumps({k: v for k, v in results.items() if k != "gallery"}, sort_keys=True) if key is None else key
     digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
-    order = sorted(range(results["trace"]["nodes"]), key=lambda n: hmac.digest(digest, str(n).encode(), "sha256"))
+    networks = (results["trace"], *(results.get("gate") or {}).get("networks", {}).values())
+    order = sorted(range(max(n["nodes"] for n in networks)), key=lambda n: hmac.digest(digest, str(n).encode(), "sha256"))
     place = {node: k for k, node in enumerate(order)}
     return lambda node: place.get(node, node)
 

@@ -121,10 +121,17 @@ _AUDIT = {
 }
 AUDIT = {**ATTACK, "kind": frozenset({"audit"}), "audit": _AUDIT}
 _RULE = {
-    "kind": frozenset({"budget", "baseline", "positive", "negative"}),
+    "kind": frozenset({"budget", "baseline", "lint", "positive", "negative"}),
     **dict.fromkeys(("cell", "measure", "says", "accepted"), str),
     **dict.fromkeys(("value", "limit", "p"), _EPSILON),
-    "status": frozenset({"OK", "OVER", "REGRESSION", "ACCEPTED", "WARNING", "INCONCLUSIVE", "NOT_COMPARABLE", "VOID"}),
+    "status": frozenset(
+        {"OK", "OVER", "REGRESSION", "CONTRADICTED", "ACCEPTED", "WARNING", "INCONCLUSIVE", "NOT_COMPARABLE", "VOID", "UNTESTED"}
+    ),
+}
+_BEST = {
+    **dict.fromkeys(("node", "seed", "first", "last"), int),
+    **dict.fromkeys(("psnr", "relative_error", "labels"), _NUMBER),
+    **{"exact": bool, "kind": str, "formula": str},
 }
 _CELL = {
     **dict.fromkeys(("name", "check", "adversary", "attack", "says"), str),
@@ -133,6 +140,7 @@ _CELL = {
     "measures": {str: {"samples": [float], "mean": float, "worst": float}},
     "epsilon": _EPSILON,
     "worst": ({str: ANY}, None),
+    "nodes?": [_BEST],
     "reasons": {str: str},
     "seconds": float,
 }
@@ -142,11 +150,28 @@ _GATE = {
     "strict": bool,
     "cells": [_CELL],
     "rules": [_RULE],
+    "networks?": {str: _TRACE},
+    "pitfalls?": {str: {"name": str, "fix": str}},
     "acceptances": {str: frozenset({"used", "unused", "expired"})},
     "stale": [str],
 }
 CHECK = {**ATTACK, "kind": frozenset({"check"}), "location": str, "gate": _GATE}
-KINDS: dict[str, dict[str, Any]] = {"attack": ATTACK, "audit": AUDIT, "check": CHECK}
+_STATISTICS = {"best": float, "median": float, "mean": float}
+_COUNTS = dict.fromkeys(("records", "recovered", "exact", "certified"), int)
+_PLACE = {"attack": str, "adversary": str, "at": {str: ANY}}
+_POINT = {**_PLACE, **_COUNTS, "cells": int, "labels_found": _NUMBER, **{f"{m}?": _STATISTICS for m in ("psnr", "ssim", "relative_error")}}
+_SWEPT = {
+    **_PLACE,
+    **{"key": _SHA256, "seed": int, "status": frozenset({"done", "failed", "died"}), "says": str, "records": int},
+    **{"constants": {str: ANY}, "reasons": {str: str}},
+    "columns": {**_COUNTS, **{name: [float] for name in ("psnr", "ssim", "relative_error", "labels")}},
+}
+_SWEEP = {
+    **{"digest": _SHA256, "plan": {str: ANY}, "versions": {str: (str, None)}, "axes": {str: [ANY]}, "across": (str, None)},
+    **{"psnr": float, "cells": [_SWEPT], "missing": int, "points": [_POINT], "figure": (_FILE, None)},
+}
+SWEEP = {**{k: ATTACK[k] for k in ("schema", "version", "complete", "summary")}, "kind": frozenset({"sweep"}), "sweep": _SWEEP}
+KINDS: dict[str, dict[str, Any]] = {"attack": ATTACK, "audit": AUDIT, "check": CHECK, "sweep": SWEEP}
 
 
 def validate(results: Json, name: str = "results.json") -> None:

@@ -80,7 +80,7 @@ def provenance(results: Mapping[str, Json]) -> list[tuple[str, str]]:
         "seeds": ", ".join(f"{name} {seed}" for name, seed in p["seeds"].items()),
         "device": f"{p['device']}, {p['threads']} threads, {p['platform']}",
         "trace": f"id {p['trace']['id'] or 'none'}, sha256 {p['trace']['sha256'] or 'not taken'}",
-        "truth": f"sha256 {p['truth']['sha256']}" if p["truth"]["sha256"] else "no truth file: not scored",
+        "truth": _truth(results),
         "configuration": f"sha256 {p['digest']}",
         **{f"metric {name}": text for name, text in results["metrics"].items()},
     }
@@ -109,6 +109,12 @@ def _counts(findings: Sequence[Finding], nodes: int) -> list[str]:
 
 def _count(nodes: int) -> str:
     return f"{nodes} node" + "s" * (nodes != 1)
+
+
+def _truth(results: Mapping[str, Json]) -> str:
+    if sha256 := results["provenance"]["truth"]["sha256"]:
+        return f"sha256 {sha256}"
+    return "recorded with each seed, and not kept" if results["kind"] == "check" else "no truth file: not scored"
 
 
 def harm(finding: Finding) -> tuple[float, ...]:

@@ -28,7 +28,8 @@ def render(results: Mapping[str, Json]) -> str:
 
 
 def _suite(results: Mapping[str, Json], adversary: str, cases: list[Tree.Element]) -> Tree.Element:
-    suite = Tree.Element("testsuite", name=f"leakaudit as {adversary}", tests=str(len(cases)), errors="0")
+    name = f"leakaudit as {adversary}" if adversary else "leakaudit lint"
+    suite = Tree.Element("testsuite", name=name, tests=str(len(cases)), errors="0")
     suite.set("failures", str(sum(case.find("failure") is not None for case in cases)))
     suite.set("skipped", str(sum(case.find("skipped") is not None for case in cases)))
     suite.set("time", f"{sum(float(case.get('time', '0')) for case in cases):.3f}")

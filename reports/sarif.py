@@ -37,28 +37,32 @@ def render(results: Mapping[str, Json]) -> str:
 
 
 def _rule(results: Mapping[str, Json], rule: str) -> dict[str, Json]:
-    known = (results.get("attacks") or {}).get(rule)
-    text = (
-        f"attack {rule} ({clean(known['paper'])}) reads {clean(known['reads'])}" if known else f"what {rule} gives away of training inputs"
-    )
+    short, text, help_ = f"Training inputs leak: {rule}", f"what {rule} gives away of training inputs", " ".join(LIMITS)
+    if known := (results.get("attacks") or {}).get(rule):
+        text = f"attack {rule} ({clean(known['paper'])}) reads {clean(known['reads'])}"
+    elif pitfall := (results.get("gate") or {}).get("pitfalls", {}).get(rule):
+        short, text, help_ = f"Not as declared: {rule}", f"pitfall {rule} of the lint: {clean(pitfall['name'])}", clean(pitfall["fix"])
+    elif rule == "lint":
+        short = text = "What a recording declares and claims, against what it shows"
     return {
         "id": _id(rule),
         "name": rule,
-        "shortDescription": {"text": f"Training inputs leak: {rule}"},
+        "shortDescription": {"text": short},
         "fullDescription": {"text": text},
-        "help": {"text": " ".join(LIMITS)},
+        "help": {"text": help_},
         "defaultConfiguration": {"level": "error"},
     }
 
 
 def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, Json]:
-    where = {"kind": "node", "name": f"node {check.node}", "fullyQualifiedName": check.name}
+    kind, name = ("cell", check.cell) if check.cell else ("node", f"node {check.node}")
+    where = {"kind": kind, "name": name, "fullyQualifiedName": check.name}
     place = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
     out = {
         "ruleId": _id(check.rule),
         "ruleIndex": rule,
         "level": check.level,
-        "message": {"text": f"{check.message}; heard by {check.adversary}."},
+        "message": {"text": f"{check.message}; heard by {check.adversary}." if check.adversary else f"{check.message}."},
         "locations": [{"physicalLocation": place, "logicalLocations": [where]}],
         "partialFingerprints": {"leakaudit/v1": check.id},
     }

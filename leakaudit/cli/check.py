@@ -11,7 +11,6 @@ from leakaudit.cli import say, settings, shared
 
 if TYPE_CHECKING:
     from leakaudit.gate.config import Gate
-    from leakaudit.gate.judge import Options
 
 INTERRUPTED = 130
 OWN = ("text", "markdown")
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     options = judge.Options(chosen.seed, args.strict)
     if args.dry_run:
         with console.shown(chosen.progress):
-            return _dry(gate, options)
+            return _dry(gate, chosen.seed)
     base = files.compared(gate)
     with console.shown(chosen.progress, chosen.max_seconds):
         judged = judge.run(gate, options, base)
@@ -85,11 +84,12 @@ def _append(path: Path, made: dict[str, Any]) -> None:
         file.write(text.markdown(made))
 
 
-def _dry(gate: Gate, options: Options) -> int:
-    from leakaudit.gate import judge
+def _dry(gate: Gate, seed: int) -> int:
+    from leakaudit.gate import cost
 
-    found = judge.cost(gate, options)
-    for name, recording, attacks in found:
-        sys.stdout.write(f"{name}: {gate.seeds} seeds, {recording:.1f} s to record, {attacks:.1f} s to attack\n")
-    sys.stdout.write(f"about {sum(r + a for _, r, a in found):.0f} s in all, by the time of one seed; nothing was judged or written\n")
+    found = cost.estimate(gate, seed)
+    for one in found:
+        parts = f"{one.recording:.1f} s to record, {one.attacks:.1f} s to attack, {one.once:.1f} s for lint and controls"
+        sys.stdout.write(f"{one.check}: {gate.seeds} seeds, {parts}\n")
+    sys.stdout.write(f"about {sum(one.total for one in found):.0f} s in all, by the time of one seed; nothing was judged or written\n")
     return 0

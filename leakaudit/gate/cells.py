@@ -12,7 +12,8 @@ from torch import Generator
 
 from leakaudit import api, registry
 from leakaudit.adversary import Adversary
-from leakaudit.errors import AttackError
+from leakaudit.deduction import Deduction
+from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.gate import measures
 from leakaudit.gate.config import Check
 from leakaudit.gate.runs import Recorded
@@ -25,7 +26,7 @@ from leakaudit.trace import Json, Truth
 
 @dataclass(frozen=True)
 class Worst:
-    """The record that an attack got best in a cell: what a reader is told leaked, from whom, to whom."""
+    """The record that an attack got best, of a node or of a whole cell: what a reader is told leaked, from whom, to whom."""
 
     seed: int
     node: int
@@ -43,8 +44,8 @@ class Worst:
 class Cell:
     """What was measured so far.
 
-    samples: one number a seed under each measure. found: what was reconstructed of each seed and node, and that run's truth; leak: the
-    first that was attacked.
+    samples: one number a seed under each measure. found: what was reconstructed of each seed and node, and that run's truth; planted:
+    the same of planted records; leak: the first that was attacked. nodes: node -> what was got best of it, worst: of all.
     reasons: node -> why nothing of it is determined, or why the attack cannot use what is.
     """
 
@@ -54,11 +55,13 @@ class Cell:
     seeds: list[int] = field(default_factory=list)
     samples: dict[str, list[float]] = field(default_factory=dict)
     found: list[tuple[Reconstruction, Truth]] = field(default_factory=list)
+    planted: list[tuple[Reconstruction, Truth]] = field(default_factory=list)
     leak: GradientLeak | None = None
+    nodes: dict[int, Worst] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     worst: Worst | None = None
     seconds: float = 0.0
-    _rank: tuple[float, float] = (-math.inf, 0.0)
+    _ranks: dict[int | None, tuple[float, float]] = field(default_factory=dict)
     _got: dict[int, Score] = field(default_factory=dict)
 
     @property
@@ -114,12 +117,39 @@ class Cell:
         gains = [-math.inf if v is None else float(v) for v in near]
         at = gains.index(max(gains))
         rank = gains[at], scored.labels_found or 0.0
-        if rank <= self._rank:
-            return
-        self._rank = rank
         psnr, error, exact = (None if (c := getattr(scored, m)) is None else c[at] for m in ("psnr", "relative_error", "exact"))
         span = int(leak.rounds.min()), int(leak.rounds.max())
-        self.worst = Worst(seed, leak.node, psnr, error, bool(exact), scored.labels_found, leak.kind, *span, leak.formula)
+        made = Worst(seed, leak.node, psnr, error, bool(exact), scored.labels_found, leak.kind, *span, leak.formula)
+        if leak.node not in self.nodes or rank > self._ranks[leak.node]:
+            self._ranks[leak.node], self.nodes[leak.node] = rank, made
+        if rank > self._ranks.get(None, (-math.inf, 0.0)):
+            self._ranks[None], self.worst = rank, made
+
+
+def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
+    """Attack one run; what an adversary learns of a node is deduced once for all attacks, and held for one node at a time."""
+    for who in dict.fromkeys(c.who for c in cells):
+        mine = [c for c in cells if c.who == who]
+        heard, nodes = Deduction(made.trace, mine[0].adversary), held(mine[0], made)
+        for node in nodes:
+            leaks = api.deduce(heard, [node], mine[0].check.gradients)
+            for cell in mine:
+                cell.reasons |= leaks.undetermined
+                for leak in leaks:
+                    cell.attack_one(made, leak)
+        for cell in mine:
+            cell.close(made, nodes)
+
+
+def held(cell: Cell, made: Recorded) -> tuple[int, ...]:
+    """Return the nodes that are attacked: those named, else all that hold data and are not the adversary's."""
+    if cell.check.nodes is not None:
+        return cell.check.nodes
+    own = set(made.truth.node.tolist())
+    nodes = tuple(n for n in api.targets(made.trace, cell.adversary) if n in own)
+    if not nodes:
+        raise LeakauditError(f"{cell.name}: expected a node with records in the truth that is not the adversary's, found none")
+    return nodes
 
 
 def generator(seed: int, node: int) -> Generator:

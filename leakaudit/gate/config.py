@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from leakaudit.trace import Json
 
 LEVELS = ("off", "warn", "error")
+LINT = (*LEVELS, "strict")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Check:
     run: ``module:function``, called with a seed and the path of the trace that it writes, or a function of the same arguments.
     scenario: a scenario's file name or its values, in place of run. attacks: names or ``auto``; set: their hyper-parameters by attack.
     adversaries: as for ``leakaudit attack --as``. nodes: whose inputs, None for all. gradients: used at most.
-    sensitivity, delta: of epsilon.
+    sensitivity, delta: of epsilon. lint: what the recording says of its own declarations; ``error`` fails where it refutes them and
+    warns where they do not follow, ``strict`` fails on both, ``warn`` on neither, ``off`` does not look.
     """
 
     name: str
@@ -37,8 +39,10 @@ class Check:
     gradients: int | None = None
     sensitivity: float = 1.0
     delta: float = 1e-5
+    lint: str = "error"
 
     def __post_init__(self) -> None:
+        _one_of(f"check {self.name}", "lint", self.lint, LINT)
         if bool(self.run) == bool(self.scenario):
             raise LeakauditError(f"check {self.name}: expected either run = 'module:function' or scenario = 'file.toml'")
         if isinstance(self.run, str) and self.run and (":" not in self.run or not all(self.run.split(":", 1))):

@@ -1,8 +1,8 @@
-"""Whether a gate can tell: the attack must solve a leak that was planted for it, and must not match the records of others."""
+"""Whether a gate can tell: the attack must solve leaks that were planted for it, and must not match the records of others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,64 +18,77 @@ from leakaudit.reconstruction import Reconstruction
 from leakaudit.scoring import score
 from leakaudit.trace import Truth
 
-NEAR_DB, NEAR = 20.0, 0.1  # PSNR of an image, relative error of anything else, from which the planted record counts as recovered
+NEAR_DB, NEAR = 20.0, 0.1  # PSNR of an image, relative error of anything else, from which a planted record counts as recovered
 CHANCE = 1e-3  # of so many matches by guessing; fewer than that and the scores are not to be trusted
 ROUNDS, STEP = 4, 0.05  # gradients of a planted leak where there is none to copy, and how far models move between them
-PLANTED = "the planted record"
+TWO, MOST = 2, 10  # records that are planted for an attack on inputs, and at most for one on labels alone
 
 
 @dataclass(frozen=True)
 class Control:
-    """The outcome of one control; says: in words, what was expected and what came."""
+    """The outcome of one control; ok: None where there was nothing to test it on; says: in words, what was expected and what came."""
 
     name: str
-    ok: bool
+    ok: bool | None
     says: str
 
 
 def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
-    """Plant gradients of one known record, without noise, where the program's own leak stands, and see whether the attack recovers it."""
-    leak, truth = planted(cell.leak, run, nodes[0])
-    try:
-        found = api.attack_one(leak, run.task, cell.attack, generator(run.seed, leak.node), **cell.settings)
-    except AttackError as e:
-        return Control("positive", False, f"{cell.attack} cannot use this leak, so it tells nothing: {e}")
-    ok, says = _solved(found, truth)
-    return Control("positive", ok, f"{cell.attack} on gradients of {PLANTED} without noise: {says}")
+    """Plant gradients of known records, without noise, where the program's own leak stands, and see whether the attack recovers each.
+
+    Two records for an attack on inputs; for one on labels alone as many as leave guessing a chance of `CHANCE`, with labels that are drawn.
+    What it recovers is kept in ``cell.planted`` for `negative`.
+    """
+    for number in range(MOST):
+        leak, truth = planted(cell.leak, run, nodes[0], number)
+        try:
+            found = api.attack_one(leak, run.task, cell.attack, generator(run.seed, leak.node), **cell.settings)
+        except AttackError as e:
+            return Control("positive", False, f"{cell.attack} cannot use this leak, so it tells nothing: {e}")
+        ok, says = _solved(found, truth)
+        if not ok:
+            return Control("positive", False, f"{cell.attack} on gradients of a planted record without noise: {says}")
+        cell.planted.append((found, truth))
+        if number + 1 >= TWO and (len(found.x) or run.trace.task.classes ** -(number + 1.0) <= CHANCE):
+            break
+    return Control("positive", True, f"{cell.attack} solves {len(cell.planted)} leaks that were planted without noise, the last: {says}")
 
 
-def planted(like: GradientLeak | None, run: Recorded, node: int) -> tuple[GradientLeak, Truth]:
+def planted(like: GradientLeak | None, run: Recorded, node: int, number: int = 0) -> tuple[GradientLeak, Truth]:
     """Return noise-free gradients of one record of the data set, combined like a leak of the run, and the truth that goes with them.
 
-    like: the leak whose rounds, models and combination are copied; without one, single gradients at models near the first.
+    like: the leak whose rounds, models and combination are copied; without one, single gradients at models near the first. number: of
+    the record; each bears a label that is drawn.
     """
     others = run.truth.pool if len(run.truth.pool) else run.truth.x
-    x, y = others[:1].to(run.truth.x), run.truth.y[:1]
+    at = number % len(others)
+    x, rest, y = others[at : at + 1].to(run.truth.x), torch.cat([others[:at], others[at + 1 :]]), run.truth.y[:1]
+    if not y.is_floating_point():
+        y = torch.randint(run.trace.task.classes, y.shape, generator=generator(run.seed, run.trace.graph.nodes + number), dtype=y.dtype)
     rounds = torch.arange(1, ROUNDS + 1) if like is None else like.rounds
     combination = torch.eye(len(rounds), dtype=torch.float64) if like is None else like.combination
     models = _models(run, len(rounds)) if like is None or like.theta is None else like.theta.double()
     columns = run.trace.columns if like is None else like.columns
-    at = [run.task.gradient(m, x.to(m), y) for m in models.to(run.task.device)]
-    value = combination.double() @ torch.stack(at)[:, slice(*columns)].double().cpu()
+    gradients = [run.task.gradient(m, x.to(m), y) for m in models.to(run.task.device)]
+    value = combination.double() @ torch.stack(gradients)[:, slice(*columns)].double().cpu()
     dtype = run.trace.dtype if like is None else like.value.dtype
     std = torch.full((len(value),), float(value.square().mean().sqrt()) * torch.finfo(torch.float32).eps, dtype=torch.float64)
     theta = models if like is None or like.theta is not None else None
     made = GradientLeak(node, rounds, combination, value.to(dtype), std, columns, theta=theta, batch=1, formula="planted")
     index = torch.zeros(1, dtype=torch.int64)
-    rest = torch.cat([others[1:].to(x), run.truth.x])
-    return made, replace(run.truth, x=x, y=y, node=index + node, index=index, pool=rest)
+    return made, replace(run.truth, x=x, y=y, node=index + node, index=index, pool=torch.cat([rest.to(x), run.truth.x]))
 
 
 def negative(cell: Cell) -> Control:
-    """Score each reconstruction against the record of another node or run: it may match by chance alone."""
+    """Score each reconstruction, of the program's records and of planted ones, against another record: it may match by chance alone."""
     hits, bits, trials, chance = 0, 0, 0, 0.0
-    for found, truth in _shuffled(cell):
+    for found, truth in (*_shuffled(cell.found), *_shuffled(cell.planted)):
         (scored,) = score(found, truth)
         for match, rank in zip(scored.exact or [False] * len(scored.matched), scored.rank or (), strict=False):
             trials, hits, bits = trials + 1, hits + (rank == 1), bits + bool(match)
             chance = max(chance, scored.chance or 0.0)
     if not trials:
-        return Control("negative", True, "no reconstruction to score against the records of others")
+        return Control("negative", None, f"nothing to score against the records of others: {cell.attack} reconstructed no input")
     ok = bits == 0 and float(binom.sf(hits - 1, trials, chance)) >= CHANCE
     says = f"against the records of others, {hits} of {trials} identified (chance {chance:.2g}) and {bits} identical"
     return Control("negative", ok, says if ok else f"{says}; expected chance: the attack or the scores do not depend on the leak")
@@ -104,9 +117,9 @@ def _models(run: Recorded, count: int) -> Tensor:
     return first.double().cpu() + STEP * move
 
 
-def _shuffled(cell: Cell) -> Iterator[tuple[Reconstruction, Truth]]:
+def _shuffled(pairs: Sequence[tuple[Reconstruction, Truth]]) -> Iterator[tuple[Reconstruction, Truth]]:
     """Yield each reconstruction with the next one's records, where these are others than its own."""
-    for (found, truth), (other, their) in zip(cell.found, [*cell.found[1:], *cell.found[:1]], strict=True):
+    for (found, truth), (other, their) in zip(pairs, [*pairs[1:], *pairs[:1]], strict=True):
         own, strange = truth.of(found.node)[0], their.of(other.node)[0]
         if len(found.x) and not any(bool((o == s).all()) for o in own for s in strange):
             yield replace(found, node=other.node, y=None), their

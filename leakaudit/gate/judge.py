@@ -13,16 +13,17 @@ import torch
 from leakaudit import api, provenance, registry
 from leakaudit.adversary import Adversary
 from leakaudit.declared import protocol_of
-from leakaudit.deduction import Deduction
 from leakaudit.errors import LeakauditError
-from leakaudit.gate import baseline, controls, rules
+from leakaudit.findings import about
+from leakaudit.gate import baseline, controls, linted, rules
 from leakaudit.gate.baseline import Baseline, Block
-from leakaudit.gate.cells import Cell
+from leakaudit.gate.cells import Cell, attack_all, held
 from leakaudit.gate.config import Check, Gate
 from leakaudit.gate.rules import Rule
 from leakaudit.gate.runs import Recorded, ready
 from leakaudit.pricing import price
 from leakaudit.progress import expired, step
+from leakaudit.trace import Json
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Judged:
 
     epsilon: of the exact view and the node that it is of, the worst one by ``check/adversary``, where a budget asks for it.
     acceptances: id -> used, unused or expired.
-    stale: cells of the baseline that are no longer measured. first: the first recording. code: the exit code.
+    stale: cells of the baseline that are no longer measured. first: the first recording. networks: what was trained, by check.
+    code: the exit code.
     """
 
     gate: Gate
@@ -51,6 +53,7 @@ class Judged:
     acceptances: dict[str, str] = field(default_factory=dict)
     stale: list[str] = field(default_factory=list)
     first: Recorded | None = None
+    networks: dict[str, dict[str, Json]] = field(default_factory=dict)
     complete: bool = True
     interrupted: bool = False
     code: int = 3
@@ -92,23 +95,23 @@ def run(gate: Gate, options: Options, base: Baseline | None) -> Judged:
 
 
 def _run(check: Check, out: Judged) -> None:
-    """Record one program with every seed and attack it, until the time is over; a control that time cut short says nothing."""
+    """Record one program with every seed and attack it, until the time is over; a control that time cut short says nothing.
+
+    The first seed of a gate is run whatever the time, so that there is a record of what was tried.
+    """
     record = ready(check, out.gate.folder)
     cells = [Cell(check, who, attack) for who in check.adversaries for attack in check.attacks]
     seeds = range(out.options.seed, out.options.seed + out.gate.seeds)
     try:
         for k, seed in enumerate(seeds):
             step(f"check {check.name}", k, len(seeds))
-            if expired():
+            if expired() and out.first is not None:
                 break
             made = record(seed)
-            out.first = out.first or made
-            _attack(cells, made)
+            attack_all(cells, made)
             if not k:
-                _epsilon(check, made, out)
-                for cell in cells:
-                    tested = controls.positive(cell, made, _nodes(cell, made))
-                    out.rules += rules.controls(cell, [] if expired() else [tested])
+                out.first = out.first or made
+                _once(check, cells, made, out)
         step(f"check {check.name}", len(seeds), len(seeds))
     finally:
         out.complete = out.complete and not expired()
@@ -116,32 +119,17 @@ def _run(check: Check, out: Judged) -> None:
         for cell in cells:
             out.rules += rules.controls(cell, [controls.negative(cell)] if cell.seeds else [])
             cell.found.clear()
+            cell.planted.clear()
 
 
-def _attack(cells: Sequence[Cell], made: Recorded) -> None:
-    """Attack one run; what an adversary learns of a node is deduced once for all attacks, and held for one node at a time."""
-    for who in dict.fromkeys(c.who for c in cells):
-        mine = [c for c in cells if c.who == who]
-        heard, nodes = Deduction(made.trace, mine[0].adversary), _nodes(mine[0], made)
-        for node in nodes:
-            leaks = api.deduce(heard, [node], mine[0].check.gradients)
-            for cell in mine:
-                cell.reasons |= leaks.undetermined
-                for leak in leaks:
-                    cell.attack_one(made, leak)
-        for cell in mine:
-            cell.close(made, nodes)
-
-
-def _nodes(cell: Cell, made: Recorded) -> tuple[int, ...]:
-    """Return the nodes that are attacked: those named, else all that hold data and are not the adversary's."""
-    if cell.check.nodes is not None:
-        return cell.check.nodes
-    held = set(made.truth.node.tolist())
-    nodes = tuple(n for n in api.targets(made.trace, cell.adversary) if n in held)
-    if not nodes:
-        raise LeakauditError(f"{cell.name}: expected a node with records in the truth that is not the adversary's, found none")
-    return nodes
+def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged) -> None:
+    """Do what one recording is enough for: lint it, price its declaration, and plant leaks like its own."""
+    out.networks[check.name] = about(made.trace)
+    out.rules += linted.rules(check, made)
+    _epsilon(check, made, out)
+    for cell in cells:
+        tested = controls.positive(cell, made, held(cell, made))
+        out.rules += rules.controls(cell, [] if expired() else [tested])
 
 
 def _epsilon(check: Check, made: Recorded, out: Judged) -> None:
@@ -170,20 +158,6 @@ def conclude(out: Judged, base: Baseline | None) -> None:
     today = out.options.today or datetime.now(UTC).date()
     out.rules, out.acceptances = rules.accept(found, gate.accepted, today)
     out.code = rules.code(out.rules, out.complete, out.options.strict)
-
-
-def cost(gate: Gate, options: Options) -> list[tuple[str, float, float]]:
-    """Return, for each check, the seconds that recording and that attacking all seeds would take: one seed is run and multiplied."""
-    validate(gate)
-    out = []
-    for check in gate.checks:
-        start = time.perf_counter()
-        made = ready(check, gate.folder)(options.seed)
-        middle = time.perf_counter()
-        cells = [Cell(check, who, attack) for who in check.adversaries for attack in check.attacks]
-        _attack(cells, made)
-        out.append((check.name, gate.seeds * (middle - start), gate.seeds * (time.perf_counter() - middle)))
-    return out
 
 
 def sound(judged: Judged) -> None:

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from statistics import fmean
 
-from leakaudit import provenance, scoring
+from leakaudit import provenance, registry, scoring
 from leakaudit.errors import LeakauditError
 from leakaudit.findings import finite
 from leakaudit.gate import measures
 from leakaudit.gate.baseline import rounded
-from leakaudit.gate.cells import Cell
+from leakaudit.gate.cells import Cell, Worst
 from leakaudit.gate.config import Gate
 from leakaudit.gate.judge import Judged
 from leakaudit.gate.rules import CANNOT_TELL, FOUND, Rule, Status, whom
 from leakaudit.gate.runs import values
+from leakaudit.lint import NAMES
 from leakaudit.results import SCHEMA, VERSION
 from leakaudit.trace import Json
 from leakaudit.wording import clean
@@ -27,7 +28,7 @@ LIMIT = "A pass means that these attacks stayed within these limits on these see
 def build(judged: Judged) -> dict[str, Json]:
     """Return results.json; raises LeakauditError where nothing was recorded."""
     if judged.first is None:
-        raise LeakauditError("the run ended before the first recording; give it more --max-seconds")
+        raise LeakauditError("the run was interrupted before the first recording")
     trace = judged.first.trace
     origin = provenance.collect(
         trace,
@@ -44,19 +45,10 @@ def build(judged: Judged) -> dict[str, Json]:
         "kind": "check",
         "complete": judged.complete,
         "summary": summary(judged),
-        "trace": {
-            "protocol": trace.protocol,
-            "nodes": trace.graph.nodes,
-            "edges": len(trace.graph.edges),
-            "rounds": trace.rounds,
-            "data": trace.task.data,
-            "model": trace.task.model,
-            "shape": list(trace.task.shape),
-            "classes": trace.task.classes,
-        },
+        "trace": next(iter(judged.networks.values())),
         "findings": [],
         "undetermined": [],
-        "not_tried": ["attacks, adversaries and nodes that the configuration does not name"],
+        "not_tried": _not_tried(judged),
         "metrics": {**{n: m.means for n, m in measures.MEASURES.items()}, **scoring.definitions(trace.task)},
         "picture": None,
         "location": judged.gate.source,
@@ -66,6 +58,8 @@ def build(judged: Judged) -> dict[str, Json]:
             "strict": judged.options.strict,
             "cells": [_cell(c, judged.epsilon.get(f"{c.check.name}/{c.who}", (None, 0))[0]) for c in judged.cells],
             "rules": [_rule(r) for r in ordered(judged.rules)],
+            "networks": dict(judged.networks),
+            "pitfalls": {c: dict(zip(("name", "fix"), NAMES[int(c[1:])], strict=True)) for c in sorted(_codes(judged))},
             "acceptances": dict(judged.acceptances),
             "stale": list(judged.stale),
         },
@@ -73,11 +67,21 @@ def build(judged: Judged) -> dict[str, Json]:
     }
 
 
+def _not_tried(judged: Judged) -> list[str]:
+    """Say what the configuration leaves out: attacks by name, adversaries and nodes in words."""
+    checks = judged.gate.checks
+    used = {attack for check in checks for attack in check.attacks}
+    out = [f"attack {name}" for name in registry.names("attacks") if name not in used and "auto" not in used]
+    out += [f"other adversaries than {', '.join(dict.fromkeys(who for check in checks for who in check.adversaries))}"]
+    out += [f"check {c.name}: other nodes than {', '.join(map(str, c.nodes))}" for c in checks if c.nodes is not None]
+    return out + [f"check {c.name}: more than {c.gradients} gradients" for c in checks if c.gradients is not None]
+
+
 def settings(gate: Gate, seed: int) -> dict[str, Json]:
     """Return the effective configuration as plain values."""
     checks = []
     for check in gate.checks:
-        plain = {k: getattr(check, k) for k in ("name", "gradients", "sensitivity", "delta")}
+        plain = {k: getattr(check, k) for k in ("name", "gradients", "sensitivity", "delta", "lint")}
         lists = {"adversaries": list(check.adversaries), "attacks": list(check.attacks), "nodes": check.nodes and list(check.nodes)}
         checks.append({**plain, **lists, "set": {k: dict(v) for k, v in check.set.items()}, **values(check, gate.folder)})
     accepted = [{**asdict(a), "expires": a.expires.isoformat()} for a in gate.accepted]
@@ -88,17 +92,24 @@ def settings(gate: Gate, seed: int) -> dict[str, Json]:
     return {**rest, "seed": seed, "checks": checks, "budgets": [asdict(b) for b in gate.budgets], "accepted": accepted}
 
 
+_REST = (Status.INCONCLUSIVE, Status.WARNING, Status.ACCEPTED, Status.OK, Status.UNTESTED)
+
+
 def ordered(rules: list[Rule]) -> list[Rule]:
     """Return the rules, the worst first."""
-    rank = {s: k for k, s in enumerate((*FOUND, *CANNOT_TELL, Status.INCONCLUSIVE, Status.WARNING, Status.ACCEPTED, Status.OK))}
+    rank = {s: k for k, s in enumerate((*FOUND, *CANNOT_TELL, *_REST))}
     return sorted(rules, key=lambda r: rank[r.status])
 
 
 def summary(judged: Judged) -> str:
     """Say in one sentence what the gate found, the worst case first."""
     worst = ordered(judged.rules)[0] if judged.rules else None
-    count = f"{len(judged.rules)} rules on {len(judged.cells)} cells, {judged.gate.seeds} seeds"
+    idle = sum(r.status is Status.UNTESTED for r in judged.rules)
+    count = f"{len(judged.rules) - idle} rules on {len(judged.cells)} cells, {judged.gate.seeds} seeds"
+    count += f", {idle} control{'s' * (idle != 1)} with nothing to score" if idle else ""
     if judged.code == 1 and worst is not None:
+        if worst.status is Status.CONTRADICTED:
+            return clean(f"Not as declared: {worst.cell}: {worst.says}. {count}.")
         return clean(f"Leak: {worst.cell}: {worst.status.value}: {worst.says}. {count}.")
     if judged.code == 3:
         cut = "the run was cut short" if not judged.complete else ""
@@ -108,9 +119,12 @@ def summary(judged: Judged) -> str:
     return clean(f"Nothing over the limits{f', {accepted} accepted' if accepted else ''}: {count}. {LIMIT}")
 
 
+def _codes(judged: Judged) -> set[str]:
+    return {r.measure for r in judged.rules if r.kind == "lint" and r.measure}
+
+
 def _cell(cell: Cell, epsilon: float | None) -> dict[str, Json]:
     columns = {n: {"samples": [rounded(v) for v in s], "mean": fmean(s), "worst": max(s)} for n, s in cell.samples.items()}
-    worst = None if cell.worst is None else {k: finite(v) if isinstance(v, float) else v for k, v in asdict(cell.worst).items()}
     return {
         "name": cell.name,
         "check": cell.check.name,
@@ -120,11 +134,16 @@ def _cell(cell: Cell, epsilon: float | None) -> dict[str, Json]:
         "seeds": list(cell.seeds),
         "measures": columns,
         "epsilon": "inf" if epsilon == float("inf") else epsilon,
-        "worst": worst,
+        "worst": None if cell.worst is None else _worst(cell.worst),
+        "nodes": [_worst(one) for _, one in sorted(cell.nodes.items())],
         "says": whom(cell),
         "reasons": {str(n): r for n, r in sorted(cell.reasons.items())},
         "seconds": cell.seconds,
     }
+
+
+def _worst(one: Worst) -> dict[str, Json]:
+    return {k: finite(v) if isinstance(v, float) else v for k, v in asdict(one).items()}
 
 
 def _rule(rule: Rule) -> dict[str, Json]:

@@ -1,8 +1,8 @@
-"""The outcomes of a gate: budgets, growth over the baseline, and controls, each a `Rule` that says what leaked, from whom, to whom."""
+"""The outcomes of a gate, each a `Rule`: budgets, growth over the baseline, lint and controls; a leak says what, from whom, to whom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from enum import Enum
@@ -22,20 +22,25 @@ class Status(Enum):
     OK = "within the limit"
     OVER = "over the budget"
     REGRESSION = "grew over the baseline"
+    CONTRADICTED = "the recording contradicts what it declares"
     ACCEPTED = "over the limit, and accepted until a date"
-    WARNING = "over a budget of level warn"
+    WARNING = "over a budget of level warn, or a warning of the lint"
     INCONCLUSIVE = "too few samples to tell"
     NOT_COMPARABLE = "the baseline was measured in another way, or is not there"
     VOID = "a control failed: the gate cannot tell"
+    UNTESTED = "nothing to test: it counts neither for nor against"
 
 
-FOUND = (Status.OVER, Status.REGRESSION)
+FOUND = (Status.OVER, Status.REGRESSION, Status.CONTRADICTED)
 CANNOT_TELL = (Status.VOID, Status.NOT_COMPARABLE)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule for one cell. kind: budget, baseline, positive or negative. value, limit: what is compared. p: adjusted, of a test."""
+    """One rule for one cell. kind: budget, baseline, lint (of ``check/lint``), positive or negative. measure: of lint, a pitfall's code.
+
+    value, limit: what is compared. p: adjusted, of a test.
+    """
 
     kind: str
     cell: str
@@ -157,7 +162,8 @@ def _judged(cell: Cell, name: str, block: Block, p: float, count: int, gate: Gat
 
 def controls(cell: Cell, found: Iterable[Control]) -> list[Rule]:
     """Return the rules of a cell's controls."""
-    return [Rule(c.name, cell.name, "", Status.OK if c.ok else Status.VOID, c.says) for c in found]
+    told = {True: Status.OK, False: Status.VOID, None: Status.UNTESTED}
+    return [Rule(c.name, cell.name, "", told[c.ok], c.says) for c in found]
 
 
 def accept(rules: Sequence[Rule], accepted: Sequence[Acceptance], today: date) -> tuple[list[Rule], dict[str, str]]:
@@ -190,8 +196,3 @@ def code(rules: Sequence[Rule], complete: bool, strict: bool) -> int:
     if any(r.status in CANNOT_TELL for r in rules) or not complete:
         return 3
     return 3 if strict and any(r.status is Status.INCONCLUSIVE for r in rules) else 0
-
-
-def counted(rules: Sequence[Rule]) -> Mapping[Status, int]:
-    """Return how many rules came out how."""
-    return {s: n for s in Status if (n := sum(r.status is s for r in rules))}

@@ -48,8 +48,10 @@ def parse(tables: Mapping[str, Any], folder: Path, source: str) -> Gate:
     rest = {"checks": made, "budgets": budgets, "accepted": accepted, "folder": folder, "source": source}
     cells = [cell for check in made for cell in check.cells]
     gate: Gate = replace(_build(Gate, top, f"{source}: gate"), **rest)
-    for rule in (*budgets, *accepted):
-        _fits(rule.cells, cells, source)
+    for budget in budgets:
+        _fits(budget.cells, cells, source)
+    for one in accepted:
+        _fits(one.cells, [*cells, *(f"{check.name}/lint" for check in made)], source)
     return gate
 
 

@@ -14,13 +14,15 @@ MARKS = {
     "OK": "ok",
     "OVER": "LEAK",
     "REGRESSION": "REGRESSION",
+    "CONTRADICTED": "NOT AS DECLARED",
     "ACCEPTED": "accepted",
     "WARNING": "warning",
     "INCONCLUSIVE": "INCONCLUSIVE",
     "NOT_COMPARABLE": "NOT COMPARABLE",
     "VOID": "CANNOT TELL",
+    "UNTESTED": "nothing to score",
 }
-NAMES = {"positive": "control: planted record", "negative": "control: records of others"}
+NAMES = {"positive": "control: planted records", "negative": "control: records of others"}
 
 
 def text(results: Mapping[str, Json]) -> str:
@@ -41,9 +43,8 @@ def markdown(results: Mapping[str, Json]) -> str:
 
 
 def _said(rule: Mapping[str, Json]) -> str:
-    if name := NAMES.get(rule["kind"]):
-        return f"{name}: {rule['says']}"
-    return f"{rule['kind']}: {rule['says']}"
+    name = NAMES.get(rule["kind"], rule["kind"])
+    return f"{name} {rule['measure']}: {rule['says']}" if name == "lint" and rule["measure"] else f"{name}: {rule['says']}"
 
 
 def _notes(results: Mapping[str, Json]) -> list[str]:
@@ -69,5 +70,5 @@ def _cell(value: object) -> str:
 
 def failure(judged: Judged) -> str:
     """Return what a failed test shows: the sentence, then the rules that are not within their limits."""
-    rules = [r for r in ordered(judged.rules) if r.status not in (Status.OK, Status.ACCEPTED)]
+    rules = [r for r in ordered(judged.rules) if r.status not in (Status.OK, Status.ACCEPTED, Status.UNTESTED)]
     return "\n".join([summary(judged), *(f"  {MARKS[r.status.name]} {clean(r.cell)}: {clean(r.says)}" for r in rules)])

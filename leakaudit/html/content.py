@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,15 +11,15 @@ from markupsafe import Markup
 
 from leakaudit import grading
 from leakaudit.comparison import MEANS
-from leakaudit.html import curves, heat, topology
+from leakaudit.html import curves, gated, heat, topology
 from leakaudit.html.shades import step
 from leakaudit.html.threat import threat
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 from leakaudit.wording import LIMITS, by_reason, harm, provenance, said_of, scopes, table
 
-CONTROLS = ("positive", "negative")  # kinds of rules of a gate
 VERDICTS = {"REFUTED": "error", "UNSUPPORTED": "error", "INCONCLUSIVE": "warning", "NOT_REFUTED": "note", "UNCLAIMED": "note"}
+COUNTED = re.compile(r"\. (\d+ rules on \d+ cells.*|A pass means .*)$")  # in the sentence of a gate
 GATES = {0: ("note", "Within the limits"), 1: ("error", "Over the limits"), 3: ("warning", "The gate cannot tell")}  # by exit code
 FEW = 12  # verdicts that are all shown
 WHOLE = 60  # rows of a table that is shown in one piece
@@ -32,6 +33,7 @@ def content(results: Mapping[str, Json]) -> dict[str, Any]:
     checks = grading.checks(results)
     counted = grading.counts(checks)
     headings, rows = table(results)
+    drawn = gated.worst(results)
     return {
         "title": f"leakaudit: {results['trace']['protocol']}",
         "summary": _sentence(results["summary"]),
@@ -41,19 +43,19 @@ def content(results: Mapping[str, Json]) -> dict[str, Any]:
         "complete": results["complete"],
         "against": _against(results.get("against")),
         "threat": threat(results),
-        "networks": list(_networks(results)),
+        "networks": list(_networks(results))[:DRAWN],
         "headings": headings,
         "blocks": list(_blocks(results, rows)),
-        "gate": _gate(results),
+        "gate": gated.tables(results),
         "verdicts": _verdicts(results),
         "panels": curves.panels(results),
         "views": _views(results),
         "gallery": results.get("gallery") or [],
         "methods": _methods(results),
-        "by_round": heat.by_round(results),
+        "by_round": heat.by_round(drawn),
         "by_point": heat.by_point(results),
-        "by_adversary": heat.by_adversary(results),
-        "adversaries": heat.adversaries(results),
+        "by_adversary": heat.by_adversary(drawn),
+        "adversaries": heat.adversaries(drawn),
         "shades": heat.legend(),
         "not_determined": by_reason(results["undetermined"], "reason"),
         "not_tried": results["not_tried"] or ["not recorded"],
@@ -68,7 +70,9 @@ def content(results: Mapping[str, Json]) -> dict[str, Any]:
 
 
 def _sentence(summary: str) -> tuple[str, str]:
-    """The worst case, and the rest."""
+    """The worst case, and the rest: what follows a semicolon, or how much was counted."""
+    if counted := COUNTED.search(summary):
+        return f"{summary[: counted.start()]}.", counted[1]
     worst, _, rest = summary.partition("; ")
     return (f"{worst.rstrip('.')}.", f"{rest[:1].upper()}{rest[1:]}")
 
@@ -85,6 +89,16 @@ def _state(counted: Mapping[grading.Level, int], results: Mapping[str, Json]) ->
 
 
 def _networks(results: Mapping[str, Json]) -> Iterator[tuple[str, Markup]]:
+    """Yield pictures of networks with what they show, an adversary each; a gate has them by check."""
+    if not results.get("gate"):
+        yield from _heard(results, "")
+        return
+    every = list(gated.checks(results))
+    for name, one in every:
+        yield from _heard(one, f" in check {name}" if len(every) > 1 else "")
+
+
+def _heard(results: Mapping[str, Json], where: str) -> Iterator[tuple[str, Markup]]:
     steps: dict[str, dict[int, int]] = {}
     for one in (*results["findings"], *results["undetermined"]):
         mine = steps.setdefault(one["adversary"], {})
@@ -92,7 +106,7 @@ def _networks(results: Mapping[str, Json]) -> Iterator[tuple[str, Markup]]:
             mine[one["node"]] = max(mine.get(one["node"], 0), step(one))
     for who, mine in list(steps.items())[:DRAWN]:
         if drawn := topology.network(results["trace"], who, mine):
-            yield who, drawn
+            yield f"As {who} hears it{where}.", drawn
 
 
 def _blocks(results: Mapping[str, Json], rows: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
@@ -135,17 +149,6 @@ def _verdicts(results: Mapping[str, Json]) -> list[dict[str, Any]]:
             is_open = level == "error" or len(every) <= FEW
             out.append({"word": Verdict[name].words, "meant": Verdict[name].value, "level": level, "open": is_open, "rows": rows})
     return out
-
-
-def _gate(results: Mapping[str, Json]) -> dict[str, Any] | None:
-    """Return the rules of a gate, its controls apart, and what was accepted."""
-    gate = results.get("gate")
-    if gate is None:
-        return None
-    rules = [{**r, "word": r["status"].replace("_", " ").lower(), "level": grading.RULES.get(r["status"], "note")} for r in gate["rules"]]
-    controls = [r for r in rules if r["kind"] in CONTROLS]
-    limits = [r for r in rules if r["kind"] not in CONTROLS]
-    return {**gate, "limits": limits, "controls": controls, "acceptances": list(gate["acceptances"].items())}
 
 
 def _counted(figures: Mapping[str, Json]) -> str:

@@ -22,6 +22,9 @@ from PIL import Image
 
 from leakaudit import gallery, registry, results, tracefile
 from leakaudit.cli import main
+from leakaudit.gate import judge, record
+from leakaudit.gate.config import Budget, Check, Gate
+from leakaudit.gate.judge import Options
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 CHROMIUM = os.environ.get("LEAKAUDIT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -47,14 +50,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def folder(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An attack on real faces, and pages of it, with hostile names, as an audit, and with 2000 findings."""
+    """An attack on real faces, and pages of it, with hostile names, as an audit, and with 2000 findings; and a gate."""
     place = tmp_path_factory.mktemp("browser")
-    record = ["record", "fedsgd", "--nodes", "6", "--rounds", "3", "--samples", "2", "--model", "mlp", "--set", "hidden=32", "-q"]
-    assert main([*record, "-o", str(place / "trace.pt")]) == 0
+    command = ["record", "fedsgd", "--nodes", "6", "--rounds", "3", "--samples", "2", "--model", "mlp", "--set", "hidden=32", "-q"]
+    assert main([*command, "-o", str(place / "trace.pt")]) == 0
     assert main(["attack", str(place / "trace.pt"), "-o", str(place / "out"), "-q"]) == 0
     of = results.read(place / "out/results.json")
     shown = gallery.with_pictures(of, place / "out")
-    pages = {"faces": shown, "hostile": hostile(shown), "audit": audited(shown), "many": many(of)}
+    pages = {"faces": shown, "hostile": hostile(shown), "audit": audited(shown), "many": many(of), "gate": gated()}
     for name, one in pages.items():
         (place / f"{name}.html").write_text(registry.get("reports", "html")(one))
     return place
@@ -97,13 +100,26 @@ def audited(of: dict[str, Any]) -> dict[str, Any]:
     return {**of, "kind": "audit", "audit": tested}
 
 
+def gated() -> dict[str, Any]:
+    """A gate that two adversaries make fail, whose recording is said to contradict what it declares."""
+    scenario = {"victim": "dpsgd", "nodes": 5, "graph": "ring", "rounds": 3, "model": "logistic", "set": {"order": "adapt"}}
+    check = Check("ring", scenario=scenario, adversaries=("eavesdropper", "node:1"), attacks=("exact", "labels"))
+    budgets = (Budget("exact", 0.0), Budget("psnr", 300.0), Budget("gain", 300.0))
+    made = record.build(judge.run(Gate((check,), budgets, seeds=2, baseline=""), Options(), None))
+    assert made["gate"]["code"] == 1
+    lint = next(r for r in made["gate"]["rules"] if r["kind"] == "lint")
+    lint |= {"status": "CONTRADICTED", "measure": "P20", "says": f"too little noise, REFUTED: {HOSTILE}"}
+    results.validate(made)
+    return made
+
+
 def many(of: dict[str, Any]) -> dict[str, Any]:
     some = [{**of["findings"][k % len(of["findings"])], "attack": f"attack{k % 7}"} for k in range(2000)]
     return {**of, "findings": some}
 
 
 @pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("name", ["faces", "hostile", "audit", "many"])
+@pytest.mark.parametrize("name", ["faces", "hostile", "audit", "many", "gate"])
 def test_a_page_asks_for_nothing_runs_nothing_and_fits(browser: Any, folder: Path, name: str, look: str) -> None:
     context = browser.new_context(**LOOKS[look])
     page, requests, said = context.new_page(), [], []
@@ -124,7 +140,8 @@ def test_a_page_asks_for_nothing_runs_nothing_and_fits(browser: Any, folder: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "look"), [*((name, look) for name in ("faces", "hostile", "audit") for look in LOOKS), ("many", "light"), ("many", "dark")]
+    ("name", "look"),
+    [*((name, look) for name in ("faces", "hostile", "audit", "gate") for look in LOOKS), ("many", "light"), ("many", "dark")],
 )
 def test_axe_finds_no_violation(browser: Any, folder: Path, name: str, look: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
@@ -180,6 +197,31 @@ def test_print_shows_what_is_folded_and_no_navigation(browser: Any, folder: Path
     page = browser.new_page()
     page.goto(f"file://{folder}/faces.html")
     assert page.pdf(format="A4").startswith(b"%PDF-")
+    page.close()
+
+
+def test_the_network_of_a_gate_is_drawn_with_the_adversary_marked(browser: Any, folder: Path) -> None:
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.goto(f"file://{folder}/gate.html")
+    figures = page.locator("figure.network")
+    assert [figures.nth(k).inner_text().strip().splitlines()[-1] for k in range(2)] == ["As eavesdropper hears it.", "As node:1 hears it."]
+    marked = page.locator("figure.network rect.node.own")
+    assert marked.count() == 1
+    box, ink = marked.bounding_box(), marked.evaluate("e => getComputedStyle(e).fill")
+    assert box["width"] > 15
+    assert box["x"] + box["width"] <= 1200
+    assert ink != page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert page.locator("figure.network").first.locator("circle.node.s5").count() == 5  # bit for bit, without noise
+    page.close()
+
+
+def test_on_a_phone_a_rule_is_read_without_scrolling_sideways(browser: Any, folder: Path) -> None:
+    page = browser.new_page(viewport={"width": 360, "height": 740})
+    page.goto(f"file://{folder}/gate.html")
+    tables = page.locator("#gate table.said")
+    assert tables.count() >= 3
+    for k in range(tables.count()):
+        assert tables.nth(k).evaluate("e => e.scrollWidth <= e.closest('.scroll').clientWidth")
     page.close()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -109,7 +108,7 @@ def test_formats_summary_and_results_say_the_same(place: Path, capsys: pytest.Ca
     assert (shown["gate"]["code"], shown["gate"]["verdict"]) == (1, "leak")
     assert shown["gate"]["cells"][0]["worst"]["exact"] is True
     cases = Tree.parse(place / "out/junit.xml").getroot().findall(".//testcase")
-    assert len(cases) == len(shown["gate"]["rules"]) == 3
+    assert len(cases) == len(shown["gate"]["rules"]) == 4
     assert sum(case.find("failure") is not None for case in cases) == 1
     (run,) = json.loads((place / "out/a.sarif").read_text())["runs"]
     assert [r["level"] for r in run["results"]].count("error") == 1
@@ -204,21 +203,89 @@ def test_init_for_a_program_and_for_a_scenario(tmp_path: Path, monkeypatch: pyte
     assert not Path("leakaudit.toml").exists()
 
 
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from leakaudit.cli import main
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+class Half:
+    def __init__(self, file):
+        self.file = file
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        pass
+    def write(self, data):
+        self.file.write(data[: len(data) // 2])
+        self.file.flush()
+        die()
+
+def replaced(self, target):
+    os.replace(self, target)
+    die()
+
+open_, places = Path.open, {
+    "half": lambda: setattr(Path, "open", lambda p, mode="r", **k: (Half if p.suffix == ".tmp" else (lambda f: f))(open_(p, mode, **k))),
+    "written": lambda: setattr(os, "fsync", die),
+    "moved": lambda: setattr(Path, "replace", replaced),
+}
+out, sys.stdout = sys.stdout, open(os.devnull, "w")
+start = time.perf_counter()
+assert main(sys.argv[1:]) == 0  # every import and cache is there before the forks
+sys.stdout = out
+print(time.perf_counter() - start, flush=True)
+for line in sys.stdin:
+    place = line.strip()
+    if (child := os.fork()) == 0:
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+        places.get(place, lambda: None)()
+        os._exit(main(sys.argv[1:]))
+    if place not in (*places, "never"):
+        time.sleep(float(place))
+        os.kill(child, signal.SIGKILL)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", [["check", "-o", "out"], ["baseline", "update", "--reason", "again"]])
 def test_a_gate_that_is_killed_at_any_moment_leaves_whole_files(place: Path, verb: list[str]) -> None:
-    """Killed six times between the start and the end: the file is the old one or a whole new one."""
+    """Killed with half of a file written, with all of it, and once it is in its place; and at five moments of the run."""
     change("seeds = 6", "seeds = 2")
+    change("[check.ring]", '[check.ring]\nlint = "off"')
     assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
-    command = [sys.executable, "-m", "leakaudit", *verb, "-q"]
-    start = time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    whole = time.perf_counter() - start
-    for k in range(6):
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(whole * (k + 1) / 6)
-        os.kill(running.pid, signal.SIGKILL)
-        running.wait()
-        assert set(baseline.read(place / "leakage-baseline.json").cells) == {"ring/eavesdropper/exact"}
-        if (file := place / "out" / "results.json").exists():
-            assert results.read(file)["kind"] == "check"
+    file = place / ("out/results.json" if verb[0] == "check" else "leakage-baseline.json")
+    command = [sys.executable, "-W", "ignore", "-c", KILLED, *verb, "-q"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+
+        def killed(when: str) -> int:
+            assert forking.stdin is not None
+            assert forking.stdout is not None
+            forking.stdin.write(f"{when}\n")
+            forking.stdin.flush()
+            return int(forking.stdout.readline())
+
+        def whole() -> bytes:
+            assert set(baseline.read(place / "leakage-baseline.json").cells) == {"ring/eavesdropper/exact"}
+            if verb[0] == "check":
+                assert results.read(file)["kind"] == "check"
+            return file.read_bytes()
+
+        assert float(forking.stdout.readline()) > 0
+        start = time.perf_counter()
+        assert killed("never") == 0
+        seconds, old = time.perf_counter() - start, whole()
+        for when in ("half", "written"):
+            assert killed(when) == -signal.SIGKILL
+            assert whole() == old
+        assert killed("moved") == -signal.SIGKILL
+        assert whole() != old
+        for k in range(5):
+            killed(f"{seconds * (k + 1) / 5:.3f}")
+            whole()
+        forking.stdin.close()

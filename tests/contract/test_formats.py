@@ -8,13 +8,17 @@ import json
 import re
 import time
 import unicodedata
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Tree
 
+import attr
+import jsonschema
 import pytest
+import sarif_om
+import xmlschema
 
 from leakaudit import comparison, grading, redaction, registry, results
-from leakaudit.schema import Pattern, departure
 from leakaudit.wording import summary
 
 Record = dict[str, Any]
@@ -120,7 +124,18 @@ def gate() -> Record:
     name = "main/node:3/exact"
     cell = {"name": name, "check": "main", "adversary": "node:3", "attack": "exact", "says": "node:3 reconstructs the input of node 5"}
     samples = {"measures": {"psnr": {"samples": [30.0], "mean": 30.0, "worst": 30.0}}, "reasons": {"6": "node 6 sent nothing"}}
-    rest = {"digest": "3" * 64, "seeds": [0], "epsilon": None, "worst": {"node": 5, "psnr": 30.0}, "seconds": 1.0}
+    best = {
+        "node": 5,
+        "seed": 0,
+        "psnr": 30.0,
+        "relative_error": 0.1,
+        "exact": False,
+        "labels": 1.0,
+        "kind": "gradient",
+        "formula": "g[5,0]",
+    }
+    found = {"nodes": [{**best, "first": 0, "last": 2}, {**best, "node": 1, "psnr": None, "relative_error": None, "first": 1, "last": 1}]}
+    rest = {"digest": "3" * 64, "seeds": [0], "epsilon": None, "worst": {"node": 5, "psnr": 30.0}, "seconds": 1.0, **found}
 
     def rule(kind: str, status: str, says: str) -> Record:
         return {
@@ -136,7 +151,10 @@ def gate() -> Record:
         }
 
     rules = [rule("budget", "OVER", "30 dB of node 5"), rule("baseline", "INCONCLUSIVE", "too few"), rule("positive", "OK", "recovered")]
+    noise = {"cell": "main/lint", "measure": "P20", **dict.fromkeys(("value", "limit"))}
+    rules += [rule("negative", "UNTESTED", "nothing to score"), {**rule("lint", "CONTRADICTED", "too little: 6 -> 7 has none"), **noise}]
     tested = {"code": 1, "verdict": "leak", "strict": False, "cells": [{**cell, **samples, **rest}], "rules": rules}
+    tested |= {"networks": {"main": record()["trace"]}, "pitfalls": {"P20": {"name": "too little noise", "fix": "draw it"}}}
     shown = {"kind": "check", "summary": "Leak: node 5. 3 rules.", "location": "/ci/leakaudit.toml"}
     out = {**record(), **shown, "gate": {**tested, "acceptances": {"labels": "expired"}, "stale": []}}
     results.validate(out)
@@ -197,35 +215,41 @@ def test_a_fingerprint_is_of_the_question_and_not_of_the_answer() -> None:
 
 # --- JUnit ------------------------------------------------------------------------------------------------------------
 
-CASE = ("failure", "skipped", "system-out")
-NEEDED = {
-    "testsuites": {"name", "tests", "failures", "errors"},
-    "testsuite": {"name", "tests", "failures", "errors", "skipped", "time", "timestamp"},
-    "testcase": {"name", "classname", "time"},
-    "property": {"name", "value"},
-    "failure": {"type", "message"},
-    "skipped": {"message"},
-}
+
+@pytest.fixture(scope="module")
+def junit(project: Path) -> xmlschema.XMLSchema11:
+    return xmlschema.XMLSchema11(project / "tests" / "schemas" / "junit.xsd")
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_junit_has_the_shape_that_servers_read(name: str) -> None:
-    """Elements, attributes and order of the schema that Jenkins' xunit plugin publishes."""
-    root = Tree.fromstring(rendered("junit", RECORDS[name]).encode())
-    assert root.tag == "testsuites"
-    for one in root.iter():
-        assert set(one.attrib) == NEEDED.get(one.tag, set())
-    for suite in root:
-        assert [child.tag for child in suite] == ["properties", *["testcase"] * int(suite.attrib["tests"]), "system-out"]
-        assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", suite.attrib["timestamp"])
-        for total, tag in (("failures", "failure"), ("skipped", "skipped"), ("errors", "error")):
-            assert int(suite.attrib[total]) == len(suite.findall(f"testcase/{tag}"))
-        for case in suite.findall("testcase"):
-            tags = [child.tag for child in case]
-            assert tags == sorted(tags, key=CASE.index)
-            assert not {"failure", "skipped"} <= set(tags)
-            assert float(case.attrib["time"]) >= 0
-    assert sum(int(suite.attrib["tests"]) for suite in root) == int(root.attrib["tests"])
+def test_junit_is_valid_against_its_schema(junit: xmlschema.XMLSchema11, name: str) -> None:
+    """Elements, attributes, their order and their sums: tests/schemas/junit.xsd."""
+    junit.validate(rendered("junit", RECORDS[name]))
+    junit.validate(rendered("junit", redaction.redact(RECORDS[name])))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('tests="3"', 'tests="4"'),
+        ('failures="1"', 'failures="0"'),
+        ('skipped="1"', 'skipped="0"'),
+        (' errors="0"', ""),
+        ('time="0.500"', 'time="-0.500"'),
+        ('timestamp="2030-01-31', 'timestamp="2030-02-31'),
+        ("<properties>", "<rest /><properties>"),
+        ("<skipped message", "<ignored message"),
+        ('<skipped message="node 7', '<failure /><skipped message="node 7'),
+        (' classname="leakaudit.pdmm.analytic"', ""),
+        ("<system-out>", "<system-out at='1'>"),
+        ('name="leakaudit as node:3"', 'name=""'),
+    ],
+)
+def test_the_schema_of_junit_refuses_what_is_wrong(junit: xmlschema.XMLSchema11, old: str, new: str) -> None:
+    page = rendered("junit", RECORDS["attack"])
+    junit.validate(page)
+    assert old in page
+    assert not junit.is_valid(page.replace(old, new, 1))
 
 
 def test_junit_fails_where_a_record_is_given_away_and_skips_what_is_open() -> None:
@@ -243,49 +267,81 @@ def test_junit_fails_where_a_record_is_given_away_and_skips_what_is_open() -> No
 
 # --- SARIF ------------------------------------------------------------------------------------------------------------
 
-TEXT = {"text": Pattern("text", r"(?s).+")}
-PHYSICAL = {"artifactLocation": {"uri": Pattern("a relative reference", r"[A-Za-z0-9._~%/-]+")}, "region": {"startLine": int}}
-RESULT = {
-    "ruleId": Pattern("an id", r"leakaudit/\S+"),
-    "ruleIndex": int,
-    "level": frozenset({"error", "warning", "note"}),
-    "message": TEXT,
-    "locations": [{"physicalLocation": PHYSICAL, "logicalLocations": [{"kind": str, "name": str, "fullyQualifiedName": str}]}],
-    "partialFingerprints": {"leakaudit/v1": Pattern("a sha256", r"[0-9a-f]{64}")},
-    "baselineState?": frozenset({"new", "unchanged", "updated", "absent"}),
-}
-RULE = {
-    "id": Pattern("an id", r"leakaudit/\S+"),
-    "name": str,
-    "shortDescription": TEXT,
-    "fullDescription": TEXT,
-    "help": TEXT,
-    "defaultConfiguration": {"level": frozenset({"error"})},
-}
-SARIF = {
-    "$schema": str,
-    "version": frozenset({"2.1.0"}),
-    "runs": [
-        {
-            "tool": {"driver": {"name": str, "version": str, "rules": [RULE]}},
-            "invocations": [{"executionSuccessful": bool, "commandLine": str}],
-            "results": [RESULT],
-            "properties": {"summary": str, "limits": [str], "configuration": str},
-        }
-    ],
-}
+
+@pytest.fixture(scope="module")
+def sarif(project: Path) -> jsonschema.Draft202012Validator:
+    return jsonschema.Draft202012Validator(json.loads((project / "tests" / "schemas" / "sarif.json").read_text()))
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_sarif_has_the_shape_of_version_2_1_0(name: str) -> None:
+def test_sarif_is_valid_against_its_schema(sarif: jsonschema.Draft202012Validator, name: str) -> None:
+    """Names, types and patterns by tests/schemas/sarif.json; what a schema cannot say of indices and fingerprints here."""
     log = json.loads(rendered("sarif", RECORDS[name]))
-    assert departure(log, SARIF) is None
+    sarif.validate(log)
+    sarif.validate(json.loads(rendered("sarif", redaction.redact(RECORDS[name]))))
+    sarif.validate(json.loads(rendered("sarif", comparison.compare(RECORDS[name], RECORDS["attack"]))))
     (run,) = log["runs"]
     rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
     assert len(set(rules)) == len(rules)
     assert all(rules[r["ruleIndex"]] == r["ruleId"] for r in run["results"])
     assert len({r["partialFingerprints"]["leakaudit/v1"] for r in run["results"]}) == len(run["results"])
     assert len(run["results"]) == len(grading.checks(RECORDS[name]))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("version",), "2.0.0"),
+        (("runs", 0, "results", 0, "level"), "fatal"),
+        (("runs", 0, "results", 0, "message"), "text"),
+        (("runs", 0, "results", 0, "ruleIndex"), -1),
+        (("runs", 0, "results", 0, "node"), 3),
+        (("runs", 0, "results", 0, "locations", 0, "physicalLocation", "artifactLocation", "uri"), "/etc/passwd"),
+        (("runs", 0, "results", 0, "locations", 0, "physicalLocation", "region", "startLine"), 0),
+        (("runs", 0, "results", 0, "baselineState"), "worse"),
+        (("runs", 0, "results", 0, "partialFingerprints", "leakaudit/v1"), "abc"),
+        (("runs", 0, "tool", "driver", "rules", 0, "help"), {}),
+        (("runs", 0, "invocations", 0, "executionSuccessful"), "yes"),
+    ],
+)
+def test_the_schema_of_sarif_refuses_what_is_wrong(sarif: jsonschema.Draft202012Validator, path: tuple[Any, ...], value: Any) -> None:
+    log = json.loads(rendered("sarif", RECORDS["attack"]))
+    sarif.validate(log)
+    at = log
+    for step in path[:-1]:
+        at = at[step]
+    at[path[-1]] = value
+    assert not sarif.is_valid(log)
+
+
+OBJECTS = {
+    **{"runs": sarif_om.Run, "tool": sarif_om.Tool, "driver": sarif_om.ToolComponent, "rules": sarif_om.ReportingDescriptor},
+    **dict.fromkeys(("shortDescription", "fullDescription", "help"), sarif_om.MultiformatMessageString),
+    **{"defaultConfiguration": sarif_om.ReportingConfiguration, "invocations": sarif_om.Invocation, "results": sarif_om.Result},
+    **{"message": sarif_om.Message, "locations": sarif_om.Location, "physicalLocation": sarif_om.PhysicalLocation},
+    **{"artifactLocation": sarif_om.ArtifactLocation, "region": sarif_om.Region, "logicalLocations": sarif_om.LogicalLocation},
+}
+
+
+def strange(value: Any, kind: Any) -> list[str]:
+    """Names in an object that the standard's object model does not have, and those that it needs and are not there."""
+    fields = {f.metadata["schema_property_name"]: f for f in attr.fields(kind)}
+    found = [name for name in value if name not in fields]
+    found += [f"no {name}" for name, f in fields.items() if f.default is attr.NOTHING and name not in value]
+    for name, inside in value.items():
+        some = inside if isinstance(inside, list) else [inside]
+        found += [s for one in some if isinstance(one, dict) and name in OBJECTS for s in strange(one, OBJECTS[name])]
+    return found
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_sarif_has_the_names_of_the_published_object_model(name: str) -> None:
+    """Against sarif-om, which is generated from the schema of version 2.1.0 by its authors."""
+    log = json.loads(rendered("sarif", RECORDS[name]))
+    assert strange(log, sarif_om.SarifLog) == []
+    del log["runs"][0]["tool"]["driver"]["name"]
+    log["runs"][0]["results"] = [{"severity": "high"}]
+    assert strange(log, sarif_om.SarifLog) == ["no name", "severity", "no message"]
 
 
 def test_sarif_points_at_a_file_of_the_repository() -> None:
@@ -411,13 +467,38 @@ def test_a_page_with_2000_findings_is_quick_small_and_in_blocks() -> None:
 
 def test_a_gate_shows_limits_controls_and_acceptances() -> None:
     text = " ".join(Reader(rendered("html", RECORDS["gate"])).text.split())
-    for part in ("Over the limits", "Budgets and baseline", "Controls", "Acceptances", "main/node:3/exact", "30 dB of node 5"):
+    for part in ("Over the limits", "Budgets and baseline", "Lint", "Controls", "Acceptances", "main/node:3/exact", "30 dB of node 5"):
         assert part in text
     root = Tree.fromstring(rendered("junit", RECORDS["gate"]))
     assert [(f.tag, f.attrib.get("type")) for c in root.iter("testcase") for f in c if f.tag != "system-out"] == [
         ("failure", "OVER"),
         ("skipped", None),
+        ("skipped", None),
+        ("failure", "CONTRADICTED"),
     ]
+
+
+def test_a_gate_draws_its_network_with_the_adversary_marked() -> None:
+    page = Reader(rendered("html", RECORDS["gate"]))
+    marked = [(tag, a["class"]) for tag, a in page.tags if tag in ("rect", "circle") and str(a["class"]).startswith("node ")]
+    assert sorted(marked) == sorted([("rect", "node own"), ("circle", "node s4"), ("circle", "node s0")] + [("circle", "node unknown")] * 5)
+    assert "As node:3 hears it." in page.text
+    assert any(a.get("aria-label") == "Network of 8 nodes and 7 wires. node:3 hears 2 of the wires." for _, a in page.tags)
+    assert any(a.get("aria-label") == "What the leaks of each node gave away, by the rounds that they span." for _, a in page.tags)
+
+
+def test_a_gate_of_several_checks_draws_each_ones_network() -> None:
+    of = copy.deepcopy(RECORDS["gate"])
+    other = copy.deepcopy(of["gate"]["cells"][0]) | {"name": "wide/node:0/exact", "check": "wide", "adversary": "node:0", "reasons": {}}
+    of["gate"]["cells"].append(other)
+    of["gate"]["networks"]["wide"] = record(nodes=12)["trace"]
+    results.validate(of)
+    text = Reader(rendered("html", of)).text
+    assert "As node:3 hears it in check main." in text
+    assert "As node:0 hears it in check wide." in text
+    out = redacted(of, "secret")
+    assert sorted(map(len, (n["links"] for n in out["gate"]["networks"].values()))) == [7, 11]
+    assert {n for e in out["gate"]["networks"]["wide"]["links"] for n in e} == set(range(12))
 
 
 def test_the_text_of_many_findings_shows_the_worst_and_says_how_many_are_left() -> None:
@@ -467,6 +548,7 @@ def test_redaction_renames_the_nodes_of_a_gate() -> None:
     assert f"of node {new}" in out["gate"]["cells"][0]["says"]
     assert out["gate"]["cells"][0]["reasons"] == {}
     assert out["gate"]["rules"][0]["cell"] == out["gate"]["cells"][0]["name"]
+    assert out["gate"]["rules"][-1]["says"] == "too little"
     assert out["location"] == "leakaudit.toml"
     assert f"Leak: node {new}." in out["summary"]
 

@@ -84,6 +84,8 @@ def test_pyproject_is_read_where_leakaudit_toml_has_no_check(tmp_path: Path) -> 
         ('attacks = ["exact", "labels"]', 'attacks = "exact"', "check.ring: attacks: expected a list of words, got 'exact'"),
         ('attacks = ["exact", "labels"]', 'attacks = ["labels"]', r"set.exact: no such attack in this check"),
         ("nodes = [0, 2]", 'nodes = ["0"]', "expected a list of node numbers"),
+        ('run = "train:train"', 'run = "train:train"\nlint = "eror"', r"check ring: lint: unknown 'eror'; did you mean 'error'\?"),
+        ('run = "train:train"', 'run = "train:train"\nlnt = "off"', r"check.ring: unknown key 'lnt'; did you mean 'lint'\?"),
         ('run = "train:train"', 'run = "train"', "run: expected 'module:function', got 'train'"),
         ('run = "train:train"', "", "expected either run = 'module:function' or scenario"),
         ('run = "train:train"', 'run = "a:b"\nscenario = "c.toml"', "expected either run"),
@@ -102,6 +104,13 @@ def test_what_cannot_be_meant_is_refused(tmp_path: Path, old: str, new: str, mes
     assert old in GOOD
     with pytest.raises(LeakauditError, match=message):
         tables.load(write(tmp_path, GOOD.replace(old, new, 1)))
+
+
+def test_a_lint_can_be_accepted_and_has_no_budget(tmp_path: Path) -> None:
+    accepted = GOOD.replace('cells = "ring/*/labels"', 'cells = "ring/lint"')
+    assert tables.load(write(tmp_path, accepted)).accepted[0].cells == "ring/lint"
+    with pytest.raises(LeakauditError, match="cells = 'ring/lint' fits no cell"):
+        tables.load(write(tmp_path, GOOD.replace('cells = "ring/node:*/*"', 'cells = "ring/lint"')))
 
 
 def test_an_id_is_there_once_and_an_unknown_check_is_named(tmp_path: Path) -> None:

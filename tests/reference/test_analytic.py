@@ -20,10 +20,10 @@ from leakaudit.scoring import Score
 Attacked = tuple[list[Reconstruction], list[Score]]
 
 
-def attacked(scenario: Scenario) -> Attacked:
+def attacked(scenario: Scenario, nodes: range | None = None) -> Attacked:
     plan = recording.plan(scenario)
     recorder = recording.record(plan, None)
-    leaks = la.leaks(recorder.trace)
+    leaks = la.leaks(recorder.trace, nodes=nodes)
     found = la.attack(leaks, generator=torch.Generator().manual_seed(0))
     return found, la.score(found, recorder.truth_record)
 
@@ -68,12 +68,12 @@ def test_before_snapping_float32_is_above_120_db() -> None:
 
 @pytest.mark.parametrize("rounds", [5, 20, 100])
 def test_early_stopping_is_no_defence(rounds: int) -> None:
-    """Yu 2023, chapter 6: 60 nodes, one sample each, logistic regression in the plane; the paper stops at t_max."""
+    """Yu 2023, chapter 6: 60 nodes, one sample each, logistic regression in the plane; the paper stops at t_max. Every fourth node."""
     settings = {"rho": 0.1, "alpha": 0.2, "z0": 1.0}  # converges with up to 30 neighbours
     scenario = Scenario(nodes=60, rounds=rounds, data="gaussians", model="logistic", set=settings, dtype="float64")
-    found, scores = attacked(scenario)
+    found, scores = attacked(scenario, range(0, 60, 4))
     errors = torch.tensor([s.relative_error or (1.0,) for s in scores])
-    assert len(found) == 60
+    assert len(found) == 15
     assert float(errors.median()) < 1e-8
     assert all(s.psnr is None and s.ssim is None for s in scores)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as Tree
 
 import pytest
 import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.gate import controls, judge
-from leakaudit.gate.cells import Cell
+from leakaudit.gate import controls, judge, text
+from leakaudit.gate import record as record_of
+from leakaudit.gate.cells import Cell, attack_all
 from leakaudit.gate.config import Budget, Check, Gate
 from leakaudit.gate.judge import Options
 from leakaudit.gate.rules import Status
@@ -33,7 +36,7 @@ def run() -> Recorded:
 
 def attacked(run: Recorded, attack: str = "analytic") -> Cell:
     cell = Cell(QUIET.checks[0], "eavesdropper", attack)
-    judge._attack([cell], run)
+    attack_all([cell], run)
     return cell
 
 
@@ -73,7 +76,17 @@ def test_the_planted_record_is_scored_among_all_records(run: Recorded) -> None:
 def test_exact_attacks_pass_their_controls(run: Recorded, attack: str) -> None:
     cell = attacked(run, attack)
     assert controls.positive(cell, run, (0, 1, 2)).ok
-    assert controls.negative(cell).ok
+    tested = controls.negative(cell)
+    assert tested.ok is (None if attack == "labels" else True)  # labels alone can be scored against no other record
+
+
+def test_what_is_planted_differs_in_record_and_label(run: Recorded) -> None:
+    made = [controls.planted(None, run, 0, number)[1] for number in range(controls.MOST)]
+    assert len({tuple(truth.x.flatten().tolist()) for truth in made}) == controls.MOST
+    assert {int(truth.y) for truth in made} <= set(range(100))
+    assert len({int(truth.y) for truth in made}) > 5
+    for truth in made:
+        assert not any(bool((truth.x[0] == x).all()) for x in truth.pool)
 
 
 def test_differences_are_planted_where_the_leak_holds_differences() -> None:
@@ -90,11 +103,40 @@ def test_differences_are_planted_where_the_leak_holds_differences() -> None:
 
 def test_an_adversary_that_learns_nothing_still_has_its_attack_tested(run: Recorded) -> None:
     empty = Cell(QUIET.checks[0], "node:1", "analytic")
-    judge._attack([empty], run)
+    attack_all([empty], run)
     assert empty.found == []
     assert set(empty.reasons) == {0, 2}
     assert all(s == [0.0] for s in empty.samples.values())
     assert controls.positive(empty, run, (0, 2)).ok
+
+
+def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
+    """Labels alone: nothing can be scored against other records. The rule says so, and is not counted; the planted leaks still guard."""
+    gate = Gate((Check("fed", scenario=FEDSGD, attacks=("labels",)),), (Budget("labels", 1.0),), seeds=2, baseline="")
+    judged = judge.run(gate, Options(strict=True), None)
+    assert {r.kind: r.status for r in judged.rules if r.kind in ("positive", "negative")} == {
+        "positive": Status.OK,
+        "negative": Status.UNTESTED,
+    }
+    made = record_of.build(judged)
+    assert judged.code == 0
+    assert made["summary"].startswith("Nothing over the limits: 3 rules on 1 cells, 2 seeds, 1 control with nothing to score. ")
+    (case,) = Tree.fromstring(get("reports", "junit")(made)).findall(".//testcase[skipped]")
+    assert case.attrib["name"] == "fed/eavesdropper/labels: negative control"
+    assert "nothing to score  fed/eavesdropper/labels: control: records of others" in text.text(made)
+
+
+def test_where_a_program_gives_nothing_away_planted_reconstructions_are_scored(run: Recorded) -> None:
+    """The negative control of an adversary that learns nothing rests on what was planted, and fails where both plants give one record."""
+    empty = Cell(QUIET.checks[0], "node:1", "analytic")
+    attack_all([empty], run)
+    assert controls.negative(empty).ok is None
+    assert controls.positive(empty, run, (0, 2)).ok
+    assert (empty.found, len(empty.planted)) == ([], 2)
+    assert controls.negative(empty).ok is True
+    (first, _), (_, truth) = empty.planted
+    empty.planted[1] = (replace(first, node=0), truth)
+    assert controls.negative(empty).ok is False
 
 
 # --- broken attacks ---------------------------------------------------------------------------------------------------
@@ -118,6 +160,19 @@ def test_a_broken_attack_gives_code_3_and_never_0(monkeypatch: pytest.MonkeyPatc
         judged = judge.run(gate, Options(seed), None)
         assert judged.code == 3
         assert [r.kind for r in judged.rules if r.status is Status.VOID] == ["positive"]
+
+
+@pytest.mark.parametrize("guess", [lambda g: torch.zeros(1, dtype=torch.int64), lambda g: torch.randint(2, (1,), generator=g)])
+def test_labels_that_are_guessed_fail_the_planted_leaks(monkeypatch: pytest.MonkeyPatch, guess: Any) -> None:
+    """With two classes a guess is right every other time, and ten in a row once in a thousand."""
+
+    def guessed(self: Any, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+        return Reconstruction(leak.node, "labels", torch.empty(0, *task.spec.shape), guess(generator), Certificate.EXACT, 0.0)
+
+    patched(monkeypatch, guessed, "labels")
+    two = {**FEDSGD, "data": "gaussians:20"}
+    gate = Gate((Check("fed", scenario=two, attacks=("labels",)),), (Budget("labels", 1.0),), seeds=1, baseline="")
+    assert [judge.run(gate, Options(seed), None).code for seed in range(20)] == [3] * 20
 
 
 def test_an_attack_that_cannot_use_the_leak_gives_code_3() -> None:

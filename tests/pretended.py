@@ -1,0 +1,163 @@
+"""A second device without hardware: `other` holds its values on the CPU, and torch refuses to mix the two as it does with CUDA.
+
+python tests/pretended.py victims|attacks [NAME …]        one JSON line a run on both devices, with how far they are apart
+
+The backend is global to a process, hence the script. A tensor's values are kept beside it, by its storage. It
+cannot show that CUDA lacks an operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import backend_registration
+from torch.utils._pytree import tree_map
+
+from leakaudit import api, nodes, recording, registry, scoring
+from leakaudit.adversary import Adversary
+from leakaudit.deduction import Deduction
+from leakaudit.scenario import Scenario
+from leakaudit.task import Task
+
+NAME = "other"
+VALUES: dict[int, Tensor] = {}
+VIEWS = ("aten::view", "aten::_unsafe_view", "aten::_reshape_alias")
+MIXED = ("aten::index.Tensor", "aten::index", "aten::_index_put_impl_")  # CUDA takes indices on the CPU too
+aten = torch.ops.aten
+
+
+def there(t: Any) -> bool:
+    """Whether it is a tensor of the second device."""
+    return isinstance(t, Tensor) and t.device.type == NAME
+
+
+def inside(t: Any) -> Any:
+    """The values of such a tensor, or what it is."""
+    if not there(t):
+        return t
+    values = VALUES[t.untyped_storage()._cdata]
+    return values if values.shape == t.shape else values.reshape(t.shape)
+
+
+def outside(values: Any) -> Any:
+    """A tensor of the second device with these values."""
+    if not isinstance(values, Tensor):
+        return values
+    made: Tensor = torch._C._acc.create_empty_tensor(tuple(values.shape), values.dtype)
+    VALUES[made.untyped_storage()._cdata] = values
+    return made
+
+
+def every(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Compute any operator on the values."""
+    name, arguments = op._schema.name, op._schema.arguments
+    if name == "aten::_to_copy":
+        rest = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking")}
+        copied = op(inside(args[0]), **rest) if rest else inside(args[0]).clone()
+        return outside(copied) if torch.device(kwargs.get("device") or args[0].device).type == NAME else copied
+    if name in ("aten::copy_", "aten::_copy_from"):
+        target, source = args[:2] if name == "aten::copy_" else (args[1], args[0])
+        inside(target).copy_(inside(source))
+        return target
+    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+    if name not in MIXED and any(map(there, tensors)) and any(not there(t) and t.dim() for t in tensors):
+        raise RuntimeError(f"{name}: tensors of two devices")
+    given, named = tree_map(inside, (list(args), dict(kwargs)))
+    if name == "aten::as_strided":
+        return outside(strided(given[0], args[0], *given[1:]))
+    for k, a in enumerate(arguments[: len(given)]):
+        if str(a.type) == "Tensor" and isinstance(given[k], bool | int | float):
+            given[k] = torch.tensor(given[k])
+    named |= {"device": torch.device("cpu")} if "device" in named else {}
+    out = given[0].reshape(given[1]) if name in VIEWS else op(*given, **named)
+    before = {a.name: v for a, v in zip(arguments, args, strict=False)} | kwargs
+    after = {a.name: v for a, v in zip(arguments, given, strict=False)} | named
+    written = [a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+    for key in written:
+        if there(before[key]) and before[key].shape != after[key].shape:
+            before[key].data = outside(after[key])
+    returns = op._schema.returns
+    if returns and all(r.alias_info is not None and r.alias_info.is_write for r in returns):
+        return before[written[0]] if len(returns) == 1 else tuple(before[key] for key in written)
+    return tree_map(outside, out)
+
+
+def strided(values: Tensor, known: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
+    """A view of the values, whose strides are others than torch knows of the tensor; each is a multiple of that of one dimension."""
+    left, at = offset or 0, values.storage_offset()
+    for k, step in enumerate(known.stride()):
+        at += left // step * values.stride(k) if step else 0
+        left %= step or 1
+    steps = [(step, values.stride(k)) for k, step in enumerate(known.stride()) if known.shape[k] > 1] or [(1, 1)]
+    moved = [next((s // step * real for step, real in steps if step and s >= step and s % step == 0), 0) for s in stride]
+    return values.as_strided(size, moved, at)
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Any:
+    """Compute a convolution, which no fallback reaches."""
+    return outside(aten.convolution(inside(x), inside(weight), inside(bias), *rest))
+
+
+def convolution_backward(g: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
+    """Compute its gradient."""
+    return tree_map(outside, aten.convolution_backward(inside(g), inside(x), inside(weight), [weight.shape[0]], *rest))
+
+
+def register() -> list[torch.library.Library]:
+    """Make the device known; it lasts as long as what is returned."""
+    backend_registration._setup_privateuseone_for_python_backend(NAME)
+    anything, ours = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    anything.fallback(every, "PrivateUse1")
+    ours.impl("convolution_overrideable", convolution, "PrivateUse1")
+    ours.impl("convolution_backward_overrideable", convolution_backward, "PrivateUse1")
+    return [anything, ours]
+
+
+def victims(names: list[str]) -> Iterator[dict[str, Any]]:
+    """Record every victim on both devices; difference: the largest of all messages and states."""
+    for name in names or registry.names("victims"):
+        exact = name in ("mradmm", "pvpadmm", "rwadmm")  # they solve a small convex problem
+        shape: dict[str, Any] = (
+            {"data": "gaussians", "model": "logistic"} if exact else {"data": "faces", "model": "mlp", "set": {"hidden": 8}}
+        )
+        size: dict[str, Any] = {"nodes": 9, "graph": "complete"} if name == "secured" else {"nodes": 6, "graph": "ring"}
+        chosen = Scenario(name, rounds=3, samples=2, states=True, curves=True, **shape, **size)
+        kept = [recording.record(recording.plan(chosen, device=d), None) for d in ("cpu", NAME)]
+        one, two = ([*r.truth_record.states.values(), *(m.payload for m in r.trace.messages)] for r in kept)
+        yield {
+            "name": name,
+            "tensors": len(one),
+            "difference": max(float((a - b).abs().max()) for a, b in zip(one, two, strict=True) if a.numel()),
+        }
+
+
+def attacks(names: list[str]) -> Iterator[dict[str, Any]]:
+    """Attack the same leak on both devices; the iterative attacks take a few steps."""
+    chosen = Scenario(
+        "pdmm", nodes=4, graph="ring", rounds=6, data="faces", samples=1, model="mlp", set={"hidden": 16, "differential": False}
+    )
+    kept = recording.record(recording.plan(chosen), None)
+    (leak,) = api.deduce(Deduction(kept.trace, Adversary()), [0], 6)
+    for name in names:
+        settings = {"steps": 2} if name in ("dlg", "idlg", "inverting") else {}
+        tasks = [Task.build(kept.trace.task, device=device) for device in ("cpu", NAME)]
+        found = [api.attack_one(leak, task, name, nodes.generator(0, 0), **settings) for task in tasks]
+        errors = [scoring.score([one], kept.truth_record)[0].relative_error for one in found]
+        yield {"name": name, "certificates": [f.certificate.name for f in found], "errors": [e and e[0] for e in errors]}
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    alive = register()
+    with contextlib.suppress(BrokenPipeError):
+        for line in {"victims": victims, "attacks": attacks}[sys.argv[1]](sys.argv[2:]):
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()

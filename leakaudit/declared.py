@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from leakaudit import registry
+from leakaudit import gaps, registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations, Residuals, Vector, residuals
@@ -73,13 +73,13 @@ class Protocol:
 
 
 def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
-    """Return the protocol that a trace names, with its constants, over its first rounds, all by default.
+    """Return the protocol that a trace names, with its constants, over its first rounds, by default all before a message is missing.
 
     Raises LeakauditError where no victim of that name is registered.
     """
     kind = registry.get("victims", trace.protocol)
     victim: Victim = registry.configure(kind, {k: v for k, v in trace.params.items() if k in registry.parameters(kind)})
-    return Protocol(victim, trace.graph, trace.rounds if rounds is None else rounds, trace.public)
+    return Protocol(victim, trace.graph, gaps.before(trace).rounds if rounds is None else rounds, trace.public)
 
 
 def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
@@ -89,6 +89,7 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
     Raises LeakauditError that names the first relation that misses by more than rounding, or says what the check lacks.
     """
     same_run(trace, truth)
+    trace = gaps.before(trace)
     if trace.columns != (0, trace.layout.size) or not truth.states:
         lacks = "all columns of the model" if truth.states else "the private states; record with --states"
         raise LeakauditError(f"relations are checked on a recording that holds {lacks}")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from leakaudit import registry
+from leakaudit import gaps, registry
 from leakaudit.adversary import Adversary
 from leakaudit.declared import DECLARED, protocol_of
 from leakaudit.errors import NotDetermined
@@ -31,7 +31,7 @@ class Determined:
 
     knowledge: those relations, and what is heard. rows: a basis of the combinations of its gradients, noise-free ones first; noisy:
     how many of them hold up to noise alone. reach: distance of the nodes whose relations are in use, None where its own decide. assumed:
-    constants that were taken at their defaults.
+    constants that were taken at their defaults. limit: why later rounds are left out, empty where none are.
     """
 
     node: int
@@ -40,6 +40,7 @@ class Determined:
     noisy: int
     reach: int | None
     assumed: str = ""
+    limit: str = ""
 
     @property
     def scope(self) -> str:
@@ -51,6 +52,8 @@ class Determined:
             said.append(f"lower bound on what leaks: from {what}; more of them can only add to it")
         if self.assumed:
             said.append(f"the trace does not name all constants, so this holds for {self.assumed}")
+        if self.limit:
+            said.append(self.limit)
         return "; ".join(said)
 
     def formula(self, row: Expression) -> Expression:
@@ -71,6 +74,7 @@ class Deduction:
     """
 
     def __init__(self, trace: Trace, adversary: Adversary) -> None:
+        self.limit, trace = gaps.limit(trace), gaps.before(trace)
         self.trace, self.view = trace, adversary.view(trace)
         self.fetch = recorded(self.view)
         self._protocol = protocol_of(trace, self.view.rounds.stop - 1)
@@ -124,7 +128,7 @@ class Deduction:
         exact = len(rows)
         if knowledge.noise:
             rows = basis([*rows, *determined(knowledge, wanted, up_to_noise=True)])
-        return Determined(node, knowledge, tuple(rows), len(rows) - exact, reach, self.assumed)
+        return Determined(node, knowledge, tuple(rows), len(rows) - exact, reach, self.assumed, self.limit)
 
     def _continued(self, node: int, part: Knowledge, gradients: int, reach: int | None) -> tuple[Relations, Iterable[int]]:
         """Return the declaration over the rounds that are needed, and which of its relations."""

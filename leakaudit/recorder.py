@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +27,7 @@ from leakaudit.storage.wellformed import FLOATS
 from leakaudit.trace import Graph, Json, Layout, TaskSpec, Trace, Truth
 
 if TYPE_CHECKING:
+    from leakaudit.arcs import Arcs
     from leakaudit.task import Task
 
 __all__ = ["Recorder", "estimate", "human", "plan_size"]
@@ -48,6 +49,8 @@ class Recorder:
     Raises LeakauditError, before anything is created, where the arguments do not fit, the path cannot be
     written or the recording would exceed max_bytes.
     """
+
+    partial = False  # whether some nodes live in other processes
 
     def __init__(
         self,
@@ -131,6 +134,20 @@ class Recorder:
         if not len(src) == len(dst) == len(rows):
             raise LeakauditError(f"send_many: expected as many src as dst and row, got {len(src)}, {len(dst)} and {len(rows)}")
         return self._append(round, src, dst, kind, secure, rows)
+
+    def exchange(
+        self, round: int, kind: str, values: Tensor, arcs: Arcs, secure: bool = False, instead: Callable[[], Tensor] | None = None
+    ) -> Tensor:
+        """Let messages travel that carry rows of values (rows, d), and return what the receivers hold: here the values themselves.
+
+        An engine of several processes fills in what arrived (docs/engines.md). instead: what stands for a row that did not arrive.
+        """
+        src, dst, row, used = arcs.recorded
+        if len(src):
+            columns = slice(*self.columns)
+            sent = values[:, columns] if len(used) == len(values) else values[used.to(values.device), columns]
+            self.send_many(round, src, dst, kind, secure=secure, row=row).copy_(sent)
+        return values
 
     def end_round(self, round: int) -> None:
         """Commit: from here on the messages up to this round are in the trace, whatever happens to the program."""

@@ -86,32 +86,52 @@ def record(plan: Plan, path: Path | str | None, max_bytes: int = 4_000_000_000, 
     Raises LeakauditError before anything is written where the recording would need more than `max_bytes`.
     """
     plan.fit(max_bytes)
-    scenario, task, rows, source = plan.scenario, plan.task, plan.rows, plan.source
+    with opened(plan, path, public(plan), max_bytes, private) as recorder:
+        rows, task, source = plan.rows, plan.task, plan.source
+        problem = Problem(task, source.x[rows].to(task.device, task.dtype), source.y[rows].to(task.device))
+        plan.victim.run(problem, plan.graph, plan.scenario.rounds, recorder, plan.random["run"], plan.wires)
+    return recorder
+
+
+def public(plan: Plan) -> dict[str, Tensor]:
+    """Draw what everybody knows at the start: the model w0 and the schedule."""
+    scheduled = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
+    return {"w0": plan.task.init(plan.random["model"]), **scheduled}
+
+
+def opened(
+    plan: Plan,
+    path: Path | str | None,
+    public: Mapping[str, Tensor],
+    max_bytes: int,
+    private: Mapping[str, Any] | None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Recorder:
+    """Return the recorder of a plan's run, which has been given the truth."""
+    scenario, rows, source = plan.scenario, plan.rows, plan.source
     messages = plan.victim.messages(plan.graph, scenario.rounds, plan.wires)
     recorder = Recorder(
         path,
         protocol=scenario.victim,
-        task=task.spec,
+        task=plan.task.spec,
         graph=plan.graph,
         params={**registry.values(plan.victim), "samples": scenario.samples},
-        layout=task.layout,
+        layout=plan.task.layout,
         rounds=scenario.rounds,
         messages=messages,
         rows=messages,
-        dtype=task.dtype,
+        dtype=plan.task.dtype,
         columns=plan.columns,
-        public={"w0": task.init(plan.random["model"]), **plan.victim.schedule(plan.graph, scenario.rounds, plan.random["schedule"])},
+        public=public,
         keep_states=scenario.states,
         keep_curves=scenario.curves,
         max_bytes=max_bytes,
+        provenance=provenance,
         private={"scenario": {**asdict(scenario), "set": dict(scenario.set)}, **(private or {})},
     )
-    with recorder:
-        for node in range(scenario.nodes):
-            recorder.truth(node, source.x[rows[node]], source.y[rows[node]], index=rows[node])
-        recorder.pool(source.x[np.setdiff1d(np.arange(len(source.x)), rows.numpy())[:POOL]])
-        problem = Problem(task, source.x[rows].to(task.device, task.dtype), source.y[rows].to(task.device))
-        plan.victim.run(problem, plan.graph, scenario.rounds, recorder, plan.random["run"], plan.wires)
+    for node in range(scenario.nodes):
+        recorder.truth(node, source.x[rows[node]], source.y[rows[node]], index=rows[node])
+    recorder.pool(source.x[np.setdiff1d(np.arange(len(source.x)), rows.numpy())[:POOL]])
     return recorder
 
 

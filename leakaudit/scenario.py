@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from leakaudit.victim import Victim
 
 DTYPES = ("float32", "float64")
+KINDS: dict[str, type] = {"str": str, "int": int, "bool": bool}
+NAMED = {str: "text", int: "a whole number", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,10 @@ class Scenario:
 
     def __post_init__(self) -> None:
         """Check what needs no other file."""
+        for f in fields(self):
+            kind, value = KINDS.get(str(f.type)), getattr(self, f.name)
+            if kind is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+                raise LeakauditError(f"{f.name}: expected {NAMED[kind]}, got {value!r}")
         if self.dtype not in DTYPES:
             raise LeakauditError(f"dtype: expected float32 or float64, got {self.dtype!r}")
         for name in ("rounds", "samples", "nodes"):

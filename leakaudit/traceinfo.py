@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from leakaudit import tracefile
+from leakaudit import gaps, tracefile
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.storage import shards, sidecar
@@ -34,6 +34,7 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
         "edges": len(trace.graph.edges),
         "rounds": trace.rounds,
         "complete": trace.complete,
+        **_missing(trace),
         "messages": len(trace),
         "kinds": _kinds(trace),
         "secure": sum(int(m.secure.sum()) for m in trace.messages),
@@ -46,6 +47,12 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
         "sha256": sidecar.recorded(path if path.is_file() else shards.place(path)),
         "provenance": dict(trace.provenance),
     }
+
+
+def _missing(trace: Trace) -> dict[str, Json]:
+    """``missing``, where something is."""
+    said = gaps.sentences(trace)
+    return {"missing": said} if said else {}
 
 
 def _kinds(trace: Trace) -> dict[str, dict[str, int]]:
@@ -61,7 +68,8 @@ def _kinds(trace: Trace) -> dict[str, dict[str, int]]:
 def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
     """Check a trace through and through: sha256 where there is one, form, and that every payload is finite.
 
-    Returns the sha256 (None where there is none beside it), and how many messages and values were checked.
+    Returns the sha256 (None where there is none beside it), how many messages and values were checked, and ``missing``, in sentences,
+    where the engine that recorded the run says that something is.
     Raises LeakauditError with the first thing that is wrong; for a payload, with round, nodes and kind.
     """
     path = Path(path)
@@ -77,7 +85,8 @@ def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
                 _name_worst(m, at + int((~finite).any(dim=1).int().argmax()), path)
             done += len(part)
             step("checking", done, total)
-    return {"path": str(path), "sha256": sha, "messages": len(trace), "values": sum(m.payload.numel() for m in trace.messages)}
+    values = sum(m.payload.numel() for m in trace.messages)
+    return {"path": str(path), "sha256": sha, "messages": len(trace), "values": values, **_missing(trace)}
 
 
 def _name_worst(m: Messages, row: int, path: Path) -> None:

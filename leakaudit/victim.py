@@ -46,13 +46,15 @@ class Victim(Protocol):
     """A frozen dataclass of the protocol's constants; subclass it.
 
     paper: its source. leaks_what, claims_what: a few words for tables; `claims` has the figures.
-    centralised: runs on a star whose server is the last node, which holds no data.
+    centralised: runs on a star whose server is the last node, which holds no data. separable: whether nodes may live in processes of
+    their own, because all that a node uses of others comes out of `Recorder.exchange`.
     """
 
     paper: ClassVar[str]
     leaks_what: ClassVar[str]
     claims_what: ClassVar[str] = "nothing"
     centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = False
 
     @property
     def stationary(self) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from leakaudit.arcs import Arcs
 from leakaudit.trace import Graph
 from leakaudit.victims._admm import Around  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
@@ -57,7 +58,8 @@ class Duals:
 
     Where all nodes have the same gamma, two sums per node suffice to train, with c = 2 / gamma and s = w + n:
     S_i = sum_j A_{i|j} z_{i|j} and T_i = sum_j A_{j|i} z_{j|i} become (1 - c) T_i + c sum_j s_j and (1 - c) S_i + c E_i s_i. Then z is
-    kept on the recorded wires alone; else, and where curves are kept, whose dual norm needs them, on all arcs (2 E, d).
+    kept on the recorded wires alone; else, where curves are kept, whose dual norm needs them, and where nodes live in several
+    processes, on all arcs (2 E, d).
     """
 
     def __init__(
@@ -71,15 +73,15 @@ class Duals:
         """Start with z = 0. constants: eta_i and gamma_i of every node."""
         self.recorder, both = recorder, {arc for i, j in wires for arc in ((i, j), (j, i))}
         gammas = {gamma for _, gamma in constants}
-        alike = len(gammas) == 1 and not recorder.keep_curves
+        alike = len(gammas) == 1 and not recorder.keep_curves and not recorder.partial
         self.sums = [torch.zeros_like(like), torch.zeros_like(like)] if alike else None
         self.around, self.factor = Around(graph, like), 2 / float(min(gammas))
         arcs = [arc for arc in graph.arcs if arc in both or not alike]
         at = {arc: k for k, arc in enumerate(arcs)}
-        self.kept = torch.tensor([k for arc, k in at.items() if arc in both], dtype=torch.long)
         self.back = torch.tensor([at[j, i] for i, j in at], dtype=torch.long, device=like.device)
-        self.ends = torch.tensor(arcs, dtype=torch.long).reshape(-1, 2).T
-        self.src = self.ends[0].to(like.device)
+        src, dst = torch.tensor(arcs, dtype=torch.long).reshape(-1, 2).T
+        self.arcs = Arcs(src, dst, torch.arange(len(arcs)), torch.tensor([arc in both for arc in arcs], dtype=torch.bool))
+        self.src = src.to(like.device)
         self.signs = torch.tensor([[sign(i, j)] for i, j in arcs]).reshape(-1, 1).to(like)
         exact = [[float(eta), float(eta / gamma)] for eta, gamma in constants]
         self.eta, self.share = torch.tensor(exact, dtype=torch.float64).to(like).T[:, :, None]
@@ -93,14 +95,10 @@ class Duals:
         return self.z.new_zeros(len(self.degree), self.z.shape[1]).index_add_(0, self.src, self.signs * self.z)
 
     def send(self, t: int, name: str, shown: Tensor) -> tuple[Tensor, Tensor]:
-        """Record what the nodes tell of w + n, (N, d); return lambda and y of the arcs that are kept."""
+        """Send what the nodes tell of w + n, (N, d); return lambda, and the y that arrived, of the arcs that are kept."""
         dual = self.share[self.src] * (self.z - self.signs * shown[self.src])
         y = 2 / self.eta[self.src] * dual - self.z
-        if len(self.kept):
-            src, dst = self.ends[:, self.kept]
-            out = self.recorder.send_many(t, src, dst, name)
-            out.copy_(y[self.kept.to(y.device), slice(*self.recorder.columns)])
-        return dual, y
+        return dual, self.recorder.exchange(t, name, y, self.arcs, instead=lambda: self.z[self.back])
 
     def exchange(self, t: int, shown: Tensor) -> Tensor:
         """Send, give every z the y of the other end, and return lambda of the arcs that are kept."""

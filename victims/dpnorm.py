@@ -46,7 +46,7 @@ class DPNorm(Victim):
     paper: ClassVar[str] = "DP-Norm 2023, Algorithm 1; ECL where sigma = alpha = 0"
     leaks_what: ClassVar[str] = "the weighted sum of a round's gradients, up to the noise of two rounds; exactly where a round sends twice"
     claims_what: ClassVar[str] = "(epsilon, delta) of all messages of a node (Theorem 1, in two forms)"
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     mu: float = param(0.05, "step size", "mu")
     inner: int = param(1, "inner steps a round", "K")

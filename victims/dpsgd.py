@@ -54,7 +54,7 @@ class DPSGD(Victim):
     paper: ClassVar[str] = "Lian et al. 2017, Algorithm 1 (D-PSGD); Fukami et al. (DP-Norm), Table II (DP-SGD)"
     leaks_what: ClassVar[str] = "every gradient, (W w - w) / alpha; with noise up to noise / alpha, of several steps their sum"
     claims_what: ClassVar[str] = "(epsilon, delta) of all messages where epsilon sets the noise (DP-Norm, Table II)"
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha, mu")
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
@@ -110,13 +110,11 @@ class DPSGD(Victim):
         w = common(recorder, problem)
         sent, own, base = w, mix.own(w), torch.empty_like(w)
 
-        def share(t: int, model: Tensor) -> Tensor:
+        def share(t: int, model: Tensor, before: Tensor) -> Tensor:
             noise = normal(model, std, generator) if std and self.noise == "message" else None
             if noise is not None:
                 recorder.state("xi", t, noise)
-            out = model if noise is None else model + noise
-            channel.send(t, "w", out)
-            return out
+            return channel.send(t, "w", model if noise is None else model + noise, before=before)
 
         def averaged(sent: Tensor, model: Tensor) -> Tensor:
             for part in blocks(base):
@@ -129,10 +127,11 @@ class DPSGD(Victim):
         for t in range(1, rounds + 1):
             if self.order == "combine":
                 w = local(t, averaged(sent, w), at=w)
-                sent = share(t, w)
+                sent = share(t, w, sent)
             else:
                 half = local(t, w)
-                w = averaged(share(t, half), half)
+                sent = share(t, half, sent)
+                w = averaged(sent, half)
             recorder.state("w", t, w)
             curves.observe(t, w)
             recorder.end_round(t)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Generator, Tensor
 
+from leakaudit.errors import LeakauditError
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
@@ -33,6 +34,7 @@ class FedSGD(Victim):
     centralised: ClassVar[bool] = True
 
     lr: float = param(0.1, "step size of the server", "eta")
+    server: Literal["sgd", "unknown"] = param("sgd", "how the server moves; unknown in a recording of a program with another optimiser")
 
     def __post_init__(self) -> None:
         """Check the range."""
@@ -44,7 +46,9 @@ class FedSGD(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that diverge on the task's l2 term."""
+        """Refuse steps that diverge on the task's l2 term, and a server that cannot be run."""
+        if self.server != "sgd":
+            raise LeakauditError("fedsgd: server=unknown describes recordings of other programs; a run needs server=sgd")
         stable("fedsgd", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
@@ -64,5 +68,5 @@ class FedSGD(Victim):
         for _ in p.rounds(rounds):
             down = p.send(server, range(server), w, "w")
             g = [p.send(i, server, p.grad(i, at=down), "g") for i in range(server)]
-            w = p.state("w", server, eq=w - decimal(self.lr) / server * sum(g))
+            w = p.state("w", server, eq=w - decimal(self.lr) / server * sum(g) if self.server == "sgd" else None)
         return p

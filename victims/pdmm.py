@@ -12,7 +12,7 @@ S, T move by theta (T - S - 2 rho sum_j w_j) and theta (S - T + 2 rho d_i w_i).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from leakaudit.arcs import Arcs
 from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
@@ -45,7 +46,7 @@ class PDMM(Victim):
 
     paper: ClassVar[str] = "Yu 2023 (TU Delft), Algorithms 1 and 2"
     leaks_what: ClassVar[str] = "every one-step gradient difference; every gradient where z^0 is known or messages are plain"
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     rho: float = param(0.4, "penalty of disagreement", "rho")
     theta: float = param(1.0, "averaging: 1 is PDMM (Peaceman-Rachford), 0.5 is ADMM (Douglas-Rachford)", "theta")
@@ -152,7 +153,10 @@ class PDMM(Victim):
 
 
 class _State:
-    """All nodes' w, S and T, (N, d), and the z of the wires that are materialised, (2, E, c): i -> j, then j -> i."""
+    """All nodes' w, S and T, (N, d), and the z of the wires that are materialised, (2, E, c): i -> j, then j -> i.
+
+    each: whether all wires are, since a quantizer acts on them or nodes live in several processes.
+    """
 
     def __init__(
         self, victim: PDMM, problem: Problem, graph: Graph, recorder: Recorder, generator: Generator, wires: list[tuple[int, int]]
@@ -165,10 +169,13 @@ class _State:
         self.c, self.g = victim.step(self.degree), torch.empty_like(self.w)
         around = [torch.tensor(n, device=start.device) for n in graph.neighbours]
         self.others = torch.cat(around), torch.tensor([0, *map(len, around[:-1])], device=start.device).cumsum(0)
-        kept = set(graph.edges if victim.quantize else wires)
+        self.each = bool(victim.quantize) or recorder.partial
+        kept = set(graph.edges if self.each else wires)
         self.wires = torch.tensor(sorted(kept), dtype=torch.long).reshape(-1, 2)
         self.recorded = torch.tensor([tuple(e) in set(wires) for e in self.wires.tolist()], dtype=torch.bool)
-        self.columns = slice(*recorder.columns) if not victim.quantize else slice(0, task.layout.size)
+        self.columns = slice(0, task.layout.size) if self.each else slice(*recorder.columns)
+        src, dst = torch.cat((self.wires, self.wires.flip(1))).T
+        self.arcs = Arcs(src, dst, torch.arange(len(src)), self.recorded.repeat(2))
         self._start_wires(graph, generator)
 
     def _start_wires(self, graph: Graph, generator: Generator) -> None:
@@ -185,8 +192,11 @@ class _State:
             self.s[j] -= there
             if (i, j) in at:
                 self.z[0, at[i, j]], self.z[1, at[i, j]] = there[self.columns], back[self.columns]
-        for out, z in zip(self._outgoing(0, "z0", secure=True), self.z, strict=False):
-            out.copy_(self._recorded_columns(z[self.recorded.to(z.device)]))
+        if self.recorder.partial:
+            self._hear(self._exchange(0, "z0", self.z, secure=True))
+        else:
+            for out, z in zip(self._outgoing(0, "z0", secure=True), self.z, strict=False):
+                out.copy_(self._recorded_columns(z[self.recorded.to(z.device)]))
         self.recorder.end_round(0)
 
     def advance(self, t: int) -> None:
@@ -203,9 +213,12 @@ class _State:
                     self._move(part)
         if not inner:
             self._move(slice(None))
-        if victim.theta == 1 and not victim.quantize:
+        if victim.theta == 1 and not self.each:
             self.s, self.t = self.t, self.s
-        self._send(t)
+        if self.recorder.partial:
+            self._trade(t)
+        else:
+            self._send(t)
 
     def _descend(self, part: slice) -> None:
         """Take w <- c0 w - c1 (g + S) on some columns."""
@@ -215,7 +228,7 @@ class _State:
     def _move(self, part: slice) -> None:
         """Move S and T on some columns; for theta = 1 they change places, which `advance` completes."""
         victim = self.victim
-        if victim.quantize:
+        if self.each:
             return
         w, s, t = self.w[:, part], self.s[:, part], self.t[:, part]
         pull = 2 * victim.rho * self.degree
@@ -245,11 +258,40 @@ class _State:
                 shown = sent if self.victim.differential else z
                 out[rows].copy_(self._recorded_columns(shown if bool(kept.all()) else shown[kept.to(shown.device)]))
 
+    def _trade(self, t: int) -> None:
+        """Move every z by what arrives from the process of its other end; where nothing arrives it stays."""
+        change = torch.empty_like(self.z)
+        self._changes(slice(None), *change)
+        if self.victim.differential:
+            self._hear(self.z + self._exchange(t, "dz", change, instead=lambda: torch.zeros_like(change)))
+        else:
+            self._hear(self._exchange(t, "z", self.z + change, instead=lambda: self.z))
+
+    def _exchange(self, t: int, kind: str, z: Tensor, secure: bool = False, instead: Callable[[], Tensor] | None = None) -> Tensor:
+        """Send (2, E, d) and return what the receivers hold."""
+        flat = None if instead is None else lambda: instead().flatten(0, 1)
+        return self.recorder.exchange(t, kind, z.flatten(0, 1), self.arcs, secure, flat).view_as(z)
+
+    def _hear(self, z: Tensor) -> None:
+        """Take over z as it stands after an exchange; S_i = sum_j B z_{i|j}."""
+        self.z, (i, j) = z, self.wires.to(z.device).T
+        self.s.zero_().index_add_(0, i, z[1]).index_add_(0, j, z[0], alpha=-1)
+
     def _travel(self, some: slice, there: Tensor, back: Tensor) -> None:
         """Fill in the changes of z on some wires, i -> j and j -> i, and apply them as both ends do.
 
         With a quantizer, what arrives is what counts.
         """
+        self._changes(some, there, back)
+        for z, change in zip(self.z[:, some], (there, back), strict=True):
+            z.add_(change)
+        if self.victim.quantize:
+            i, j = self.wires[some].to(self.z.device).T
+            self.t.index_add_(0, i, there).index_add_(0, j, -back)
+            self.s.index_add_(0, i, back).index_add_(0, j, -there)
+
+    def _changes(self, some: slice, there: Tensor, back: Tensor) -> None:
+        """Fill in the changes of z on some wires, i -> j and j -> i, as their senders reckon them."""
         victim, cell = self.victim, self.victim.quantize
         z, (i, j) = self.z[:, some], self.wires[some].to(self.z.device).T
         w = self.w[:, self.columns]
@@ -265,10 +307,6 @@ class _State:
                 change.div_(cell).round_().mul_(cell)
             elif cell:
                 change.add_(old).div_(cell).round_().mul_(cell).sub_(old)
-            old.add_(change)
-        if cell:
-            self.t.index_add_(0, i, there).index_add_(0, j, -back)
-            self.s.index_add_(0, i, back).index_add_(0, j, -there)
 
     def _outgoing(self, t: int, kind: str, secure: bool = False) -> list[Tensor]:
         """Reserve this round's rows of the recording: those i -> j, those j -> i."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.arcs import Arcs
 from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
@@ -49,6 +50,7 @@ class RECAL(Victim):
     paper: ClassVar[str] = "DP-RECAL, arXiv 2212.10859v2, eqs. (7a)-(7e), reconstructed"
     leaks_what: ClassVar[str] = "every gradient; with noise on x each under its own noise; with noise on lam and reg=none exactly"
     claims_what: ClassVar[str] = "(epsilon, delta) by zCDP at the trace's PLF (Theorem 4)"
+    separable: ClassVar[bool] = True
 
     tau: str = param("0.2", "step size; one number, or one a node: 0.2,0.1,…", "tau_i")
     s: str = param("0.5", "dual step size; one number, or one a node", "s_i")
@@ -98,15 +100,18 @@ class RECAL(Victim):
         self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
     ) -> None:
         """Train; an activation takes one gradient of one node."""
-        kept, columns = {arc for i, j in wires for arc in ((i, j), (j, i))}, slice(*recorder.columns)
+        kept, batons = {arc for i, j in wires for arc in ((i, j), (j, i))}, dict[tuple[int, int], Arcs]()
         at, state = read(recorder.public, "active", rounds + 1), _State(self, problem, recorder.public["w0"], generator)
         curves = Curves(recorder, problem)
         recorder.state("w", 0, state.x)
         for t in range(1, rounds + 1):
             i, to = at[t - 1], at[t]
             state.activate(i)
-            for kind, value in (("y", state.y), ("s", state.total)) if (i, to) in kept else ():
-                recorder.send(t, i, to, kind, value[columns])
+            if i != to:
+                if (i, to) not in batons:
+                    batons[i, to] = Arcs(*(torch.tensor([v]) for v in (i, to, 0, (i, to) in kept)))
+                state.y = recorder.exchange(t, "y", state.y[None], batons[i, to])[0]
+                state.total = recorder.exchange(t, "s", state.total[None], batons[i, to])[0]
             for name, value in state.named.items():
                 recorder.state(name, t, value)
             curves.observe(t, state.x, lam=state.lam)

@@ -18,13 +18,14 @@ of their mean, and Lemma II.2's rate begins with z^2: at I = 2 a mean of 1/2 mov
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.arcs import Arcs, broadcast
 from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
@@ -49,7 +50,7 @@ class SecureD(Victim):
     paper: ClassVar[str] = "SecureD-FL 2021, Algorithms 2 and 3"
     leaks_what: ClassVar[str] = "every peer's sum of local gradients, from two of its y; a curious peer gets it after |Pi| + 1 iterations"
     claims_what: ClassVar[str] = "2 |Pi| - 1 iterations reveal nothing to one curious peer (Theorem III.2)"
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     rho: float = param(0.1, "penalty of the averaging", "rho")
     iterations: int = param(4, "ADMM iterations of an FL round; the paper trains with 2", "I")
@@ -89,9 +90,8 @@ class SecureD(Victim):
         """Train and average; the curves are those of the last average, beside the mean squared error of z in each iteration."""
         model = z = recorder.public["w0"].to(problem.x.device)
         w, lam = z.repeat(graph.nodes, 1), z.new_empty(0)
-        train, wire = LocalSteps(self._training, problem, recorder, generator), _Wire(recorder, wires)
-        curves = Curves(recorder, problem)
-        x, y, sums = torch.empty_like(w), torch.empty_like(w), w.new_empty(graph.nodes // self.group_size, w.shape[1])
+        train, curves = LocalSteps(self._training, problem, recorder, generator), Curves(recorder, problem)
+        turn = _Iteration(self.rho, w, recorder, wires, graph.nodes // self.group_size)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             if self._starts(t):
@@ -99,10 +99,8 @@ class SecureD(Victim):
                 drawn = torch.rand(w.shape, generator=generator, dtype=w.dtype).to(w) * self.lam0
                 recorder.state("lam0", t, drawn - self.lam0 / 2)
                 z, lam = torch.zeros_like(z), drawn
-            groups = self._partition(recorder.public["groups"], t).to(w.device)
-            z = self._average(w, lam, z, groups, x, y, sums)
-            wire.send(t, groups, y, sums)
-            for name, value in (("w", w), ("x", x), ("lam", lam)):
+            z = turn(t, self._partition(recorder.public["groups"], t), w, lam, z)
+            for name, value in (("w", w), ("x", turn.x), ("lam", lam)):
                 recorder.state(name, t, value)
             model = model if t % self.iterations else z
             curves.observe(t, model[None], lam=lam)
@@ -110,19 +108,6 @@ class SecureD(Victim):
                 recorder.curve("mse", t, float((z - w.mean(0)).square().mean()))
             recorder.end_round(t)
             step("recording", t, rounds)
-
-    def _average(self, w: Tensor, lam: Tensor, z: Tensor, groups: Tensor, x: Tensor, y: Tensor, sums: Tensor) -> Tensor:
-        """Make one iteration: fill in x, y (n, d) and the groups' sums, move lam, and return the new z (d,)."""
-        of = torch.empty(len(w), dtype=torch.long, device=w.device)
-        of[groups] = torch.arange(len(groups), device=w.device)[:, None]
-        new = torch.empty_like(z)
-        for part in blocks(w):
-            mine = torch.mul(w[:, part], 2, out=x[:, part]).sub_(lam[:, part]).add_(z[part], alpha=self.rho).div_(2 + self.rho)
-            said = torch.add(mine, lam[:, part], alpha=1 / self.rho, out=y[:, part])
-            told = sums[:, part].zero_().index_add_(0, of, said).div_(len(w))
-            new[part] = told.sum(0)
-            lam[:, part].add_(mine, alpha=self.rho).sub_(new[part], alpha=self.rho)
-        return new
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare training and averaging; lam^0 is its mean and noise."""
@@ -179,24 +164,53 @@ def _checked(graph: Graph, public: Mapping[str, Tensor]) -> Tensor:
     return groups
 
 
-class _Wire:
-    """The recorded wires in both directions."""
+class _Iteration:
+    """One iteration of the averaging, for all peers, and what it sends. x, y: (n, d). sums: of the groups, (n / s, d)."""
 
-    def __init__(self, recorder: Recorder, wires: Iterable[tuple[int, int]]) -> None:
-        self.recorder = recorder
-        arcs = sorted({arc for i, j in wires for arc in ((i, j), (j, i))})
-        self.src, self.dst = torch.tensor(arcs, dtype=torch.long).reshape(-1, 2).T
+    def __init__(self, rho: float, like: Tensor, recorder: Recorder, wires: Iterable[tuple[int, int]], groups: int) -> None:
+        self.rho, self.recorder, self.arcs = rho, recorder, broadcast(recorder, wires)
+        self.x, self.y, self.sums = torch.empty_like(like), torch.empty_like(like), like.new_empty(groups, like.shape[1])
+        self._known: dict[bytes, tuple[Tensor, Arcs, Arcs]] = {}
 
-    def send(self, t: int, groups: Tensor, y: Tensor, sums: Tensor) -> None:
-        """Record y (n, d) within groups (n / s, s), and the groups' sums (n / s, d) between them; a payload is stored once."""
-        of = torch.empty(len(y), dtype=torch.long)
-        of[groups.cpu()] = torch.arange(len(groups))[:, None]
-        inside = of[self.src] == of[self.dst]
-        self._tell(t, "y", inside, self.src, y)
-        self._tell(t, "sum", ~inside, of[self.src], sums)
+    def __call__(self, t: int, groups: Tensor, w: Tensor, lam: Tensor, z: Tensor) -> Tensor:
+        """Fill in x, y and the sums of the groups (n / s, s), move lam (n, d), and return the new z (d,)."""
+        new, (of, within, between) = torch.empty_like(z), self._partition(groups)
+        if self.recorder.partial:
+            every = slice(None)
+            self._say(every, w, lam, z)
+            self.y = self.recorder.exchange(t, "y", self.y, within)
+            self._add_up(every, of)
+            self.sums = self.recorder.exchange(t, "sum", self.sums, between)
+            self._settle(every, lam, new)
+            return new
+        for part in blocks(w):
+            self._say(part, w, lam, z)
+            self._add_up(part, of)
+            self._settle(part, lam, new)
+        self.recorder.exchange(t, "y", self.y, within)
+        self.recorder.exchange(t, "sum", self.sums, between)
+        return new
 
-    def _tell(self, t: int, kind: str, which: Tensor, rows: Tensor, values: Tensor) -> None:
-        if bool(which.any()):
-            used, row = rows[which].unique(return_inverse=True)
-            out = self.recorder.send_many(t, self.src[which], self.dst[which], kind, row=row)
-            out.copy_(values[used.to(values.device), slice(*self.recorder.columns)])
+    def _partition(self, groups: Tensor) -> tuple[Tensor, Arcs, Arcs]:
+        """Return each peer's group, the messages within groups, which carry y, and those between them, which carry sums."""
+        key = groups.numpy().tobytes()
+        if key not in self._known:
+            of = torch.empty(len(self.y), dtype=torch.long)
+            of[groups] = torch.arange(len(groups))[:, None]
+            inside, sums = of[self.arcs.src] == of[self.arcs.dst], replace(self.arcs, row=of[self.arcs.src])
+            self._known[key] = of.to(self.y.device), self.arcs.some(inside), sums.some(~inside)
+        return self._known[key]
+
+    def _say(self, part: slice, w: Tensor, lam: Tensor, z: Tensor) -> None:
+        """Fill in x and y on some columns."""
+        mine = torch.mul(w[:, part], 2, out=self.x[:, part]).sub_(lam[:, part]).add_(z[part], alpha=self.rho).div_(2 + self.rho)
+        torch.add(mine, lam[:, part], alpha=1 / self.rho, out=self.y[:, part])
+
+    def _add_up(self, part: slice, of: Tensor) -> None:
+        """Fill in the sums of the groups; of: each peer's group."""
+        self.sums[:, part].zero_().index_add_(0, of, self.y[:, part]).div_(len(of))
+
+    def _settle(self, part: slice, lam: Tensor, new: Tensor) -> None:
+        """Fill in the new z and move lam."""
+        new[part] = self.sums[:, part].sum(0)
+        lam[:, part].add_(self.x[:, part], alpha=self.rho).sub_(new[part], alpha=self.rho)

@@ -6,10 +6,14 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared, trust
+from leakaudit.cli import plugins, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
+
+if TYPE_CHECKING:
+    from leakaudit.gloo.setup import Options
+    from leakaudit.recording import Plan
 
 CHOICES = {
     "nodes": (int, "number of nodes that hold data"),
@@ -34,6 +38,7 @@ class _Help(argparse.Action):
             from leakaudit import registry
 
             try:
+                plugins(namespace)
                 kind = registry.get("victims", namespace.victim)
             except LeakauditError as e:
                 parser.error(str(e))
@@ -71,6 +76,17 @@ def add(verbs: Any) -> None:
         "--curves", action="store_const", const=True, default=None, help="keep loss, accuracy, consensus and norms, round by round"
     )
     sub.add_argument("--trust-model", action="store_true", help="let a model package.module:factory of --scenario run its code")
+    engines = "all nodes in this process (inline, default), in real processes (gloo), or in threads; see docs/engines.md"
+    sub.add_argument("--engine", choices=("inline", "gloo", "threads"), default="inline", help=engines)
+    sub.add_argument("--procs", type=int, metavar="N", help="processes or threads of the engine (default: one a node)")
+    sub.add_argument("--timeout", type=float, metavar="S", help="seconds after which a process that hangs is given up (default 120)")
+    sub.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="WHAT",
+        help="stop:3@5 (node 3 ends after round 5), late:2@4:0.5 (half a second late) or drop:0-1@6 (a lost message); repeatable",
+    )
     sub.add_argument("--dry-run", action="store_true", help="print the scenario and its size, record nothing")
     shared(sub, "seed", "device", "threads", "data_root", "download", "max_bytes")
     sub.set_defaults(run=run)
@@ -97,7 +113,7 @@ def _value(text: str) -> Any:
 
 def run(args: argparse.Namespace) -> int:
     """Record, and say where."""
-    from leakaudit import console
+    from leakaudit import console, gaps
     from leakaudit.provenance import command
     from leakaudit.recorder import human
     from leakaudit.recording import plan, record
@@ -112,12 +128,39 @@ def run(args: argparse.Namespace) -> int:
     scenario = replace(base, **given, set={**base.set, **pairs(args.set)}, seed=seed)
     trusted = trust(args.trust_model or args.model is not None)
     ready = plan(scenario, data_root=Path(chosen.data_root), download=chosen.download, device=chosen.device, trusted=trusted)
+    spread = _spread(args, ready)
     if args.dry_run:
         sys.stdout.write(f"{scenario.to_toml()}\n# {human(ready.size())}, {len(ready.wires)} wires, {ready.task.layout.size} parameters\n")
         return 0
     path = args.output if args.output.endswith("/") else Path(args.output)
     with console.shown(chosen.progress):
-        trace = record(ready, path, chosen.max_bytes, {"command": command()}).trace
+        told = {"command": command()}
+        if spread is None:
+            trace = record(ready, path, chosen.max_bytes, told).trace
+        else:
+            from leakaudit.gloo import engine
+
+            trace = engine.record(ready, path, spread, chosen.max_bytes, told, trusted, args.engine == "threads").trace
     size = f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, {len(trace)} messages"
     say(f"{args.output}: {scenario.victim}, {size}", args)
+    for sentence in gaps.sentences(trace):
+        say(f"missing: {sentence}", args)
     return 0
+
+
+def _spread(args: argparse.Namespace, plan: Plan) -> Options | None:
+    """Return how the run is spread over processes, None where it is not."""
+    if args.engine == "inline":
+        given = [f"--{name}" for name in ("procs", "timeout", "fault") if getattr(args, name)]
+        if given:
+            raise LeakauditError(f"{', '.join(given)}: for nodes in several processes; add --engine gloo, or --engine threads")
+        return None
+    from leakaudit.gloo import engine
+    from leakaudit.gloo.faults import Fault
+    from leakaudit.gloo.setup import Options
+
+    procs = plan.graph.nodes if args.procs is None else args.procs
+    timeout = Options.timeout if args.timeout is None else args.timeout
+    spread = Options(procs, timeout, tuple(Fault.parse(text) for text in args.fault))
+    engine.check(plan, spread)
+    return spread

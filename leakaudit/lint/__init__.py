@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leakaudit import gaps
 from leakaudit.lint import bounded, gradients, noise, promises, seeds, views, wire
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import NAMES, Pitfall, order
@@ -17,11 +18,12 @@ CHECKS = (promises.check, bounded.check, views.check, wire.check, noise.check, g
 def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
     """Return what is found, the gravest first, one finding of a kind and verdict; nothing found proves nothing.
 
-    truth: of the same run; it adds record-wise norms, the noise itself and its seed. Raises LeakauditError where it is of another run.
+    truth: of the same run; it adds record-wise norms, the noise itself and its seed. Raises LeakauditError where it is of another run, and
+    where messages of the first round are missing; later rounds than the first gap are left out.
     """
     if truth is not None:
         same_run(trace, truth)
-    case, found = Case(trace, truth), list[Pitfall]()
+    case, found = Case(gaps.before(trace), truth), list[Pitfall]()
     for k, check in enumerate(CHECKS):
         step("checks", k, len(CHECKS))
         for one in check(case):

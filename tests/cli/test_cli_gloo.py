@@ -1,0 +1,218 @@
+"""`leakaudit record --engine gloo`: real processes that are killed, interrupted and misused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from leakaudit import gaps, tracefile
+from leakaudit.cli import main
+from leakaudit.tap import launch
+from leakaudit.tap.reading import read_logs
+
+BASE = ["record", "dpsgd", "--nodes", "4", "--graph", "ring", "--data", "gaussians", "--model", "logistic", "--samples", "4"]
+LONG = 60.0  # seconds within which something must have happened
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def pids(folder: Path) -> dict[int, int]:
+    """Process of each rank, as its log says."""
+    lines = [path.read_text().split("\n")[0] for path in folder.glob(".gloo-*/rank*.jsonl")]
+    return {head["rank"]: head["pid"] for head in map(json.loads, filter(None, lines))}
+
+
+def round_of(folder: Path, rank: int) -> int:
+    (path,) = folder.glob(f".gloo-*/rank{rank}.0.jsonl")
+    ended = [json.loads(line)["round"] for line in path.read_text().split("\n")[:-1] if '"op":"round"' in line]
+    return max(ended, default=0)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+class Started:
+    """A recording that waits in round 5 for so long that the test can do what it wants."""
+
+    def __init__(self, folder: Path, seconds: float, *more: str) -> None:
+        command = [sys.executable, "-m", "leakaudit", *BASE, "--rounds", "8", "--engine", "gloo", "-o", str(folder / "t.pt")]
+        self.folder = folder
+        self.run = subprocess.Popen(
+            [*command, "--fault", f"late:0@5:{seconds:g}", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
+        )
+        until(lambda: len(pids(folder)) == 4 and all(round_of(folder, rank) >= 4 for rank in range(4)))
+        self.pids = pids(folder)
+
+    def end(self) -> tuple[int, str]:
+        _, errors = self.run.communicate(timeout=LONG)
+        return self.run.returncode, errors
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
+    made: list[Started] = []
+
+    def start(seconds: float, *more: str) -> Started:
+        made.append(Started(tmp_path, seconds, *more))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.run.kill()
+        one.run.communicate()
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
+    started: Callable[..., Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = started(3.0)
+    os.kill(one.pids[2], signal.SIGKILL)
+    code, errors = one.end()
+    assert code == 0, errors
+    assert re.search(r"missing: messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process was gone", errors)
+    assert main(["trace", "verify", str(tmp_path / "t.pt"), "-f", "json"]) == 0
+    missing = json.loads(capsys.readouterr().out)["missing"]
+    assert re.fullmatch(r"messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process was gone", missing[0])
+    assert re.fullmatch(r"node 2 ended after round [45]: killed by signal 9", missing[-1])
+    trace = tracefile.load(tmp_path / "t.pt")
+    assert (trace.rounds, trace.complete) == (8, False)
+    assert gaps.sound(trace) in (4, 5, 6)
+    assert main(["attack", str(tmp_path / "t.pt"), "-o", str(tmp_path / "out"), "--node", "0", "--max-seconds", "5", "-q"]) == 0
+    found = json.loads((tmp_path / "out" / "results.json").read_text())["findings"]
+    assert found
+    assert all(f["leak"]["rounds"]["last"] <= 6 and "are missing, so this rests on" in f["leak"]["scope"] for f in found)
+
+
+@pytest.mark.slow
+def test_a_frozen_process_is_given_up_and_ended(started: Callable[..., Started], tmp_path: Path) -> None:
+    one = started(2.0, "--timeout", "3")
+    os.kill(one.pids[2], signal.SIGSTOP)
+    code, errors = one.end()
+    assert code == 0, errors
+    until(lambda: not any(map(alive, one.pids.values())))
+    said = gaps.sentences(tracefile.load(tmp_path / "t.pt"))
+    assert any(re.fullmatch(r"messages 'w' 2 -> 1 of rounds [567] to 8: not in time", s) for s in said), said
+    assert any(re.fullmatch(r"node 2 ended after round [45]: it hung, and was given up", s) for s in said), said
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_leaves_its_trace_and_no_process(started: Callable[..., Started], tmp_path: Path) -> None:
+    one = started(600.0)
+    one.run.send_signal(signal.SIGINT)
+    code, errors = one.end()
+    assert (code, errors.splitlines()[-1]) == (130, "leakaudit: interrupted")
+    until(lambda: not any(map(alive, one.pids.values())))
+    trace = tracefile.load(tmp_path / "t.pt")
+    assert trace.rounds in (4, 5)  # node 2, which does not hear node 0, may end round 5
+    assert not trace.complete
+    assert gaps.sentences(trace)[-1] == f"nothing was sent in rounds {trace.rounds + 1} to 8"
+    assert list(tmp_path.glob(".gloo-*")) == []
+
+
+@pytest.mark.slow
+def test_no_process_outlives_the_one_that_started_it(started: Callable[..., Started]) -> None:
+    one = started(600.0)
+    supervisor = int(Path(f"/proc/{one.pids[0]}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    one.run.kill()
+    until(lambda: not any(map(alive, [supervisor, *one.pids.values()])))
+
+
+@pytest.mark.slow
+def test_the_error_of_a_process_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Newton step whose matrix is singular fails in the process that takes it."""
+    arguments = [
+        "record",
+        "pdmm",
+        *BASE[2:],
+        "--engine",
+        "gloo",
+        "--set",
+        "update=exact",
+        "--set",
+        "rho=1e-30",
+        "-o",
+        str(tmp_path / "t.pt"),
+    ]
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"leakaudit record: process \d: .*(singular|did not converge).*", errors[-1])
+    assert list(tmp_path.glob(".gloo-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--procs", "4"], "--procs: for nodes in several processes; add --engine gloo, or --engine threads"),
+        (["--fault", "stop:1@2"], "--fault: for nodes in several processes"),
+        (["--engine", "gloo", "--procs", "5"], "--procs: expected 2 to 4 processes for 4 nodes, got 5"),
+        (["--engine", "gloo", "--procs", "1"], "--procs: expected 2 to 4 processes for 4 nodes, got 1"),
+        (["--engine", "gloo", "--timeout", "-1"], "--timeout: expected more than 0"),
+        (["--engine", "gloo", "--fault", "stop"], "--fault: expected stop:NODE@ROUND"),
+        (["--engine", "gloo", "--fault", "drop:0-2@3"], "--fault drop:0-2@3: the run has no such wire"),
+        (["--engine", "gloo", "--procs", "2", "--fault", "stop:1@2"], "--fault: expected a process for every node, so --procs 4, got 2"),
+        (["--engine", "gloo", "--curves"], "--engine: curves are about all nodes at once"),
+    ],
+)
+def test_wrong_use_is_one_line_and_writes_nothing(
+    options: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*BASE, "-o", str(tmp_path / "t.pt"), *options]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_victim_that_is_not_separable_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "nids", *BASE[2:], "--engine", "gloo", "-o", str(tmp_path / "t.pt")]) == 2
+    assert (
+        "nids does not run as separate processes; use --engine inline, or one of dpnorm, dpsgd, pdmm, recal, secured"
+        in capsys.readouterr().err
+    )
+
+
+def test_threads_take_the_same_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*BASE, "--rounds", "6", "--engine", "threads", "--fault", "drop:0-1@3", "-o", str(tmp_path / "t.pt")]) == 0
+    assert "missing: messages 'w' 0 -> 1 of round 3: lost on their way" in capsys.readouterr().err
+    assert main(["trace", "verify", str(tmp_path / "t.pt")]) == 0
+    assert "[\"messages 'w' 0 -> 1 of round 3: lost on their way\"]" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_trace_is_what_a_tap_hears_on_the_wires(tmp_path: Path) -> None:
+    """An independent witness: the tap that listens to ProcessGroup.send in each process, which knows nothing of rounds and nodes."""
+    command = [sys.executable, "-m", "leakaudit", "record", "pdmm", *BASE[2:], "--rounds", "5", "--engine", "gloo"]
+    assert launch.run([*command, "-o", str(tmp_path / "t.pt"), "-q"], tmp_path / "heard") == 0
+    trace = tracefile.load(tmp_path / "t.pt")
+    (m,) = trace.messages
+    sent: dict[tuple[int, int], list[Tensor]] = {arc: [] for arc in trace.graph.arcs}
+    for src, dst, row in zip(m.src.tolist(), m.dst.tolist(), m.row.tolist(), strict=True):
+        sent[src, dst].append(m.payload[row])
+    heard: dict[tuple[int, int], list[Tensor]] = {arc: [] for arc in trace.graph.arcs}
+    for log in read_logs(tmp_path / "heard"):
+        for event in log.events:
+            if event.dtype == "float32" and event.peer is not None:
+                heard[log.rank, event.peer].append(log.tensor(event)[0])
+    assert [len(v) for v in heard.values()] == [6] * 8
+    assert all(torch.equal(a, b) for arc in sent for a, b in zip(sent[arc], heard[arc], strict=True))

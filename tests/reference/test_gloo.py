@@ -1,0 +1,214 @@
+"""The gloo engine against the engine that has all nodes in one process: the same messages, whoever hosts the nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from leakaudit import gaps, recording, registry
+from leakaudit.arcs import Arcs
+from leakaudit.errors import LeakauditError
+from leakaudit.gloo import engine, setup
+from leakaudit.gloo.route import Route
+from leakaudit.gloo.setup import Options, Setup
+from leakaudit.recorder import Recorder
+from leakaudit.scenario import Scenario
+from leakaudit.trace import Trace
+
+Key = tuple[int, str, int, int, bool]
+ROUNDS = 6
+EXACT = {"dpsgd", "recal", "secured"}  # whose arithmetic is the same, operation by operation
+
+
+def scenario(victim: str, top: dict[str, Any] | None = None, **constants: Any) -> Scenario:
+    base = {
+        "nodes": 4,
+        "graph": "ring",
+        "data": "gaussians",
+        "model": "logistic",
+        "samples": 4,
+        "rounds": ROUNDS,
+        "states": True,
+        "seed": 3,
+    }
+    if victim == "secured":
+        base |= {"graph": "complete"}
+        constants = {"group_size": 2, "partitions": 3, **constants}
+    return Scenario(victim, **{**base, **(top or {})}, set=constants)
+
+
+def messages(trace: Trace) -> dict[Key, Tensor]:
+    found: dict[Key, Tensor] = {}
+    for m in trace.messages:
+        columns = (m.round, m.kind, m.src, m.dst, m.secure, m.row)
+        for t, kind, src, dst, secure, row in zip(*(c.tolist() for c in columns), strict=True):
+            key = (t, m.kinds[kind], src, dst, secure)
+            assert key not in found
+            found[key] = m.payload[row]
+    return found
+
+
+def apart(chosen: Scenario, procs: int) -> Recorder:
+    return engine.record(recording.plan(chosen), None, Options(procs), threads=True)
+
+
+def worst(found: dict[Key, Tensor], wanted: dict[Key, Tensor]) -> float:
+    assert sorted(found) == sorted(wanted)
+    return max((float((found[k] - wanted[k]).abs().max() / (wanted[k].abs().max() + 1e-3)) for k in wanted), default=0.0)
+
+
+# --- every option of the five protocols, nodes dealt out to threads ---------------------------------------------------
+
+OPTIONS: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
+    ("pdmm", {}, {}, 4),
+    ("pdmm", {"nodes": 6, "graph": "rgg"}, {"theta": 0.5, "k_max": 2}, 3),
+    ("pdmm", {}, {"differential": False, "update": "quadratic"}, 2),
+    ("pdmm", {"wires": "node:1", "layers": "first"}, {"theta": 0.7}, 4),
+    ("pdmm", {"dtype": "float64"}, {"update": "exact", "z0": 0.0}, 4),
+    ("pdmm", {"wires": "none"}, {}, 4),
+    ("dpnorm", {}, {"inner": 2, "resend": True, "alpha": 0.1}, 4),
+    ("dpnorm", {"nodes": 5, "graph": "star"}, {"noise": "inner", "inner": 2, "batch": 2}, 2),
+    ("dpnorm", {}, {"epsilon": 2.0, "records": 4, "eta": "common"}, 3),
+    ("dpsgd", {"nodes": 5, "graph": "rgg"}, {"sigma": 0.1}, 5),
+    ("dpsgd", {}, {"order": "adapt", "sigma": 0.1, "own": "plain", "steps": 2, "slow": 0.1}, 4),
+    ("dpsgd", {}, {"noise": "step", "sigma": 0.1, "batch": 2, "clip": 0.5}, 2),
+    ("dpsgd", {"model": "mlp", "wires": "0-1"}, {"hidden": 8}, 4),
+    ("secured", {}, {}, 4),
+    ("secured", {"nodes": 9, "samples": 2, "wires": "node:2"}, {"group_size": 3, "partitions": 4, "batch": 1}, 3),
+    ("recal", {"rounds": 20}, {"sigma": 0.1, "decay": 0.9, "baton": "full"}, 4),
+    ("recal", {"rounds": 20, "graph": "complete"}, {"activation": "iid", "reg": "l1", "noise_on": "lam", "sigma": 0.1}, 2),
+]
+
+
+@pytest.mark.parametrize(("victim", "top", "constants", "procs"), OPTIONS, ids=lambda v: str(v).replace(" ", ""))
+def test_nodes_apart_send_what_nodes_together_send(victim: str, top: dict[str, Any], constants: dict[str, Any], procs: int) -> None:
+    """Gradients of fewer nodes at once may differ by rounding, which the rounds carry on."""
+    chosen = scenario(victim, top, **constants)
+    whole, found = recording.record(recording.plan(chosen), None), apart(chosen, procs)
+    tolerance = 1e-12 if chosen.dtype == "float64" else 1e-5
+    if constants.get("update") == "exact":
+        tolerance = 1e-9  # Newton's steps end at another rounding
+    assert worst(messages(found.trace), messages(whole.trace)) < tolerance
+    assert (found.trace.rounds, found.trace.complete) == (whole.trace.rounds, True)
+    mine, theirs = found.truth_record.states["w"], whole.truth_record.states["w"]
+    assert float((mine - theirs).abs().max() / theirs.abs().max()) < tolerance
+    assert gaps.sentences(found.trace) == []
+
+
+@pytest.mark.parametrize("victim", sorted(EXACT))
+def test_arithmetic_that_is_the_same_gives_the_same_bits(victim: str) -> None:
+    chosen = scenario(victim)
+    whole, found = (messages(r.trace) for r in (recording.record(recording.plan(chosen), None), apart(chosen, 4)))
+    assert all(torch.equal(found[k], whole[k]) for k in whole)
+
+
+@pytest.mark.parametrize("victim", ["pdmm", "dpnorm", "dpsgd", "recal", "secured"])
+def test_a_victim_that_says_so_is_separable(victim: str) -> None:
+    assert registry.get("victims", victim).separable
+
+
+def test_a_value_that_never_came_over_a_wire_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """D-PSGD that reads its neighbours' models off the common table, without an exchange, sends NaN."""
+    from leakaudit.victims._broadcast import Broadcast
+
+    honest = Broadcast.send
+
+    def cheating(self: Broadcast, round: int, kind: str, values: Tensor, *rest: Any, **named: Any) -> Tensor:
+        honest(self, round, kind, values, *rest, **named)
+        return values
+
+    monkeypatch.setattr(Broadcast, "send", cheating)
+    found = messages(apart(scenario("dpsgd"), 4).trace)
+    assert all(bool(v.isfinite().all()) for (t, *_), v in found.items() if t == 1)
+    assert all(bool(v.isnan().all()) for (t, *_), v in found.items() if t > 1)
+
+
+def test_no_process_is_given_the_data_of_another(tmp_path: Path) -> None:
+    plan = recording.plan(scenario("dpsgd"))
+    setup.write(tmp_path, plan, recording.public(plan), Options(2), trusted=False)
+    made = Setup.read(tmp_path)
+    x, y = made.data(1)
+    assert torch.equal(x, plan.source.x[plan.rows[2:]].to(x.dtype))
+    assert torch.equal(y, plan.source.y[plan.rows[2:]])
+    assert sorted(p.name for p in tmp_path.glob("data*")) == ["data0.pt"]
+    assert "x" not in torch.load(tmp_path / "setup.pt", weights_only=True)
+
+
+# --- who sends what to which process ----------------------------------------------------------------------------------
+
+
+def test_a_payload_goes_once_to_a_process_that_hosts_several_receivers() -> None:
+    src, dst = torch.tensor([0, 0, 0, 1, 2, 3]), torch.tensor([1, 2, 3, 0, 0, 0])
+    route = Route.of(Arcs(src, dst, src, torch.tensor([True, True, False, True, True, True])), [0, 1, 1, 2], 0)
+    assert {p: rows.tolist() for p, (_, rows) in route.out.items()} == {1: [0], 2: [0]}
+    assert {p: rows.tolist() for p, (_, rows) in route.into.items()} == {1: [1, 2], 2: [3]}
+    assert route.foreign.tolist() == route.wanted.tolist() == [1, 2, 3]
+    assert route.told.tolist() == [0, 1]
+
+
+def test_a_row_that_ends_elsewhere_is_foreign_and_not_wanted() -> None:
+    src, dst = torch.tensor([0, 1, 1, 2]), torch.tensor([1, 0, 2, 1])
+    route = Route.of(Arcs(src, dst, src, torch.ones(4, dtype=torch.bool)), [0, 1, 2], 0)
+    assert (route.foreign.tolist(), route.wanted.tolist(), list(route.out)) == ([1, 2], [1], [1])
+
+
+# --- real processes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def by_gloo() -> Callable[[str], tuple[Recorder, Recorder]]:
+    """One run a victim by four processes, and by one."""
+    kept: dict[str, tuple[Recorder, Recorder]] = {}
+
+    def run(victim: str) -> tuple[Recorder, Recorder]:
+        if victim not in kept:
+            chosen = scenario(victim)
+            inline = recording.record(recording.plan(chosen), None)
+            kept[victim] = inline, engine.record(recording.plan(chosen), None, Options(4))
+        return kept[victim]
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["pdmm", "dpnorm", "dpsgd", "recal", "secured"])
+def test_four_processes_and_one_give_the_same_trace(victim: str, by_gloo: Callable[[str], tuple[Recorder, Recorder]]) -> None:
+    inline, gloo = by_gloo(victim)
+    a, b = inline.trace, gloo.trace
+    assert (a.protocol, a.params, a.task, a.graph, a.columns, a.rounds) == (b.protocol, b.params, b.task, b.graph, b.columns, b.rounds)
+    assert a.complete
+    assert b.complete
+    assert all(torch.equal(a.public[name], b.public[name]) for name in {*a.public, *b.public})
+    wanted, found = messages(a), messages(b)
+    assert worst(found, wanted) < (1e-12 if victim in EXACT else 1e-5)
+    assert gaps.sentences(b) == []
+    assert b.provenance["engine"] == {"name": "gloo", "procs": 4, "place": [0, 1, 2, 3], "timeout": 120.0}
+
+
+@pytest.mark.slow
+def test_private_states_and_data_come_together_in_the_truth(by_gloo: Callable[[str], tuple[Recorder, Recorder]]) -> None:
+    inline, gloo = by_gloo("dpsgd")
+    a, b = inline.truth_record, gloo.truth_record
+    assert torch.equal(a.x, b.x)
+    assert torch.equal(a.node, b.node)
+    assert sorted(a.states) == sorted(b.states)
+    assert all(torch.equal(a.states[name], b.states[name]) for name in a.states)
+
+
+@pytest.mark.slow
+def test_processes_that_cannot_begin_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = setup.write
+
+    def write(folder: Path, *rest: Any) -> None:
+        real(folder, *rest)
+        (folder / "setup.pt").unlink()
+
+    monkeypatch.setattr(setup, "write", write)
+    with pytest.raises(LeakauditError, match=r"the processes did not meet on 127\.0\.0\.1: FileNotFoundError.*see --engine threads"):
+        engine.record(recording.plan(scenario("dpsgd")), tmp_path / "t.pt", Options(4))
+    assert list(tmp_path.iterdir()) == []

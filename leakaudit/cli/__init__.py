@@ -18,12 +18,14 @@ VERBS = (
     "explain",
     "bound",
     "audit",
+    "sweep",
     "claims",
     "check",
     "baseline",
     "report",
     "score",
     "trace",
+    "tap",
     "selfcheck",
     "list",
     "demo",
@@ -78,11 +80,27 @@ def shared(sub: argparse.ArgumentParser, *names: str) -> None:
         else:
             shown = f"{SETTINGS[name].help} (default {SETTINGS[name].default})"
             group.add_argument(*flags, dest=name, default=None, metavar=name.split("_")[-1].upper(), help=shown)
+    sub.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module of your own with victims, attacks or reports, of the current folder or installed; its code runs; repeatable",
+    )
     sub.add_argument("-q", "--quiet", action="store_true", help="no progress, no notes on stderr")
 
 
+def plugins(args: argparse.Namespace) -> None:
+    """Import what `--plugin` names."""
+    if getattr(args, "plugin", None):
+        from leakaudit.registry import add_plugins
+
+        add_plugins(args.plugin)
+
+
 def settings(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the effective settings of a call, and apply those of the tensor library."""
+    """Return the effective settings of a call, and apply those of the tensor library; import its plugins."""
+    plugins(args)
     values = {name: value for name, (value, _) in resolve(vars(args)).items()}
     if args.quiet:
         values["progress"] = "none"
@@ -116,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args = parser().parse_args(argv)
         verb = f" {args.verb}"
+        plugins(args)
         code: int = args.run(args)
         sys.stdout.flush()
         return code

@@ -1,0 +1,308 @@
+"""`leakaudit tap`: what it says, its exit codes, what it leaves behind; programs that crash, or that start their processes themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from leakaudit import tracefile
+from leakaudit.cli import main
+from leakaudit.tap.hooks import VARIABLE
+from leakaudit.tap.launch import SITE
+from leakaudit.tap.log import Log
+from leakaudit.tap.reading import read_logs
+from leakaudit.traceinfo import verify
+
+DESCRIPTION = """
+payload = "weights"
+first = "update"
+[params]
+alpha = 0.1
+[model]
+name = "logistic"
+shape = [1, 4, 4]
+classes = 3
+"""
+
+PROGRAM = """
+import os, signal, sys
+import torch, torch.distributed as dist
+from torch.multiprocessing import spawn
+
+def work(rank, store, crash):
+    dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=3)
+    kept = []
+    for t in range(1, 7):
+        w = torch.arange(51.0) + 100 * rank + t
+        kept.append(w)
+        if rank == 2 and t == crash:
+            os.kill(os.getpid(), signal.SIGKILL)
+        others = [j for j in range(3) if j != rank]
+        theirs = [torch.empty(51) for _ in others]
+        works = [dist.isend(w, j) for j in others] + [dist.irecv(v, j) for j, v in zip(others, theirs)]
+        for one in works:
+            one.wait()
+        if not all(torch.equal(v, torch.arange(51.0) + 100 * j + t) for j, v in zip(others, theirs)):
+            sys.exit(3)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    spawn(work, args=(os.path.abspath("store"), int(sys.argv[1])), nprocs=3)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tap.toml").write_text(DESCRIPTION)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def sent() -> dict[tuple[int, int, int], torch.Tensor]:
+    """What the program sends, by (round, src, dst)."""
+    return {(t, i, j): torch.arange(51.0) + 100 * i + t for t in range(1, 7) for i in range(3) for j in range(3) if i != j}
+
+
+def held(path: str) -> dict[tuple[int, int, int], torch.Tensor]:
+    (m,) = tracefile.load(path).messages
+    return {(int(m.round[k]), int(m.src[k]), int(m.dst[k])): m.payload[int(m.row[k])] for k in range(len(m))}
+
+
+# --- programs that start their processes themselves -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_filters_keep_what_was_asked_for_and_nothing_else(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    filters = ["--rounds", "2:4", "--ranks", "0,2"]
+    assert main(["tap", "--describe", "tap.toml", *filters, "--progress", "none", "--", sys.executable, "program.py", "0"]) == 0
+    wanted = {k: v for k, v in sent().items() if k[0] in (2, 3) and k[1] in (0, 2)}
+    found = held("trace.pt")
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[k], wanted[k]) for k in wanted)
+    said = capfd.readouterr().err
+    assert "trace.pt: dpsgd, 3 nodes, 3 edges, 3 rounds, 8 messages; the tap took " in said
+    assert "payloads not kept: 16 left out by rounds, 12 left out by ranks" in said
+    assert not (folder / "trace.tap").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_process_leaves_a_trace_that_verify_accepts_and_that_names_what_is_missing(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Rank 2 ends before it sends in round 4; what the others sent until then is there, bit for bit."""
+    code = main(["tap", "-o", "cut.pt", "--describe", "tap.toml", "--receive", "--", sys.executable, "program.py", "4"])
+    assert code == 1
+    trace, found, wanted = tracefile.load("cut.pt"), held("cut.pt"), sent()
+    assert not trace.complete
+    assert {k for k in wanted if k[0] < 4 or (k[0] == 4 and k[1] != 2)} == found.keys()
+    assert all(torch.equal(found[k], wanted[k]) for k in found)
+    facts = verify("cut.pt")
+    assert "messages 'w' 2 -> 0 of round 4: their sender's process was gone" in facts["missing"]
+    assert "messages 'w' 2 -> 1 of round 4: their sender's process was gone" in facts["missing"]
+    assert any(line.startswith("node 2 ended after round 3: its process did not end in order") for line in facts["missing"])
+    assert "leakaudit tap: messages 'w' 2 -> 0 of round 4" in capfd.readouterr().err
+    capfd.readouterr()
+    assert main(["trace", "verify", "cut.pt"]) == 0
+
+
+@pytest.mark.slow
+def test_what_arrives_is_what_was_sent_and_stands_in_where_a_sender_is_not_heard(folder: Path) -> None:
+    options = ["-q", "--keep", "--receive", "--describe", "tap.toml", "--max-bytes", "1e6"]
+    assert main(["tap", *options, "--", sys.executable, "program.py", "0"]) == 0
+    logs, wanted = read_logs("trace.tap"), sent()
+    arrived = {
+        (t, event.peer, log.rank): log.tensor(event)
+        for log in logs
+        for peer in range(3)
+        for t, event in enumerate((e for e in log.events if e.op == "recv" and e.peer == peer), 1)
+    }
+    assert arrived.keys() == wanted.keys()
+    assert all(torch.equal(arrived[k], v) for k, v in wanted.items())
+    for name in ("rank1.0.jsonl", "rank1.0.bin"):
+        (folder / "trace.tap" / name).unlink()
+    assert main(["tap", "merge", "trace.tap", "--describe", "tap.toml", "-o", "heard.pt", "-q"]) == 0
+    found = held("heard.pt")
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[k], wanted[k]) for k in wanted)
+
+
+# --- the processes of a program ---------------------------------------------------------------------------------------
+
+
+def probe(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    settings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SITE), str(folder)]), **environment}
+    return subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True, cwd=folder)
+
+
+def test_a_users_own_sitecustomize_runs_and_the_tap_costs_a_process_without_torch_little(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 'ran'\n")
+    code = "import sys; print(mine, sys.modules['sitecustomize'].__file__, 'torch' in sys.modules, any('tap/site' in p for p in sys.path))"
+    listening = '{"folder": "' + str(tmp_path / "log") + '"}'
+    assert probe(tmp_path, code, **{VARIABLE: listening}).stdout.split() == ["ran", str(tmp_path / "sitecustomize.py"), "False", "False"]
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs a second environment, the one below a virtual one")
+def test_a_program_may_run_in_an_environment_without_leakaudit(tmp_path: Path) -> None:
+    code = "import sys; print('leakaudit.tap.hooks' in sys.modules); import leakaudit.errors"
+    settings = {**os.environ, "PYTHONPATH": str(SITE), VARIABLE: '{"folder": "log"}'}
+    base = Path(sys.base_prefix) / "bin" / "python3"
+    done = subprocess.run([base, "-c", code], env=settings, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.stdout == "True\n"
+    assert "leakaudit tap:" not in done.stderr
+
+
+def test_a_process_with_broken_instructions_runs_untapped_and_says_so(tmp_path: Path) -> None:
+    done = probe(tmp_path, "print('runs')", **{VARIABLE: "{"})
+    assert done.stdout == "runs\n"
+    assert done.stderr.startswith("leakaudit tap: this process is not tapped: ")
+
+
+@pytest.mark.slow
+def test_the_hooks_come_with_torch_and_change_no_function_that_programs_compare(tmp_path: Path) -> None:
+    code = (
+        "import torch.distributed as d, inspect\n"
+        "from torch.nn.parallel import DistributedDataParallel as D\n"
+        "print(d.ProcessGroup.send.__module__, D.forward.__module__, d.isend.__module__, inspect.getsource(d)[:3] != '')\n"
+        "print(d.__loader__ is d.__spec__.loader, type(d.__loader__).__name__)\n"
+    )
+    found = probe(tmp_path, code, **{VARIABLE: '{"folder": "log"}'}).stdout.split()
+    assert found[2:] == ["torch.distributed.distributed_c10d", "True", "True", "SourceFileLoader"]
+    marked = probe(
+        tmp_path, "import torch.distributed as d; print(hasattr(d.ProcessGroup.send, '__wrapped__'))", **{VARIABLE: '{"folder": "log"}'}
+    )
+    assert marked.stdout == "True\n"
+
+
+# --- wrong use --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "expected a program after --"),
+        (["--"], "expected a program after --"),
+        (["--", "/no/such/program"], "cannot run '/no/such/program': No such file or directory"),
+        (["--rounds", "5", "--", "true"], "--rounds: expected A:B with 0 <= A < B, got '5'"),
+        (["--rounds", "4:2", "--", "true"], "--rounds: expected A:B"),
+        (["--ranks", "0;1", "--", "true"], "--ranks: expected whole numbers joined by commas, got '0;1'"),
+        (["--describe", "none.toml", "--", "true"], "description none.toml: No such file or directory"),
+        (["--", "true"], "nothing was heard of the program: it sent nothing by torch.distributed"),
+        (["-o", "tap.toml/trace.pt", "--", "true"], "cannot write tap.toml/trace.tap"),
+        (["--max-bytes", "much", "--", "true"], "max_bytes from flag"),
+        (["describe", "none"], "cannot read none: No such file or directory"),
+        (["describe", "."], "holds no log of a tap"),
+        (["merge", "none", "--describe", "tap.toml"], "cannot read none"),
+    ],
+)
+def test_wrong_use_is_one_line_and_code_2_and_leaves_nothing(
+    folder: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], complaint: str
+) -> None:
+    before = sorted(p.name for p in folder.iterdir())
+    assert main(["tap", *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert complaint in err
+    assert err.count("\n") == 1
+    assert sorted(p.name for p in folder.iterdir()) == before
+
+
+def test_the_programs_exit_code_is_passed_on(folder: Path) -> None:
+    assert main(["tap", "-q", "--", sys.executable, "-c", "import sys; sys.exit(7)"]) == 7
+    assert main(["tap", "-q", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == 128 + 9
+
+
+def test_messages_that_are_not_understood_are_kept_and_code_3(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A program without torch that writes to the log itself: vectors of which nothing is known."""
+    (folder / "own.py").write_text(
+        "import json, os\nimport numpy as np\nfrom leakaudit.tap.log import Log\n"
+        f"folder, random = json.loads(os.environ['{VARIABLE}'])['folder'], np.random.default_rng(0)\n"
+        "logs = [Log(folder, k, world=2) for k in range(2)]\n"
+        "for _ in range(3):\n    for k, log in enumerate(logs): log.write('send', random.normal(size=40), peer=1 - k)\n"
+        "for log in logs: log.close()\n"
+    )
+    assert main(["tap", "--", sys.executable, "own.py"]) == 3
+    said = capfd.readouterr().err
+    assert "say yourself: model.name; next: leakaudit tap describe trace.tap -o tap.toml" in said
+    assert len(read_logs("trace.tap")) == 2
+    assert not (folder / "trace.pt").exists()
+    assert main(["tap", "--describe", "tap.toml", "--", sys.executable, "own.py"]) == 2
+    said = capfd.readouterr().err
+    assert "no message has the size of the model, 51 numbers" in said
+    assert "the log is kept: leakaudit tap merge trace.tap --describe FILE" in said
+    assert not (folder / "trace.pt").exists()
+
+
+def test_a_guess_does_not_write_over_a_description(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Gradients of single records of a softmax regression go into a sum; they are guessed twice."""
+    (folder / "own.py").write_text(
+        "import json, os\nimport numpy as np\nfrom leakaudit.tap.log import Log\n"
+        f"folder, random = json.loads(os.environ['{VARIABLE}'])['folder'], np.random.default_rng(0)\n"
+        "for k in range(2):\n    with Log(folder, k, world=2) as log:\n        x = random.random(9)\n"
+        "        for _ in range(3):\n            q = random.normal(size=4)\n"
+        "            log.write('allreduce', np.concatenate([np.outer(q, x).ravel(), q]))\n"
+    )
+    (folder / "trace.toml").write_text("# mine")
+    assert main(["tap", "--progress", "none", "--", sys.executable, "own.py"]) == 0
+    assert "trace.toml is there and says something else, so it stays; guessed: gradients (likely), fedsgd" in capfd.readouterr().err
+    assert (folder / "trace.toml").read_text() == "# mine"
+    assert tracefile.load("trace.pt").protocol == "fedsgd"
+    (folder / "trace.toml").unlink()
+    assert main(["tap", "--progress", "none", "--", sys.executable, "own.py"]) == 0
+    assert 'name = "logistic"' in (folder / "trace.toml").read_text()
+
+
+def test_a_folder_that_is_no_log_is_not_emptied(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "trace.tap").mkdir()
+    (folder / "trace.tap" / "thesis.tex").write_text("mine")
+    assert main(["tap", "--", "true"]) == 2
+    assert "holds 'thesis.tex', which is no log of a tap" in capfd.readouterr().err
+    assert (folder / "trace.tap" / "thesis.tex").read_text() == "mine"
+
+
+def test_the_log_of_an_earlier_tap_is_replaced(folder: Path) -> None:
+    with Log(folder / "trace.tap", 0) as log:
+        log.write("send", torch.ones(51), peer=1)
+    assert main(["tap", "-q", "--", "true"]) == 2
+    assert not (folder / "trace.tap").exists()
+
+
+def logged(folder: Path) -> None:
+    for rank in range(2):
+        with Log(folder, rank, world=2) as log:
+            for t in range(3):
+                log.write("send", torch.full((51,), float(rank + t)), peer=1 - rank)
+
+
+def test_describe_writes_what_merge_reads_once_it_is_filled_in(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logged(folder / "trace.tap")
+    assert main(["tap", "describe", "trace.pt", "-o", "mine.toml", "--model", "logistic", "--shape", "1,4,4", "--classes", "3"]) == 0
+    assert "say yourself: params.alpha" in capfd.readouterr().err
+    assert main(["tap", "merge", "trace.tap", "--describe", "mine.toml", "-o", "trace.pt", "--progress", "none"]) == 0
+    assert "trace.pt: dpsgd, 2 nodes, 1 edges, 3 rounds, 6 messages" in capfd.readouterr().err
+    assert held("trace.pt")[3, 1, 0].tolist() == [3.0] * 51
+
+
+def test_a_model_is_named_with_its_shape(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logged(folder / "trace.tap")
+    assert main(["tap", "describe", "trace.tap", "--model", "logistic"]) == 2
+    assert "--model needs --shape and --classes" in capfd.readouterr().err
+
+
+def test_help_names_the_actions(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["tap", "--help"])
+    assert stop.value.code == 0
+    said = capfd.readouterr().out
+    assert "leakaudit tap describe LOG" in said
+    assert "leakaudit tap merge LOG" in said
+    with pytest.raises(SystemExit) as stop:
+        main(["tap", "describe", "--help"])
+    assert stop.value.code == 0
+    assert "--classes" in capfd.readouterr().out

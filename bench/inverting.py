@@ -2,7 +2,8 @@
 
 python bench/inverting.py --sweep      PSNR of one picture at equal steps, over the weight of total variation
 python bench/inverting.py --speed      loss reached and CPU seconds, over the number of steps
-python bench/inverting.py --batch      GradInversion and Inverting Gradients on four faces and a ResNet-10, at equal evaluations
+python bench/inverting.py --batch      GradInversion and Inverting Gradients on four faces and a ResNet-10, at equal evaluations: by what
+                                       a layer's gradient shows, by gradients alone, and without being told the batch statistics
 python bench/inverting.py --layers     R-GAP and Inverting Gradients on single pictures, over networks
 
 One JSON line a figure. Networks are drawn anew for each picture; labels are read from the gradient by our attacks and given to the recipe.
@@ -14,6 +15,7 @@ smoothing, since our pixels lie in [0, 1].
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import statistics
@@ -29,6 +31,7 @@ from torch import Generator, Tensor, nn
 from leakaudit import data, match, priors, registry
 from leakaudit.data import Dataset
 from leakaudit.leak import GradientLeak
+from leakaudit.models import MODELS
 from leakaudit.priors import Statistics
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.task import Task
@@ -36,7 +39,14 @@ from leakaudit.task import Task
 torch.set_num_threads(1)
 D = torch.float64
 WEIGHTS = (2e-4, 2e-3, 2e-2, 6e-2, 2e-1)  # of total variation of pixels in [0, 1]
-BATCH_WEIGHTS = (1e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+OURS = ((75, 1), (150, 1), (300, 1), (300, 2), (600, 1), (300, 4))  # steps and starts in --speed
+BATCH_WEIGHTS = (1e-3, 1e-2, 1e-1, 3e-1, 1.0)
+BATCHES: dict[str, tuple[str, bool, dict[str, Any]]] = {  # attack, whether it is told the batch statistics, and its settings
+    "inverting": ("inverting", False, {}),
+    "gradinversion": ("gradinversion", True, {"seeds": 1}),
+    "gradients": ("gradinversion", True, {"seeds": 1, "layers": False, "bn": 10.0}),
+    "untold": ("gradinversion", False, {"seeds": 1}),
+}
 NETWORKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("lenet", {}),
     ("lenet", {"act": "relu"}),
@@ -90,14 +100,20 @@ def cases(dataset: Dataset, task: Task, pictures: int, batch: int = 1, first: in
 def recipe(task: Task, leak: GradientLeak, y: Tensor, steps: int, weight: float, generator: Generator) -> Tensor:
     """Run the published loop (Geiping et al. 2020) in float32; pixels in [0, 1] come back. weight: of TV of such pixels."""
     assert leak.theta is not None
-    theta, aim = leak.theta[0].float(), leak.value[0].float()
+    module = copy.deepcopy(task.module).float()
+    torch.nn.utils.vector_to_parameters(leak.theta[0].float(), module.parameters())
+    parameters, aims = list(module.parameters()), [p.float() for p in task.layout.split(leak.value[0]).values()]
+    size = torch.stack([a.pow(2).sum() for a in aims]).sum().sqrt()
+    mean, std = (torch.tensor(v).reshape(-1, 1, 1) for v in (task.spec.mean, task.spec.std))
     z = torch.randn(len(y), *task.spec.shape, generator=generator).requires_grad_()
     optimiser = torch.optim.Adam([z], lr=0.1)
     falls = torch.optim.lr_scheduler.MultiStepLR(optimiser, [int(steps * share) for share in (3 / 8, 5 / 8, 7 / 8)], 0.1)
     for _ in range(steps):
-        g = task.gradient(theta, z * 0.5 + 0.5, y, create_graph=True)
+        out = F.cross_entropy(module((z * 0.5 + 0.5 - mean) / std), y)
+        found = torch.autograd.grad(out, parameters, create_graph=True)
+        dot = torch.stack([(g * a).sum() for g, a in zip(found, aims, strict=True)]).sum()
         smooth = (z[..., 1:] - z[..., :-1]).abs().mean() + (z[..., 1:, :] - z[..., :-1, :]).abs().mean()
-        loss = 1 - (g * aim).sum() / g.norm() / aim.norm() + 0.5 * weight * smooth
+        loss = 1 - dot / torch.stack([g.pow(2).sum() for g in found]).sum().sqrt() / size + 0.5 * weight * smooth
         z.grad = torch.autograd.grad(loss, z)[0].sign()
         optimiser.step()
         falls.step()
@@ -163,41 +179,70 @@ def sweep(dataset: Dataset, pictures: int, steps: int, first: int) -> None:
 
 
 def speed(dataset: Dataset, pictures: int, most: int, weight: float, first: int) -> None:
-    """Loss and CPU seconds over the number of steps, and the first of ours that is as low as the recipe's."""
-    ours = {}
-    for steps in (75, 150, 300, 600, 1200):
-        ours[steps] = both(dataset, pictures, steps, weight, ("inverting",), first)["inverting"]
-        emit("speed", who="inverting", data=dataset.name, steps=steps, tv=weight, **ours[steps])
-    for steps in (s for s in (300, 600, 1200, 2400, 4800) if s <= most):
-        theirs = both(dataset, pictures, steps, weight, ("recipe",), first)["recipe"]
-        emit("speed", who="recipe", data=dataset.name, steps=steps, tv=weight, **theirs)
-        enough = [s for s, got in ours.items() if got["loss"] <= theirs["loss"]]
-        ratio = round(theirs["seconds"] / ours[enough[0]]["seconds"], 1) if enough else None
-        emit("speed-ratio", recipe_steps=steps, our_steps=enough[0] if enough else None, times_faster=ratio)
+    """Loss and CPU seconds a picture: the recipe on one after the other, ours on all together.
+
+    The ratio is to the cheapest of ours from which on all are as low as the recipe: every run ends in local minima of its own.
+    The recipe runs on every second picture before ours and on the others after, so that a busy machine slows both down.
+    """
+    task = Task.build(dataset.spec("convnet"), dtype=D)
+    held, recipes = cases(dataset, task, pictures, first=first), [s for s in (300, 600, 1200, 2400) if s <= most]
+    recipe(task, held[0][0], held[0][2], 2, weight, Generator().manual_seed(0))  # what torch loads at its first step is not timed
+    got: dict[str, list[tuple[float, float, float]]] = {}
+    published(task, held, range(0, pictures, 2), recipes, weight, got)
+    for steps, starts in OURS:
+        attack = registry.configure(registry.get("attacks", "inverting"), {"steps": steps, "restarts": starts, "tv": weight})
+        begun = time.process_time()
+        found = dict(attack.many([leak for leak, _, _ in held], task, [Generator().manual_seed(k) for k in range(pictures)]))
+        seconds = (time.process_time() - begun) / pictures
+        each = [(loss(task, leak, found[k].x, y, weight), psnr(found[k].x, x), seconds) for k, (leak, x, y) in enumerate(held)]
+        got[f"inverting {steps}" + (f" x {starts}" if starts > 1 else "")] = each
+    published(task, held, range(1, pictures, 2), recipes, weight, got)
+    means = {name: [statistics.mean(column) for column in zip(*each, strict=True)] for name, each in got.items()}
+    for name, (left, decibels, seconds) in means.items():
+        emit("speed", who=name, data=dataset.name, tv=weight, loss=round(left, 5), psnr=round(decibels, 2), seconds=round(seconds, 2))
+    for name in (f"recipe {s}" for s in recipes):
+        left, _, seconds = means[name]
+        ours = sorted((m[2], m[0], n) for n, m in means.items() if n.startswith("inverting"))
+        least = next((ours[k] for k in range(len(ours)) if all(m[1] <= left for m in ours[k:])), None)
+        emit("speed-ratio", to=name, ours=least and least[2], times_faster=round(seconds / least[0], 1) if least else None, target=2)
 
 
-def batch(dataset: Dataset, batches: int, evaluations: int, first: int, weights: Sequence[float]) -> None:
-    """GradInversion (two seeds) and Inverting Gradients on four images and a ResNet-10 that normalises by the batch."""
-    task = Task.build(dataset.spec(f"{__name__}:narrow"), dtype=D, trusted=True)
+def published(
+    task: Task, held: list[tuple[GradientLeak, Tensor, Tensor]], some: range, runs: list[int], weight: float, got: dict[str, Any]
+) -> None:
+    """Add loss, PSNR and CPU seconds of the recipe on some pictures, for several numbers of steps."""
+    for k in some:
+        leak, x, y = held[k]
+        for steps in runs:
+            begun = time.process_time()
+            found = recipe(task, leak, y, steps, weight, Generator().manual_seed(k))
+            seconds = time.process_time() - begun
+            got.setdefault(f"recipe {steps}", []).append((loss(task, leak, found, y, weight), psnr(found, x), seconds))
+
+
+def batch(
+    dataset: Dataset, batches: int, evaluations: int, first: int, weights: Sequence[float], model: str, chosen: Sequence[str]
+) -> None:
+    """GradInversion and Inverting Gradients on four images and a network that normalises by the batch, at equal evaluations."""
+    task = Task.build(dataset.spec(model if model in MODELS else f"{__name__}:{model}"), dtype=D, trusted=True)
     held = cases(dataset, task, batches, 4, first)
-    kinds: dict[str, tuple[str, bool, dict[str, Any]]] = {
-        "inverting": ("inverting", False, {"steps": evaluations}),
-        "gradinversion": ("gradinversion", True, {"steps": evaluations // 2, "seeds": 2}),
-        "without statistics": ("gradinversion", False, {"steps": evaluations // 2, "seeds": 2}),
-    }
-    best = dict.fromkeys(kinds, -math.inf)
     for weight in weights:
-        means = {}
-        for kind, (name, told, settings) in kinds.items():
-            each = []
+        each: dict[str, list[float]] = {kind: [] for kind in chosen}
+        seconds = dict.fromkeys(chosen, 0.0)
+        for kind in chosen:
+            name, told, settings = BATCHES[kind]
             for k, (leak, x, _) in enumerate(held):
                 assert leak.theta is not None
                 known = {n: (m.detach(), v.detach()) for n, (m, v) in priors.batch_statistics(task, leak.theta[0], x).items()}
-                each.append(psnr(attacked(name, leak, task, k, known if told else None, tv=weight, **settings).x, x))
-            means[kind] = round(statistics.mean(each), 2)
-            best[kind] = max(best[kind], means[kind])
-        emit("batch", data=dataset.name, batches=batches, evaluations=evaluations, tv=weight, **means)
-    emit("batch-best", data=dataset.name, **best)
+                start = time.process_time()
+                found = attacked(name, leak, task, k, known if told else None, tv=weight, steps=evaluations, **settings)
+                seconds[kind] += (time.process_time() - start) / batches
+                each[kind].append(round(psnr(found.x, x), 2))
+        for kind, values in each.items():
+            mean, spent = round(statistics.mean(values), 2), round(seconds[kind], 1)
+            emit(
+                "batch", network=model, data=dataset.name, steps=evaluations, tv=weight, attack=kind, psnr=mean, each=values, seconds=spent
+            )
 
 
 def layers(dataset: Dataset, pictures: int, steps: int, first: int, chosen: str) -> None:
@@ -238,6 +283,8 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=8, help="or batches")
     parser.add_argument("--first", type=int, default=0, help="first record that is used")
     parser.add_argument("--weights", type=float, nargs="+", default=BATCH_WEIGHTS, help="of total variation in --batch")
+    parser.add_argument("--kinds", nargs="+", default=tuple(BATCHES), choices=tuple(BATCHES), help="attacks of --batch")
+    parser.add_argument("--model", default="narrow", help="network of --batch: narrow, resnet10 or resnet18")
     parser.add_argument("--network", default="all", help="the only one of --layers, e.g. 'convnet act=tanh'")
     parser.add_argument("--steps", type=int, default=300, help="of Inverting Gradients; most steps of the recipe in --speed")
     parser.add_argument("--tv", type=float, default=2e-2, help="weight of total variation in --speed")
@@ -248,7 +295,7 @@ def main() -> None:
     if asked.speed:
         speed(pictures, asked.pictures, asked.steps, asked.tv, asked.first)
     if asked.batch:
-        batch(data.load(asked.data or "faces"), asked.pictures, asked.steps, asked.first, asked.weights)
+        batch(data.load(asked.data or "faces"), asked.pictures, asked.steps, asked.first, asked.weights, asked.model, asked.kinds)
     if asked.layers:
         layers(pictures, asked.pictures, asked.steps, asked.first, asked.network)
 

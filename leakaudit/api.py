@@ -114,7 +114,7 @@ def attack_together(
         raise LeakauditError(f"auto takes no settings, got {', '.join(settings)}; name the attack that they are for")
     left = {k: _Course() for k in range(len(leaks))}
     for known, candidate in in_order():
-        why_not = {k: candidate.refuses(leaks[k], task) for k in left}
+        why_not = {k: candidate.refuses(leaks[k], task) or _idle(candidate, leaks[k], task) for k in left}
         for k, reason in why_not.items():
             left[k].reasons += [f"{known}: {reason}"] if reason else []
         for settled in _run(known, candidate, [k for k in left if not why_not[k]], leaks, task, generators, {}):
@@ -170,6 +170,12 @@ def _run(
         with sharing(len(places) - n):
             settled = Settled(k, attack_one(leaks[k], task, name, generators[k], **settings), together=False, late=expired())
         yield settled
+
+
+def _idle(candidate: Attack, leak: GradientLeak, task: Task) -> str | None:
+    """Say why `auto` leaves out an attack that could start; None for attacks that have no `idle`."""
+    idle = getattr(candidate, "idle", None)
+    return None if idle is None else cast("str | None", idle(leak, task))
 
 
 def in_order() -> Iterator[tuple[str, Attack]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -42,24 +42,46 @@ def start(task: Task, batch: int, generator: Generator, kind: Start, dtype: torc
     return 0.45 + 0.1 * x if kind == "gray" else x
 
 
-def batch_statistics(task: Task, theta: Tensor, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Mean and biased variance (c,) of what every layer of batch normalisation sees of a batch x (b, *shape); differentiable in x."""
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+class _Seen(Exception):
+    """The last of the layers asked for has been run."""
+
+
+def inputs(task: Task, theta: Tensor, x: Tensor, names: Iterable[str], last: str | None = None) -> dict[str, Tensor]:
+    """Inputs of layers, in the order in which they run on a batch x (b, *shape); differentiable in x.
+
+    last: the layer of `names` before which the forward pass ends, and those that run later are missing.
+    """
+    seen: dict[str, Tensor] = {}
+    layers = dict(task.module.named_modules())
 
     def look(name: str) -> Any:
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            sides = [d for d in range(inputs[0].dim()) if d != 1]
-            seen[name] = (inputs[0].mean(sides), inputs[0].var(sides, unbiased=False))
+        def hook(_: nn.Module, given: tuple[Tensor, ...]) -> None:
+            seen[name] = given[0]
+            if name == last:
+                raise _Seen
 
         return hook
 
-    hooks = [m.register_forward_pre_hook(look(n)) for n, m in _norms(task)]
+    hooks = [layers[n].register_forward_pre_hook(look(n)) for n in names]
     try:
         task.logits(theta, x)
+    except _Seen:
+        pass
     finally:
         for hook in hooks:
             hook.remove()
     return seen
+
+
+def of_batch(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance (c,) of a batch x (b, c, ...)."""
+    sides = [d for d in range(x.dim()) if d != 1]
+    return x.mean(sides), x.var(sides, unbiased=False)
+
+
+def batch_statistics(task: Task, theta: Tensor, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Mean and biased variance (c,) of what every layer of batch normalisation sees of a batch x (b, *shape); differentiable in x."""
+    return {n: of_batch(t) for n, t in inputs(task, theta, x, [n for n, _ in _norms(task)]).items()}
 
 
 def running_statistics(task: Task) -> Statistics | None:
@@ -70,17 +92,23 @@ def running_statistics(task: Task) -> Statistics | None:
 
 
 def normalisation(task: Task, theta: Tensor, x: Tensor, known: Statistics, first: float = 10.0) -> Tensor:
-    """How far a batch's statistics are from known ones (Yin et al. 2021, R_BN): 0 where they agree, about 1 a unit of relative error.
+    """How far a batch's statistics are from known ones (Yin et al. 2021, R_BN); as `apart`."""
+    return apart(batch_statistics(task, theta, x), known, first)
 
-    Weighted mean over layers of the squared error of means over the known variance, and of variances over its square. first: weight of
-    the first layer among the others.
+
+def apart(found: Statistics, known: Statistics, first: float = 10.0) -> Tensor:
+    """How far statistics are from known ones: 0 where they agree, about 1 a unit of relative error.
+
+    Weighted mean over the layers of both of the squared error of means over the known variance, and of variances over its square.
+    first: weight of the first layer among the others.
     """
-    found, total, weights = batch_statistics(task, theta, x), x.new_zeros(()), 0.0
-    for k, (name, (mean, var)) in enumerate(known.items()):
-        weight, size = first if k == 0 else 1.0, var.to(x).mean().clamp_min(torch.finfo(x.dtype).tiny)
-        gap = (found[name][0] - mean.to(x)).square().mean() / size + (found[name][1] - var.to(x)).square().mean() / size.square()
-        total, weights = total + weight * gap, weights + weight
-    return total / max(weights, 1.0)
+    gaps: list[Tensor] = []
+    weights = [first if k == 0 else 1.0 for k, name in enumerate(known) if name in found]
+    for name in (n for n in known if n in found):
+        (mean, var), (a, b) = (tuple(t.to(found[name][0]) for t in pair) for pair in (known[name], found[name]))
+        size = var.mean().clamp_min(torch.finfo(var.dtype).tiny)
+        gaps.append((a - mean).square().mean() / size + (b - var).square().mean() / size.square())
+    return torch.stack([w * gap for w, gap in zip(weights, gaps, strict=True)]).sum() / max(sum(weights), 1.0)
 
 
 def shift(x: Tensor, reference: Tensor, most: int) -> Tensor:

@@ -53,7 +53,8 @@ class Attack(Protocol):
     low rank to high. reads: leaks that it takes, in words. paper: its source. cost: in words.
 
     An attack may also take several leaks at once: `many(leaks, task, generators)` yields each one's place and reconstruction, and calling
-    it is `many` of one. What it gives for a leak depends on the others by rounding alone.
+    it is `many` of one. What it gives for a leak depends on the others by rounding alone. And it may say why `auto` leaves it out where
+    it could start: `idle(leak, task)`, a reason or None.
     """
 
     exact: ClassVar[bool]

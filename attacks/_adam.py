@@ -11,7 +11,8 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.optimise import Run
+from leakaudit.evaluate import Problems
+from leakaudit.optimise import Ended, Run
 from leakaudit.progress import expired, step
 
 Slopes = Literal["raw", "soft", "hard"]
@@ -64,6 +65,33 @@ def minimise(
         if expired():
             return [replace(run, ended="out of time") for run in runs]
     return runs
+
+
+def together(
+    problems: Problems, start: Tensor, schedule: Schedule, project: Callable[[Tensor], Tensor], what: str, least: float = 1e-8
+) -> list[Run]:
+    """Minimise every problem from its start (K, n), as `minimise` does without noise; all share an evaluation.
+
+    A search whose objective or slope is not finite returns to the last point where both were. least: epsilon of Adam.
+    """
+    x, kept, last = start, start, torch.full((len(start),), math.inf, dtype=torch.float64, device=start.device)
+    mean, square = torch.zeros_like(x), torch.zeros_like(x)
+    (b1, b2), done, late = schedule.betas, 0, False
+    while done < schedule.steps and not late:
+        value, slope = problems(x)
+        slope = torch.vmap(partial(shaped, slopes=schedule.slopes))(slope)
+        fine = (value.isfinite() & slope.isfinite().all(1))[:, None]
+        first, second = torch.lerp(slope, mean, b1), torch.lerp(slope * slope, square, b2)
+        move = first / (1 - b1 ** (done + 1)) / ((second / (1 - b2 ** (done + 1))).sqrt() + least)
+        moved = project(x - schedule.at(done) * move)
+        x, kept = torch.where(fine, moved, kept), torch.where(fine, x, kept)
+        mean, square = torch.where(fine, first, mean), torch.where(fine, second, square)
+        last = torch.where(fine[:, 0], value.to(last), last)
+        done += 1
+        step(what, done, schedule.steps)
+        late = expired()
+    why: Ended = "out of time" if late else "stopped"
+    return [Run(problems.split(row), float(f), done, done, why) for row, f in zip(x, last, strict=True)]
 
 
 def _step(

@@ -21,7 +21,7 @@ from leakaudit.errors import AttackError
 from leakaudit.evaluate import Problems
 from leakaudit.features import Known
 from leakaudit.leak import GradientLeak
-from leakaudit.objectives import Gradient, Target
+from leakaudit.objectives import Gradients, Target
 from leakaudit.optimise import Run
 from leakaudit.progress import expired
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -174,9 +174,9 @@ class Differential:
         return replace(run, objective=objectives.misfit(target, task, run.point[0], y) ** 2)
 
 
-def _objective(columns: slice, gradient: Gradient, given: optimise.Point, point: optimise.Point) -> Tensor:
+def _objective(columns: slice, gradients: Gradients, given: optimise.Point, point: optimise.Point) -> Tensor:
     theta, mixing, aim, y = given
-    return objectives.squared(gradient, columns, theta, mixing, aim, point[0], y)
+    return objectives.squared(gradients, columns, theta, mixing, aim, point[0], y)
 
 
 def _of_features(task: Task, known: Known, x: Tensor) -> float:

@@ -15,9 +15,10 @@ from leakaudit.engine import ENOUGH, FORMATS, Schedule
 from leakaudit.errors import AttackError
 from leakaudit.evaluate import Problems
 from leakaudit.leak import GradientLeak
-from leakaudit.objectives import Gradient
+from leakaudit.objectives import Gradients
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.registry import attack, param
+from leakaudit.spectrum import Spectrum
 
 if TYPE_CHECKING:
     from leakaudit.task import Task
@@ -40,6 +41,7 @@ class Dlg:
     rows: int = param(1, "most gradients of the leak that are fitted at once")
     batch: int | None = param(None, "samples behind each gradient; as the leak says where not given")
     start: Literal["gray", "uniform", "normal"] = param("gray", "dummy inputs: near 0.5, uniform in [0, 1], or N(0, 1) as published")
+    space: Literal["spectrum", "pixels"] = param("spectrum", "of an image that L-BFGS moves in: scaled frequencies, or pixels as published")
     dtype: Literal["mixed", "float32", "float64"] = param("mixed", "number format of the search; mixed: float32, then float64")
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
@@ -58,26 +60,31 @@ class Dlg:
             raise AttackError(f"dlg cannot use this leak: {why}")
         targets = [objectives.target(leak, task, self.rows, torch.float64) for leak in leaks]
         sizes = [self.batch or leak.batch or 1 for leak in leaks]
+        space = Spectrum.of(task.spec.shape, task.device) if self.space == "spectrum" else None
         for group in objectives.alike(targets, sizes):
             chosen = [targets[k] for k in group]
             goal = torch.tensor([max(self.goal, t.noise) ** 2 for t in chosen], dtype=torch.float64, device=task.device)
-            problems = Problems(task, partial(_objective, task, chosen[0].columns), objectives.stacked(chosen), goal)
+            problems = Problems(task, partial(_objective, task, chosen[0].columns, space), objectives.stacked(chosen), goal)
 
             def draw(place: int, group: list[int] = group) -> optimise.Point:
                 random, batch = generators[group[place]], sizes[group[place]]
                 x = priors.start(task, batch, random, self.start, torch.float64)
-                return x, labels.raw(task, batch, random, torch.float64)
+                return x if space is None else space.coordinates(x), labels.raw(task, batch, random, torch.float64)
 
             schedule = Schedule(self.steps, formats=FORMATS[self.dtype])
             for place, run in engine.restarted(problems, draw, self.restarts, ENOUGH, schedule, "dlg"):
                 k = group[place]
-                x, variables = run.point
+                z, variables = run.point
+                x = z if space is None else space.image(z)
                 residual = partial(objectives.misfit, targets[k], task, y=labels.soft(task, variables))
                 y = labels.hard(task, variables)
                 yield k, objectives.reconstruction("dlg", leaks[k], task, targets[k], x, y, residual, f"L-BFGS {run}")
 
 
-def _objective(task: Task, columns: slice, gradient: Gradient, given: optimise.Point, point: optimise.Point) -> Tensor:
+def _objective(
+    task: Task, columns: slice, space: Spectrum | None, gradients: Gradients, given: optimise.Point, point: optimise.Point
+) -> Tensor:
     theta, mixing, aim = given
-    x, variables = point
-    return objectives.squared(gradient, columns, theta, mixing, aim, x, labels.soft(task, variables))
+    z, variables = point
+    x = z if space is None else space.image(z)
+    return objectives.squared(gradients, columns, theta, mixing, aim, x, labels.soft(task, variables))

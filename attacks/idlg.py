@@ -15,9 +15,10 @@ from leakaudit.engine import ENOUGH, FORMATS, Schedule
 from leakaudit.errors import AttackError
 from leakaudit.evaluate import Problems
 from leakaudit.leak import GradientLeak
-from leakaudit.objectives import Gradient
+from leakaudit.objectives import Gradients
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.registry import attack, param
+from leakaudit.spectrum import Spectrum
 
 if TYPE_CHECKING:
     from leakaudit.task import Task
@@ -39,6 +40,7 @@ class Idlg:
     goal: float = param(3e-5, "relative residual at which the search stops")
     rows: int = param(1, "most gradients of the leak that are fitted at once")
     start: Literal["gray", "uniform", "normal"] = param("gray", "dummy input: near 0.5, uniform in [0, 1], or N(0, 1) as published")
+    space: Literal["spectrum", "pixels"] = param("spectrum", "of an image that L-BFGS moves in: scaled frequencies, or pixels as published")
     dtype: Literal["mixed", "float32", "float64"] = param("mixed", "number format of the search; mixed: float32, then float64")
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
@@ -63,23 +65,26 @@ class Idlg:
             raise AttackError(f"idlg cannot use this leak: {why}")
         targets = [objectives.target(leak, task, self.rows, torch.float64) for leak in leaks]
         known = torch.stack([y for leak in leaks if (y := labels.from_gradient(leak, task)) is not None]).to(task.device)
+        space = Spectrum.of(task.spec.shape, task.device) if self.space == "spectrum" else None
         for group in objectives.alike(targets):
             chosen = [targets[k] for k in group]
             goal = torch.tensor([max(self.goal, t.noise) ** 2 for t in chosen], dtype=torch.float64, device=task.device)
-            objective = partial(_objective, chosen[0].columns)
+            objective = partial(_objective, chosen[0].columns, space)
             problems = Problems(task, objective, (*objectives.stacked(chosen), known[group]), goal)
 
             def draw(place: int, group: list[int] = group) -> optimise.Point:
-                return (priors.start(task, 1, generators[group[place]], self.start, torch.float64),)
+                x = priors.start(task, 1, generators[group[place]], self.start, torch.float64)
+                return (x if space is None else space.coordinates(x),)
 
             schedule = Schedule(self.steps, formats=FORMATS[self.dtype])
             for place, run in engine.restarted(problems, draw, self.restarts, ENOUGH, schedule, "idlg"):
                 k = group[place]
                 residual = partial(objectives.misfit, targets[k], task, y=known[k])
-                x = run.point[0]
+                x = run.point[0] if space is None else space.image(run.point[0])
                 yield k, objectives.reconstruction("idlg", leaks[k], task, targets[k], x, known[k], residual, f"L-BFGS {run}")
 
 
-def _objective(columns: slice, gradient: Gradient, given: optimise.Point, point: optimise.Point) -> Tensor:
+def _objective(columns: slice, space: Spectrum | None, gradients: Gradients, given: optimise.Point, point: optimise.Point) -> Tensor:
     theta, mixing, aim, y = given
-    return objectives.squared(gradient, columns, theta, mixing, aim, point[0], y)
+    x = point[0] if space is None else space.image(point[0])
+    return objectives.squared(gradients, columns, theta, mixing, aim, x, y)

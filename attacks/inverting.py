@@ -8,6 +8,7 @@ Of a local training the cosine is between updates, and all its steps are differe
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -16,9 +17,11 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit import labels, objectives, optimise, priors, unroll
-from leakaudit.attacks._adam import Schedule, minimise  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.attacks._adam import Schedule, minimise, together  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.errors import AttackError
+from leakaudit.evaluate import Problems
 from leakaudit.leak import GradientLeak
+from leakaudit.objectives import Gradients, Target
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.registry import attack, param
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 @attack("inverting")
 @dataclass(frozen=True)
 class Inverting:
-    """Cosine and total variation with signed Adam; labels are read from the last layer where they are not given."""
+    """Cosine and total variation with signed Adam; labels are read where they are not given, single gradients are searched together."""
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 2
@@ -55,8 +58,42 @@ class Inverting:
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the inputs; the certificate says whether they fit."""
-        if why := self.refuses(leak, task):
+        return next(found for _, found in self.many([leak], task, [generator]))
+
+    def many(self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]) -> Iterator[tuple[int, Reconstruction]]:
+        """Reconstruct the inputs of several leaks, single gradients together; yield each one's place and reconstruction."""
+        if why := next(filter(None, (self.refuses(leak, task) for leak in leaks)), None):
             raise AttackError(f"inverting cannot use this leak: {why}")
+        single = [k for k, leak in enumerate(leaks) if self.sign == "soft" and unroll.of(leak, self.batch, self.samples).steps == 1]
+        for k in sorted(set(range(len(leaks))) - set(single)):
+            yield k, self._alone(leaks[k], task, generators[k])
+        read = [labels.given_or_read(self.labels, leaks[k], task, self.batch or leaks[k].batch or 1) for k in single]
+        targets = [objectives.target(leaks[k], task, self.rows, getattr(torch, self.dtype)) for k in single]
+        for group in objectives.alike(targets, [len(y) for y, _ in read]):
+            for place, run in self._search([(targets[k], read[k][0], generators[single[k]]) for k in group], task):
+                at = group[place]
+                (y, how), leak, target = read[at], leaks[single[at]], targets[at]
+                residual = partial(objectives.misfit, target, task, y=y)
+                note = f"{how}signed Adam {run}"
+                yield single[at], objectives.reconstruction("inverting", leak, task, target, run.point[0], y, residual, note)
+
+    def _search(self, wanted: list[tuple[Target, Tensor, Generator]], task: Task) -> Iterator[tuple[int, optimise.Run]]:
+        """Search targets of one shape from all their starts together; yield each one's place and best run."""
+        rows = [k for k in range(len(wanted)) for _ in range(self.restarts)]
+        targets, labelled = [wanted[k][0] for k in rows], torch.stack([wanted[k][1] for k in rows])
+        dtype = targets[0].aim.dtype
+        starts = torch.stack([priors.start(task, labelled.shape[1], wanted[k][2], "normal", dtype) for k in rows])
+        objective = partial(_objective, targets[0].columns, self.tv)
+        problems = Problems(task, objective, (*objectives.stacked(targets), labelled), starts.new_zeros(len(rows))).at((starts,))
+        soft = Schedule(self.steps, self.rate, "soft")
+        runs = together(problems, starts.flatten(1), soft, partial(priors.boxed, task), "inverting")
+        for k in range(len(wanted)):
+            mine = runs[k * self.restarts : (k + 1) * self.restarts]
+            best = min(mine, key=lambda run: run.objective)
+            yield k, best.after(*(run for run in mine if run is not best))
+
+    def _alone(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+        """Reconstruct the inputs of one leak, which may be a local training."""
         local = unroll.of(leak, self.batch, self.samples, self.decay)
         y, how = labels.given_or_read(self.labels, leak, task, local.samples)
         dtype = getattr(torch, self.dtype)
@@ -77,3 +114,9 @@ class Inverting:
         run = optimise.restarted(search, draw, self.restarts, -math.inf)
         residual = partial(unroll.misfit, target, task, local, y=y)
         return objectives.reconstruction("inverting", leak, task, target, run.point[0], y, residual, f"{how}signed Adam {run}")
+
+
+def _objective(columns: slice, weight: float, gradients: Gradients, given: optimise.Point, point: optimise.Point) -> Tensor:
+    theta, mixing, aim, y = given
+    smooth = torch.vmap(priors.total_variation)(point[0])
+    return objectives.angles(gradients, columns, theta, mixing, aim, point[0], y) + weight * smooth

@@ -1,33 +1,31 @@
-"""Objectives of many problems and their slopes in one call: vmapped where the model is small, one after the other where it is large."""
+"""Objectives of many problems and their slopes in one call: all at once where the model is small, one after the other where it is large."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.func import grad_and_value, vmap
 
-from leakaudit.objectives import Gradient
+from leakaudit.objectives import Gradients
 from leakaudit.task import LOOP_ABOVE
 
 if TYPE_CHECKING:
     from leakaudit.task import Task
 
-Objective = Callable[[Gradient, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
-MEMORY = 512 << 20  # bytes that one vmap may take
+Objective = Callable[[Gradients, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
+MEMORY = 512 << 20  # bytes that one evaluation of several problems may take
 TEMPORARY = 3  # bytes of an evaluation over those that autograd saves of it, measured on LeNet and ConvNet
 
 
 @dataclass(frozen=True, eq=False)
 class Problems:
-    """K problems of one shape: minimise ``objective(gradient, given, point)`` over the point.
+    """K problems of one shape: minimise each entry of ``objective(gradients, given, point)`` (k,) over its own row of the point.
 
-    gradient: (theta (d,), x, y) -> (d,), differentiable. given: tensors (K, ...), one row a problem. goal: (K,) objectives that are good
-    enough. shapes: of a point's tensors. chunk: problems in one vmap, 1 for a loop.
+    gradients: (thetas (n, d), x (n, ...), y (n, ...)) -> (n, d), differentiable. given: tensors (K, ...), one row a problem. goal: (K,)
+    objectives that are good enough. shapes: of a point's tensors. chunk: problems that are evaluated together, 1 for a loop.
     """
 
     task: Task
@@ -40,9 +38,9 @@ class Problems:
     def at(self, start: tuple[Tensor, ...]) -> Problems:
         """Return the same with shapes, and with the chunk by what one evaluation takes; start: a point of each, tensors (K, ...)."""
         known = replace(self, shapes=tuple(t.shape[1:] for t in start), chunk=1)
-        if self.task.layout.size > LOOP_ABOVE or len(self) == 1:
+        if (self.task.chain is None and self.task.layout.size > LOOP_ABOVE) or len(self) == 1:
             return known
-        return replace(known, chunk=max(1, MEMORY // max(1, TEMPORARY * known._saved(tuple(t[0] for t in start)))))
+        return replace(known, chunk=max(1, MEMORY // max(1, TEMPORARY * known._saved(tuple(t[:1] for t in start)))))
 
     def __len__(self) -> int:
         """Number of problems."""
@@ -63,21 +61,16 @@ class Problems:
 
     def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:
         """Objectives (K,) and slopes (K, n) at points (K, n)."""
-        if self.chunk == 1 or len(flat) == 1:
-            found = [self._one(k, x) for k, x in enumerate(flat)]
-            return torch.stack([f for f, _ in found]), torch.stack([g for _, g in found])
-        slopes, values = vmap(grad_and_value(self._pure), chunk_size=self.chunk)(flat, self.given)
-        return values, slopes
+        starts = range(0, len(flat), self.chunk)
+        found = [self._some(slice(k, k + self.chunk), flat[k : k + self.chunk]) for k in starts]
+        return torch.cat([f for f, _ in found]), torch.cat([g for _, g in found])
 
-    def _pure(self, x: Tensor, given: tuple[Tensor, ...]) -> Tensor:
-        return self.objective(self.task.grad_fn, given, self.split(x))
-
-    def _one(self, k: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _some(self, rows: slice, x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.detach().requires_grad_()
-        value = self.objective(partial(self.task.gradient, create_graph=True), tuple(t[k] for t in self.given), self.split(x))
-        return value.detach(), torch.autograd.grad(value, x)[0]
+        values = self.objective(self.task.again, tuple(t[rows] for t in self.given), self.split(x))
+        return values.detach(), torch.autograd.grad(values.sum(), x)[0]
 
-    def _saved(self, start: tuple[Tensor, ...]) -> int:
+    def _saved(self, point: tuple[Tensor, ...]) -> int:
         """Bytes that autograd keeps of one evaluation of the first problem."""
         kept: dict[int, int] = {}
 
@@ -87,6 +80,5 @@ class Problems:
 
         unpack: Callable[[Any], Any] = lambda t: t  # noqa: E731
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            point = tuple(t.detach().clone().requires_grad_() for t in start)
-            self.objective(partial(self.task.gradient, create_graph=True), tuple(t[0] for t in self.given), point)
+            self.objective(self.task.again, tuple(t[:1] for t in self.given), tuple(t.detach().clone().requires_grad_() for t in point))
         return sum(kept.values())

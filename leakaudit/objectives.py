@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.task import Task
 
-Gradient = Callable[[Tensor, Tensor, Tensor], Tensor]
+Gradients = Callable[[Tensor, Tensor, Tensor], Tensor]
 FIT = 0.1  # relative residual that counts as a fit; unrelated photographs and wrong labels leave 0.2 to 1.3
 DROWNED = 0.5  # where noise alone makes this relative residual, a fit means nothing
 
@@ -73,7 +73,8 @@ def target(leak: GradientLeak, task: Task, rows: int, dtype: torch.dtype) -> Tar
 
 def gradients(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
     """Gradients (T, c) of the dummy inputs, differentiable in x and in soft labels y."""
-    return torch.stack([task.gradient(w, x, y, create_graph=True)[target.columns] for w in target.theta])
+    same = (t.expand(len(target.theta), *t.shape) for t in (x, y))
+    return task.again(target.theta, *same)[:, target.columns]
 
 
 def l2(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
@@ -97,10 +98,30 @@ def alike(targets: Sequence[Target], sizes: Sequence[int] = ()) -> list[list[int
     return list(groups.values())
 
 
-def squared(gradient: Gradient, columns: slice, theta: Tensor, mixing: Tensor, aim: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return what `l2` does, for one of the `stacked` targets; gradient: of theta (d,), x and y, as `evaluate.Problems` hands it over."""
-    found = torch.stack([gradient(w, x, y)[columns] for w in theta.unbind()])
-    return (mixing @ found - aim).square().sum()
+def squared(gradients: Gradients, columns: slice, theta: Tensor, mixing: Tensor, aim: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return what `l2` does, (k,), for some of the `stacked` targets; gradients: of models (n, d), as `evaluate.Problems` hands it over.
+
+    x: (k, b, *shape). y: (k, b) or soft (k, b, classes).
+    """
+    gap = _mixed(gradients, columns, theta, mixing, x, y) - aim.flatten(1)
+    loss: Tensor = torch.linalg.vecdot(gap, gap)
+    return loss
+
+
+def angles(gradients: Gradients, columns: slice, theta: Tensor, mixing: Tensor, aim: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Return what `cosine` does, (k,), for some of the `stacked` targets, as `squared`."""
+    found = _mixed(gradients, columns, theta, mixing, x, y)
+    size = torch.linalg.vecdot(found, found).sqrt().clamp_min(torch.finfo(found.dtype).tiny)
+    loss: Tensor = 1 - torch.linalg.vecdot(found, aim.flatten(1)) / size
+    return loss
+
+
+def _mixed(gradients: Gradients, columns: slice, theta: Tensor, mixing: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Whitened rows (k, m * c) of the gradients of several problems, each at its own models theta (k, T, d)."""
+    models = theta.shape[1]
+    each = (t.repeat_interleave(models, 0) if models > 1 else t for t in (x, y))
+    found = gradients(theta.flatten(0, 1), *each)[:, columns].unflatten(0, (len(theta), models))
+    return torch.bmm(mixing, found).flatten(1)
 
 
 def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:

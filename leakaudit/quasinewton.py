@@ -8,20 +8,25 @@ reads each of them twice; the m x m rest is in float64.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+FIRST = 16  # pairs that there is room for at first
 LEAST = 1e-10  # cosine between s and y below which a pair would make H singular and is left out
 
 
 class Memory:
-    """The last m pairs of K searches over n variables: s, y (K, m, n), written in turn; sy, yy (K, m, m) their products."""
+    """The last m pairs of K searches over n variables: s, y (K, r, n), written in turn; sy, yy (K, r, r) their products.
+
+    The room r grows from 16 to m as pairs come, since every direction reads all of it.
+    """
 
     def __init__(self, like: Tensor, m: int) -> None:
         """Start without pairs; like: (K, n)."""
         k, n = like.shape
-        self.m = m
-        self.s, self.y = like.new_zeros(k, m, n), like.new_zeros(k, m, n)
-        self.sy, self.yy = (torch.zeros(k, m, m, dtype=torch.float64, device=like.device) for _ in range(2))
+        self.m, room = m, min(m, FIRST)
+        self.s, self.y = like.new_zeros(k, room, n), like.new_zeros(k, room, n)
+        self.sy, self.yy = (torch.zeros(k, room, room, dtype=torch.float64, device=like.device) for _ in range(2))
         self.count = torch.zeros(k, dtype=torch.long, device=like.device)
 
     def keep(self, index: Tensor) -> None:
@@ -38,6 +43,9 @@ class Memory:
         product = (step.double() * change.double()).sum(1)
         size = step.double().norm(dim=1) * change.double().norm(dim=1)
         new = (which & (product > LEAST * size)).nonzero().flatten()
+        room = self.s.shape[1]
+        if room < self.m and len(new) and int(self.count[new].max()) >= room:
+            self._grow(min(2 * room, self.m) - room)
         at = self.count[new] % self.m
         self.s[new, at], self.y[new, at] = step[new], change[new]
         both = torch.stack([slope, change], dim=1)  # (K, 2, n): one pass over s and y serves the direction and the products
@@ -47,9 +55,14 @@ class Memory:
         self.count[new] += 1
         return self._direction(slope, by_s[:, 0], by_y[:, 0])
 
+    def _grow(self, more: int) -> None:
+        """Make room for more pairs."""
+        self.s, self.y = (F.pad(t, (0, 0, 0, more)) for t in (self.s, self.y))
+        self.sy, self.yy = (F.pad(t, (0, more, 0, more)) for t in (self.sy, self.yy))
+
     def _direction(self, slope: Tensor, by_s: Tensor, by_y: Tensor) -> Tensor:
-        """Return -H slope from S^T slope and Y^T slope (K, m)."""
-        k, m = by_s.shape
+        """Return -H slope from S^T slope and Y^T slope (K, r)."""
+        k, m = by_s.shape  # no pair has fallen out while r < m, so that count % r is count % m
         slots, rows = torch.arange(m, device=slope.device), torch.arange(k, device=slope.device)
         used = self.count.clamp_max(m)
         order = (self.count[:, None] - used[:, None] + slots) % m  # oldest first

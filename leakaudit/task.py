@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
 from leakaudit import construct
+from leakaudit.chaingrad import Chain
 from leakaudit.construct import LinearNames
 from leakaudit.dense import Stack
 from leakaudit.errors import LeakauditError
@@ -44,6 +45,7 @@ class Task:
     device: torch.device
     module: nn.Module = field(repr=False)
     stack: Stack | None = field(repr=False)
+    chain: Chain | None = field(repr=False)
     trusted: bool = False
 
     @classmethod
@@ -68,9 +70,10 @@ class Task:
         trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
         rest = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad} | dict(module.named_buffers())
         first, last = construct.linear_ends(module, spec)
+        layout = Layout(tuple(trained), tuple(tuple(p.shape) for p in trained.values()))
         return cls(
             spec=spec,
-            layout=Layout(tuple(trained), tuple(tuple(p.shape) for p in trained.values())),
+            layout=layout,
             buffers=rest,
             first_linear=first,
             last_linear=last,
@@ -80,6 +83,7 @@ class Task:
             device=torch.device(device),
             module=module,
             stack=Stack.of(module, math.prod(spec.shape)),
+            chain=Chain.of(module, layout, tuple(spec.shape)),
             trusted=trusted,
         )
 
@@ -140,6 +144,20 @@ class Task:
             params = self.layout.split(theta)
             got = torch.autograd.grad(self._loss(params, x, y), list(params.values()), create_graph=create_graph, materialize_grads=True)
             return torch.cat([g.flatten() for g in got])
+
+    def again(self, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Gradients (n, d) that can be differentiated once more in x and soft y; thetas (n, d) are constants.
+
+        x: (n, b, *shape). y: (n, b) or (n, b, classes). A chain of layers takes closed formulas, other models two passes of autograd.
+        """
+        thetas = thetas.detach()
+        if self.chain is not None:
+            found = self.chain.gradients(thetas, self._normalise(x.to(thetas)), y, self._error)
+            return found + self.l2 * thetas if self.l2 else found
+        if len(thetas) == 1 or self.layout.size > LOOP_ABOVE:
+            return torch.stack([self.gradient(*one, create_graph=True) for one in zip(thetas, x, y, strict=True)])
+        several: Tensor = vmap(self.grad_fn)(thetas, x, y)
+        return several
 
     @overload
     def grad_fn(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor: ...
@@ -241,16 +259,17 @@ class Task:
             soft = y.to(out.dtype)
             return (out.softmax(-1) * soft.sum(-1, keepdim=True) - soft).div_(b)
         probabilities = out.softmax(-1)
-        return probabilities.scatter_add_(-1, y.long().unsqueeze(-1), probabilities.new_full((*y.shape, 1), -1.0)).div_(b)
+        return probabilities.scatter_add(-1, y.long().unsqueeze(-1), probabilities.new_full((*y.shape, 1), -1.0)).div_(b)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A task and every node's data: x (N, b, *shape), y (N, b)."""
+    """A task and every node's data: x (N, b, *shape), y (N, b); here: (N,) bool, whose data are in this process, None for all."""
 
     task: Task
     x: Tensor
     y: Tensor
+    here: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Check that the data are the task's."""

@@ -86,7 +86,11 @@ def update(task: Task, local: Local, theta: Tensor, x: Tensor, y: Tensor, graph:
     total = torch.zeros_like(theta)
     for k in range(local.steps):
         at = k % local.batches * local.batch
-        g = task.gradient(theta, x[at : at + local.batch], y[at : at + local.batch], create_graph=graph)
+        mine = x[at : at + local.batch], y[at : at + local.batch]
+        if graph and not theta.requires_grad:
+            g = task.again(theta[None], *(t[None] for t in mine))[0]
+        else:
+            g = task.gradient(theta, *mine, create_graph=graph)
         total = local.keep * total + g
         theta = local.keep * theta - local.rate * g
     return total

@@ -102,7 +102,7 @@ def tiny_task() -> Task:
 def banana(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
     """Rosenbrock's function with its minimum at (a, a^2)."""
     (a,), (x,) = given, point
-    return (a - x[0]).square() + 100 * (x[1] - x[0].square()).square()
+    return (a - x[:, 0]).square() + 100 * (x[:, 1] - x[:, 0].square()).square()
 
 
 def bananas(k: int, goal: float = 1e-20) -> tuple[Problems, tuple[Tensor, ...]]:
@@ -131,7 +131,7 @@ def test_float64_polishes_what_float32_found() -> None:
     for name, formats in FORMATS.items():
         problems, start = bananas(4, goal=1e-22)
         ends[name] = dict(engine.search(problems, start, Schedule(40, formats=formats), "test"))
-        left[name] = [float(banana(None, (problems.given[0][k],), run.point)) for k, run in ends[name].items() if k in (1, 2)]
+        left[name] = [float(banana(None, (problems.given[0][k],), (run.point[0][None],))) for k, run in ends[name].items() if k in (1, 2)]
     assert min(left["float32"]) > 1e-16
     assert max(left["mixed"]) <= 1e-22
     assert all(run.ended == "fitted" and run.point[0].dtype == D for run in ends["mixed"].values())
@@ -177,7 +177,7 @@ def test_searches_whose_pairs_do_not_fit_in_memory_go_in_parts(monkeypatch: pyte
 
 def walled(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
     """Minimum 3 at 1, a wall of NaN at 0; given: a factor, NaN for a problem that is NaN everywhere."""
-    return given[0] * (point[0] - point[0].log()).sum()
+    return given[0] * (point[0] - point[0].log()).sum(1)
 
 
 def test_walls_of_nan_are_met_with_shorter_steps_and_nan_everywhere_gives_the_start_back() -> None:
@@ -208,7 +208,7 @@ def test_a_deadline_ends_all_searches_and_needless_ones_leave() -> None:
 def double_well(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
     """Minimum 0 at x = 1 and a local one of 0.5 at x = -1."""
     x = point[0]
-    return (x.square() - 1).square().sum() + 0.25 * (1 - x.tanh() / math.tanh(1)).sum()
+    return (x.square() - 1).square().sum(1) + 0.25 * (1 - x.tanh() / math.tanh(1)).sum(1)
 
 
 def test_starts_come_in_rounds_of_one_two_four_until_one_is_good_enough() -> None:
@@ -249,22 +249,27 @@ def matching(task: Task, leaks: list[GradientLeak], y: Tensor) -> Problems:
     targets = [objectives.target(leak, task, 1, D) for leak in leaks]
     columns = targets[0].columns
 
-    def objective(gradient: objectives.Gradient, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
+    def objective(gradients: objectives.Gradients, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
         theta, mixing, aim, y = given
-        return objectives.squared(gradient, columns, theta, mixing, aim, point[0], y)
+        return objectives.squared(gradients, columns, theta, mixing, aim, point[0], y)
 
     return Problems(task, objective, (*objectives.stacked(targets), y[:, None]), torch.zeros(len(leaks), dtype=D))
 
 
+@pytest.mark.parametrize("formulas", [True, False])
 @pytest.mark.parametrize(("model", "act"), [("lenet", "sigmoid"), ("convnet", "tanh"), ("mlp", "relu")])
-def test_evaluations_together_are_those_of_autograd_one_by_one(model: str, act: str) -> None:
-    """In one vmap, in chunks, in a loop, and in float32."""
+def test_evaluations_together_are_those_of_autograd_one_by_one(model: str, act: str, formulas: bool) -> None:
+    """All at once, in chunks, in a loop, and in float32; by closed formulas and by vmap."""
     task, leaks, _, y = planted(5, model, act)
+    task = task if formulas else replace(task, chain=None)
+    assert formulas == (task.chain is not None)
     x = torch.rand(5, 1, 1, 8, 8, generator=Generator().manual_seed(0), dtype=D)
     values, slopes = [], []
     for k, leak in enumerate(leaks):
         z = x[k].clone().requires_grad_()
-        value = objectives.l2(objectives.target(leak, task, 1, D), task, z, y[k : k + 1])
+        assert leak.theta is not None
+        gap = task.gradient(leak.theta[0], z, y[k : k + 1], create_graph=True) - leak.value[0]
+        value = gap.square().sum() / leak.value[0].square().sum()
         values.append(value.detach())
         slopes.append(torch.autograd.grad(value, z)[0].flatten())
     problems = matching(task, leaks, y).at((x,))
@@ -280,6 +285,7 @@ def test_evaluations_together_are_those_of_autograd_one_by_one(model: str, act: 
 
 def test_large_models_and_single_problems_are_looped_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     task, leaks, x, y = planted(4)
+    task, formulas = replace(task, chain=None), task
     start = (x[:, None],)
     assert matching(task, leaks[:1], y[:1]).at((start[0][:1],)).chunk == 1
     whole = matching(task, leaks, y).at(start)
@@ -287,6 +293,9 @@ def test_large_models_and_single_problems_are_looped_and_memory_is_bounded(monke
     assert matching(task, leaks, y).at(start).chunk in (1, 2)
     monkeypatch.setattr(evaluate, "LOOP_ABOVE", task.layout.size - 1)
     assert matching(task, leaks, y).at(start).chunk == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(evaluate, "LOOP_ABOVE", task.layout.size - 1)
+    assert matching(formulas, leaks, y).at(start).chunk >= 4
 
 
 @pytest.mark.parametrize("name", ["dlg", "idlg"])
@@ -367,7 +376,7 @@ def test_attacks_one_by_one_share_the_time_of_their_group(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(api, "attack_one", slow)
     with watching(seconds=9.0):
-        settled = list(api.attack_together(leaks, task, "inverting", [Generator()] * 3))
+        settled = list(api.attack_together(leaks, task, "rgap", [Generator()] * 3))
     assert seen == pytest.approx([3.0, 3.75, 0.0])
     assert [s.late for s in settled] == [False, True, True]
 

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import data, objectives, priors, registry
+from leakaudit import data, objectives, priors, registry, unroll
+from leakaudit.attacks import _adam
+from leakaudit.evaluate import Problems
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.task import Task
@@ -82,6 +84,55 @@ def test_more_starts_leave_no_higher_loss(sign: str) -> None:
     settings: dict[str, Any] = {"sign": sign, "steps": 60, "dtype": "float64"}
     few, many = (loss(task, leak, attacked(task, leak, 0, restarts=n, **settings).x, y, 0.02) for n in (1, 4))
     assert many <= few + 1e-3  # the loss of the last step is taken before it is made
+
+
+def smooth() -> tuple[Task, Tensor, Tensor]:
+    """A network without corners, so that rounding does not grow into another picture."""
+    spec = TaskSpec("convnet", {"width": 4, "act": "tanh"}, shape=(1, 8, 8), classes=3, mean=(0.5,), std=(0.5,), levels=255)
+    return Task.build(spec, dtype=D), data.load("photos").x[5::17, :1, 12:20, 12:20].double(), torch.tensor([2, 0, 1, 1])
+
+
+def test_leaks_attacked_together_give_what_each_gives_alone_and_local_trainings_go_their_own_way() -> None:
+    task, x, y = smooth()
+    leaks = [leaked(task, x[k : k + 1], y[k : k + 1], k) for k in range(4)]
+    theta = leaks[3].theta
+    assert theta is not None
+    update = unroll.update(task, unroll.Local(2, 0.1, 1, 1), theta[0], x[3:4], y[3:4], graph=False)
+    leaks[3] = replace(leaks[3], value=update[None], inner=2, step=0.1)
+    made = registry.configure(registry.get("attacks", "inverting"), {"steps": 60, "dtype": "float64", "restarts": 2})
+    found = dict(made.many(leaks, task, [torch.Generator().manual_seed(k) for k in range(4)]))
+    assert sorted(found) == [0, 1, 2, 3]
+    for k, leak in enumerate(leaks):
+        alone = made(leak, task, torch.Generator().manual_seed(k))
+        assert torch.allclose(found[k].x, alone.x, atol=1e-5)
+        assert "(120 evaluations)" in found[k].note
+        assert float((found[k].x - x[k]).square().mean()) < 0.05
+
+
+@pytest.mark.parametrize("slopes", ["raw", "soft", "hard"])
+def test_searches_together_take_the_steps_of_one_search(slopes: Any) -> None:
+    """Quadratics of their own size and centre, against torch's Adam; one is not a number beyond a wall and turns back."""
+    centre = torch.linspace(-2, 2, 12, dtype=D).reshape(3, 4)
+
+    def objective(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
+        (middle, scale, wall), (z,) = given, point
+        return scale * (z - middle).square().sum(1) + torch.where(z.amax(1) > wall, torch.nan, 0.0)
+
+    given = (centre, torch.tensor([1.0, 3.0, 0.2], dtype=D), torch.tensor([9.0, 9.0, 0.25], dtype=D))
+    start, schedule = torch.zeros(3, 4, dtype=D), _adam.Schedule(30, 0.1, slopes)
+    problems = Problems(smooth()[0], objective, given, torch.zeros(3)).at((start,))
+    runs = _adam.together(problems, start, schedule, lambda z: z.clamp(-1, 1), "test")
+    for k in range(2):
+
+        def one(_: int, __: int, z: Tensor, k: int = k) -> Tensor:
+            return objective(None, tuple(t[k : k + 1] for t in given), (z[None],))[0]
+
+        (alone,) = _adam.minimise(one, [start[k]], schedule, lambda z: z.clamp(-1, 1), torch.Generator(), "test")
+        assert torch.allclose(runs[k].point[0], alone.point[0], rtol=1e-9)
+        assert runs[k].objective == pytest.approx(alone.objective, rel=1e-9)
+        assert (runs[k].steps, runs[k].evaluations, runs[k].ended) == (30, 30, alone.ended)
+    assert math.isfinite(runs[2].objective)
+    assert 0.1 < float(runs[2].point[0].max()) < 0.4
 
 
 @pytest.mark.slow

@@ -3,10 +3,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
-BENCH := $(filter-out bench/_%,$(sort $(wildcard bench/*.py)))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint bench docs
+.PHONY: help demo test lint bench docs site
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
@@ -22,10 +21,13 @@ lint: $(VENV)/.ready  ## ruff and mypy strict
 	$(BIN)/mypy
 	$(BIN)/mypy tests $(wildcard bench/*.py)
 
-bench: $(VENV)/.ready  ## every benchmark, one JSON line a figure
-	@set -e; for file in $(BENCH); do $(BIN)/python $$file; done
+bench: $(VENV)/.ready  ## every ratio in at most 20 minutes, as a table and leakaudit-out/bench.json
+	@$(BIN)/python bench/_all.py -o leakaudit-out/bench.json
 
-docs: $(VENV)/.docs  ## docs/_build/index.html; a warning is an error
+docs: site  ## the site, and every command and code block in it run
+	$(BIN)/pytest -q tests/contract/test_docs.py tests/contract/test_readme.py
+
+site: $(VENV)/.docs  ## docs/_build/index.html; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build
 
 $(VENV)/.ready: pyproject.toml constraints.txt

@@ -216,7 +216,7 @@ def _bias(head: Head) -> Tensor:
 def _solve(p: Tensor, known: Tensor, total: Tensor) -> Tensor:
     """Return z (C, m) with (P^T - I) z = known (C, m) and sums `total` (m,); the shortest one where several fit best."""
     left = torch.cat([p.T - torch.eye(len(p), dtype=p.dtype), p.new_ones(1, len(p))])
-    solution: Tensor = torch.linalg.lstsq(left, torch.cat([known, total[None]]), driver="gelsy").solution
+    solution: Tensor = torch.linalg.lstsq(left, torch.cat([known, total[None]]), driver="gelsd").solution  # gelsy differs from call to call
     return solution
 
 

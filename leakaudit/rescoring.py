@@ -26,8 +26,18 @@ def check(metrics: Collection[str]) -> None:
             raise LeakauditError(f"there is no metric {name!r}{suggest(name, METRICS)}")
 
 
+def one_truth(record: Mapping[str, Json]) -> None:
+    """Raise LeakauditError for another kind of record than an attack's."""
+    if record["kind"] != "attack":
+        raise LeakauditError(f"expected the results of an attack, which have one truth, got those of '{record['kind']}'")
+
+
 def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None) -> None:
-    """Raise LeakauditError where the truth is of another recording, or is not the file that the results were scored with."""
+    """Raise LeakauditError where the truth is of another recording, or is not the file that the results were scored with.
+
+    The same for another kind of record than an attack's.
+    """
+    one_truth(record)
     source = record["provenance"]
     if source["trace"]["id"] != truth.id:
         raise LeakauditError(f"expected the truth of recording {source['trace']['id']!r}, got that of {truth.id!r}; name the right file")
@@ -52,8 +62,7 @@ def rescore(
     Raises LeakauditError for an unknown metric, another kind of record, or reconstructions that are not beside it.
     """
     check(metrics)
-    if record["kind"] != "attack":
-        raise LeakauditError(f"expected the results of an attack, which have one truth, got those of '{record['kind']}'")
+    one_truth(record)
     found = results.load_reconstructions(record, folder)
     scores = scoring.score(found, truth, weights)
     findings = [_scored(f, s, set(metrics)) for f, s in zip(record["findings"], scores, strict=True)]

@@ -15,6 +15,8 @@ from leakaudit.pictures import EDGE, INK, PAPER, QUIET
 WIDE, DASH = 250, 5  # pixels of a panel's field, and of a dash
 STYLES = {"best": (1, False), "median": (2, False), "mean": (1, True), "rate": (2, False), "ceiling": (2, True), "blind": (1, True)}
 
+SAYS = "median thick, best thin, mean dashed; thick dashes: the ceiling on success (reconstruction robustness)"
+
 Column = Sequence[float | None]
 
 
@@ -37,8 +39,13 @@ class Panel:
     high: float | None = None
 
 
-def draw(rows: Sequence[tuple[str, Sequence[Panel]]], points: Sequence[str], legend: Mapping[str, str]) -> Image.Image:
-    """Draw one row of panels an adversary; points: the grid in words, left to right. legend: name -> meaning, in the order of colours."""
+def draw(
+    rows: Sequence[tuple[str, Sequence[Panel]]], points: Sequence[str], legend: Mapping[str, str], axis: str = "epsilon", says: str = SAYS
+) -> Image.Image:
+    """Draw one row of panels an adversary; points: the grid in words, left to right. legend: name -> meaning, in the order of colours.
+
+    axis: what the points are of; says: how lines differ.
+    """
     wide = max(len(panels) for _, panels in rows)
     size, head = (LEFT + WIDE + RIGHT, TOP + HIGH + FOOT), MARGIN + LINE * (len(legend) + 2)
     page = Image.new("RGB", (FINE * (wide * size[0] + MARGIN), FINE * (head + len(rows) * (size[1] + LINE) + MARGIN)), PAPER)
@@ -46,17 +53,16 @@ def draw(rows: Sequence[tuple[str, Sequence[Panel]]], points: Sequence[str], leg
     for k, (name, meaning) in enumerate(legend.items()):
         pen.line([(MARGIN, MARGIN + k * LINE + 7), (MARGIN + 24, MARGIN + k * LINE + 7)], colours[name], 3)
         pen.text((MARGIN + 32, MARGIN + k * LINE), meaning, 12, INK, "lt")
-    says = "median thick, best thin, mean dashed; thick dashes: the ceiling on success (reconstruction robustness)"
     pen.text((MARGIN, MARGIN + len(legend) * LINE), says, 12, QUIET, "lt")
     for r, (title, panels) in enumerate(rows):
         top = head + r * (size[1] + LINE)
         pen.text((MARGIN, top), title, 13, INK, "lt")
         for c, panel in enumerate(panels):
-            _panel(pen, (c * size[0] + LEFT, top + LINE + TOP), panel, points, colours)
+            _panel(pen, (c * size[0] + LEFT, top + LINE + TOP), panel, points, colours, axis)
     return page.resize((page.width // FINE, page.height // FINE), Image.Resampling.LANCZOS)
 
 
-def _panel(pen: Pen, at: tuple[float, float], panel: Panel, points: Sequence[str], colours: Mapping[str, str]) -> None:
+def _panel(pen: Pen, at: tuple[float, float], panel: Panel, points: Sequence[str], colours: Mapping[str, str], axis: str) -> None:
     left, top = at
     pen.text((left, top - 10), panel.title, 12, INK, "lb")
     values = [v for line in panel.lines for v in line.values if v is not None and math.isfinite(v)]
@@ -73,7 +79,7 @@ def _panel(pen: Pen, at: tuple[float, float], panel: Panel, points: Sequence[str
         pen.line([(x, top + HIGH), (x, top + HIGH + 4)], QUIET, 1)
         pen.text((x, top + HIGH + 7), label, 11, QUIET, "mt")
     pen.line([(left, top), (left, top + HIGH), (left + WIDE, top + HIGH)], QUIET, 1)
-    pen.text((left + WIDE, top + HIGH + 22), "epsilon", 11, QUIET, "rt")
+    pen.text((left + WIDE, top + HIGH + 22), axis, 11, QUIET, "rt")
     for line in panel.lines:
         width, dashed = STYLES[line.style]
         places = [

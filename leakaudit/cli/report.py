@@ -41,6 +41,10 @@ def run(args: argparse.Namespace) -> int:
     source = file_of(args.results)
     shown = results.read(source)
     render = _renderer(shown["kind"], args.format)
+    if shown["kind"] == "sweep" and (args.against is not None or args.redact or args.redact_key is not None):
+        raise LeakauditError(
+            "a sweep's record holds neither pictures nor labels, and is compared with none; leave --against and --redact out"
+        )
     if args.against is not None:
         if shown["kind"] == "check":
             raise LeakauditError("a gate compares with its baseline; --against takes results of 'attack' and 'audit'")
@@ -49,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         shown = {**shown, "location": args.location}
     if args.redact or args.redact_key is not None:
         shown = redaction.redact(shown, args.redact_key)
-    elif args.format == "html":
+    elif args.format == "html" and shown["kind"] != "sweep":
         shown = gallery.with_pictures(shown, source.parent)
     page = render(shown).encode("utf-8", "backslashreplace")
     if args.output is None:
@@ -62,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _renderer(kind: str, name: str) -> Callable[[Any], str]:
-    """Return the function that renders; audits and gates have a text and a Markdown of their own."""
+    """Return the function that renders; audits, gates and sweeps have a text and a Markdown of their own."""
     from leakaudit import comparison, registry
 
     render: Callable[[Any], str] = registry.get("reports", name)
@@ -72,6 +76,13 @@ def _renderer(kind: str, name: str) -> Callable[[Any], str]:
         if name == "markdown":
             return lambda results: words.markdown(results, render(results))
         return lambda results: words.text(results) + "".join(f"{line}\n" for line in comparison.lines(results.get("against") or {}))
+    if kind == "sweep":
+        from leakaudit.sweep import words as swept
+
+        forms: dict[str, Callable[[Any], str]] = {"text": swept.text, "markdown": swept.markdown, "json": render}
+        if name not in forms:
+            raise LeakauditError(f"a sweep is shown as {', '.join(forms)}, got -f {name}")
+        return forms[name]
     if kind == "check" and name in ("text", "markdown"):
         from leakaudit.gate import text
 

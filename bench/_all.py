@@ -1,0 +1,235 @@
+"""Every benchmark in a short form, one after the other, as one table of ratios; what `make bench` runs.
+
+python bench/_all.py [-o FILE] [--seconds 1200] [--only NAME …] [--breaching PYTHON]
+
+Each runs in a process of its own and prints JSON lines; FILE gets all of them with the machine in words. A ratio is of two things that were
+measured side by side in one run. A benchmark that is not done within its share of the time is ended, and its lines so far are kept. The
+code is 1 where one fails by itself; a target that is missed is a word in the table, since other programs on the machine can cause it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+LEAST, MOST = "at least", "at most"
+Line = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of the table. target: None where none is set; side: whether more or less of it is better."""
+
+    name: str
+    ratio: float | None
+    unit: str
+    target: float | None = None
+    side: str = LEAST
+
+    @property
+    def met(self) -> str:
+        """What the table says of the target."""
+        if self.target is None or self.ratio is None:
+            return ""
+        fits = self.ratio >= self.target if self.side == LEAST else self.ratio <= self.target
+        return "met" if fits else "missed"
+
+
+def plain(lines: Sequence[Line]) -> list[Row]:
+    """Lines that have a ratio and, perhaps, a target."""
+    return [_row(line) for line in lines if "bench" in line and "ratio" in line]
+
+
+def tap(lines: Sequence[Line]) -> list[Row]:
+    """CPU time of a program that is tapped over that of the same one that is not."""
+    unit = "times the CPU time of a round without the tap"
+    return [Row(f"tap/{line['program']}", line["ratio_cpu"], unit, line["target"], MOST) for line in lines if "ratio_cpu" in line]
+
+
+def victims(lines: Sequence[Line]) -> list[Row]:
+    """More of the loop's time, less of the floor and of the cost with more nodes."""
+    return [r if r.unit.startswith("times faster") else Row(r.name, r.ratio, r.unit, r.target, MOST) for r in plain(lines)]
+
+
+def attacks(lines: Sequence[Line]) -> list[Row]:
+    """Pictures a second, attempts where the published loop recovers none, and memory in parts of what is allowed."""
+    rows = []
+    for line in lines:
+        if "gb" in line:
+            rows.append(Row(str(line["bench"]), round(line["gb"] / line["target"], 2), f"of {line['target']} GiB", 1, MOST))
+        elif "ratio_of_attempts" in line:
+            rows.append(_row(line) if line["ratio"] is not None else Row(line["bench"], None, "the published loop recovered no picture"))
+            rows.append(Row(f"{line['bench']}, attempts", line["ratio_of_attempts"], "times the attempts in a CPU second"))
+    return rows
+
+
+def exact(lines: Sequence[Line]) -> list[Row]:
+    """Share of images, and the time of the largest batch over that of the smallest."""
+    rows, times = plain(lines), [line["cpu_median"] for line in lines]
+    batches = [int(str(line["bench"]).rsplit("-", 1)[1]) for line in lines]
+    if len(times) > 1:
+        unit = f"times the CPU seconds, {batches[-1] // batches[0]} times the images"
+        rows.append(
+            Row(f"exact/batch {batches[-1]} over {batches[0]}", round(times[-1] / times[0], 2), unit, batches[-1] / batches[0], MOST)
+        )
+    return rows
+
+
+def inverting(lines: Sequence[Line]) -> list[Row]:
+    """The published recipe's CPU seconds over ours, to the same loss."""
+    said = [line for line in lines if "times_faster" in line]
+    return [Row(f"inverting/{s['recipe_steps']} steps", s["times_faster"], "times faster than the recipe, to a loss as low") for s in said]
+
+
+def relations(lines: Sequence[Line]) -> list[Row]:
+    """CPU seconds of dense algebra over the engine's, on the same problems, and how far their results are apart."""
+    by = [(line["what"], line.get("rounds"), line.get("cpu")) for line in lines]
+
+    def cpu(words: str, rounds: int | None = None) -> float | None:
+        return next((c for what, r, c in by if what.startswith(words) and c and (rounds is None or r == rounds)), None)
+
+    pairs = (
+        ("relations/window of a node", cpu("the same window of one node, dense"), cpu("weights of all 100 nodes"), 100),
+        ("relations/mu of 300 rounds", cpu("the same, dense"), cpu("DP-Norm mu", 300), 1),
+    )
+    rows = [Row(n, round(dense / ours * k, 2), "times faster than dense algebra") for n, dense, ours, k in pairs if dense and ours]
+    same = [line["ratio"] for line in lines if "ratio" in line]
+    return [*rows, Row("relations/results", max((abs(r - 1) for r in same), default=None), "apart from dense and closed forms", 1e-9, MOST)]
+
+
+def _row(line: Line) -> Row:
+    return Row(str(line["bench"]), line["ratio"], str(line.get("unit", "")), line.get("target"))
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One script in its short form. seconds: after which it is ended."""
+
+    name: str
+    words: tuple[str, ...]
+    seconds: int
+    rows: Callable[[Sequence[Line]], list[Row]] = plain
+
+
+SUITE = (
+    Bench("relations", ("values", "mu"), 60, relations),
+    Bench("exact", ("--dtype", "float64", "--seeds", "1"), 60, exact),
+    Bench("recorder", ("--megabytes", "128", "--repetitions", "5"), 60),
+    Bench("tap", ("--repetitions", "9"), 120, tap),
+    Bench("sweep", (), 180),
+    Bench("inverting", ("--speed", "--pictures", "2", "--steps", "600"), 120, inverting),
+    Bench("victims", ("pdmm", "dpsgd", "dpnorm", "fedavg", "secured"), 240, victims),
+    Bench("gpu", (), 120),
+    Bench("attacks", (), 900, attacks),  # last: it gets what is left
+)
+LEFT_OUT = {
+    "dpnorm_accuracy.py": "a replay of accuracy, 28 CPU minutes; it compares no times",
+    "recal_table.py": "a replay of errors, from data that the project does not hold; it compares no times",
+    "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
+}
+
+
+def main() -> int:
+    """Run the suite and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-o", "--output", type=Path, help="JSON file for all lines")
+    parser.add_argument("--seconds", type=float, default=1200.0, help="for everything together")
+    parser.add_argument("--only", nargs="+", choices=[b.name for b in SUITE], default=[b.name for b in SUITE])
+    parser.add_argument("--breaching", metavar="PYTHON", help="the Python of bench/_breaching.sh: adds a comparison with breaching")
+    asked = parser.parse_args()
+    suite = [b for b in SUITE if b.name in asked.only]
+    if asked.breaching:
+        suite.append(Bench("_breaching", ("--python", asked.breaching), 300))
+    end, rows, told = time.monotonic() + asked.seconds, list[Row](), list[dict[str, Any]]()
+    about = machine()
+    for bench in suite:
+        limit = min(bench.seconds, end - time.monotonic())
+        lines, how, took = run(bench, limit) if limit > 1 else ([], "not run: no time was left", 0.0)
+        made = bench.rows(lines) if lines else []
+        told.append({"bench": bench.name, "words": list(bench.words), "how": how, "seconds": round(took, 1), "lines": lines})
+        rows += made
+        sys.stderr.write(f"{bench.name}: {how}, {took:.0f} s\n")
+        sys.stdout.write("".join(f"  {text}\n" for text in (table(made) if made else [how])))
+        sys.stdout.flush()
+    missed = sum(r.met == "missed" for r in rows)
+    print(f"{len(rows)} figures, {missed} targets missed; {about['words']}")
+    for name, why in LEFT_OUT.items():
+        print(f"left out: {name}: {why}")
+    if asked.output:
+        asked.output.parent.mkdir(parents=True, exist_ok=True)
+        record = {"machine": about, "rows": [{**asdict(r), "met": r.met} for r in rows], "benches": told, "left_out": LEFT_OUT}
+        asked.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return int(any(t["how"].startswith("failed") for t in told))
+
+
+def run(bench: Bench, limit: float) -> tuple[list[dict[str, Any]], str, float]:
+    """Run one script; return its lines, how it ended and its seconds."""
+    command, start = [sys.executable, str(HERE / f"{bench.name}.py"), *bench.words], time.monotonic()
+    more: dict[str, Any] = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "start_new_session": True}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more) as process:
+        try:
+            out, _ = process.communicate(timeout=limit)
+            how = "done" if process.returncode == 0 else f"failed with code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGTERM)  # and what it started
+            out, _ = process.communicate()
+            how = f"ended after {limit:.0f} s, before it was done"
+        except KeyboardInterrupt:
+            os.killpg(process.pid, signal.SIGTERM)
+            raise
+    return parsed(out.splitlines()), how, time.monotonic() - start
+
+
+def parsed(lines: Iterable[str]) -> list[dict[str, Any]]:
+    """JSON objects among the lines."""
+    found = []
+    for line in lines:
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        found += [value] if isinstance(value, dict) else []
+    return found
+
+
+def table(rows: Sequence[Row]) -> list[str]:
+    """One line a row."""
+    wide = max(len(r.name) for r in rows)
+    out = []
+    for r in rows:
+        target = "" if r.target is None else f"{r.side} {r.target:g}"
+        ratio = "-" if r.ratio is None else f"{r.ratio:.3g}"
+        out.append(f"{r.name:{wide}}  {ratio:>8}  {target:14} {r.met:6}  {r.unit}".rstrip())
+    return out
+
+
+def machine() -> dict[str, Any]:
+    """The machine and the time, in words and numbers."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
+    words = f"{cores} processors ({model}), load {load:.1f} at the start, Python {platform.python_version()}"
+    return {
+        "words": words,
+        "cores": cores,
+        "model": model,
+        "load": round(load, 2),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,68 @@
+"""From cells to points: what all seeds of one place on the axes gave together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+
+from leakaudit.sweep.plan import SweepPlan
+from leakaudit.trace import Json
+
+METRICS = ("psnr", "ssim", "relative_error")
+BEST = {"psnr": max, "ssim": max, "relative_error": min}
+
+
+def columns(findings: Sequence[Mapping[str, Json]], records: int, psnr: float) -> dict[str, Json]:
+    """Return what a cell's reconstructions have of each metric, and how many of its records are recovered and bit-identical.
+
+    Recovered: at `psnr` dB or more; where data are no images, at that ratio of signal to noise, -20 log10 of the relative error.
+    """
+    scores = [f["scores"] for f in findings if f["scores"] is not None]
+    out: dict[str, Json] = {m: _column(scores, m) for m in METRICS}
+    images = any(m in s for s in scores for m in ("psnr",))
+    near = [v >= psnr for v in out["psnr"]] if images else [v <= 10 ** (-psnr / 20) for v in out["relative_error"]]
+    labels = [float(s["labels_found"]) for s in scores if s.get("labels_found") is not None]
+    right = {"recovered": sum(near), "exact": sum(_column(scores, "exact")), "certified": sum(int(f["certified"]) for f in findings)}
+    return {"records": records, **right, **out, "labels": labels}
+
+
+def _column(scores: Iterable[Mapping[str, Json]], metric: str) -> list[Json]:
+    return [v for s in scores if metric in s for v in s[metric]["per_image"] if v is not None]
+
+
+def points(plan: SweepPlan, cells: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
+    """Return one entry a place on the axes, attack and adversary, over its seeds, in the order of the plan."""
+    groups: dict[str, list[Mapping[str, Json]]] = {}
+    for cell in cells:
+        groups.setdefault(json.dumps([cell["adversary"], cell["attack"], cell["at"]]), []).append(cell)
+    return [_point(group) for group in groups.values()]
+
+
+def _point(group: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
+    first, held = group[0], [c["columns"] for c in group]
+    counts = {name: sum(int(c[name]) for c in held) for name in ("records", "recovered", "exact", "certified")}
+    labels = [v for c in held for v in c["labels"]]
+    stats = {m: stat for m in METRICS if (stat := _statistics([v for c in held for v in c[m]], m))}
+    where = {"attack": first["attack"], "adversary": first["adversary"], "at": first["at"], "cells": len(group)}
+    return {**where, **counts, "labels_found": fmean(labels) if labels else None, **stats}
+
+
+def _statistics(values: Sequence[float], metric: str) -> dict[str, float] | None:
+    return {"best": BEST[metric](values), "median": median(values), "mean": fmean(values)} if values else None
+
+
+def across(plan: SweepPlan) -> str | None:
+    """Return the axis of the figure: the plan's choice, else epsilon, else the first of several numbers, else the first of several."""
+    if plan.figure is not None:
+        return plan.figure
+    several = {name: values for name, values in plan.axes.items() if len(values) > 1}
+    numbers = [n for n, values in several.items() if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)]
+    return "epsilon" if "epsilon" in several else next(iter([*numbers, *several]), None)
+
+
+def words(value: Json) -> str:
+    """Write a value of an axis in few letters."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.4g}".replace("e+0", "e").replace("e+", "e") if isinstance(value, int | float) else str(value)

@@ -1,0 +1,269 @@
+"""Sweeps: what a cell is, that it is what the other verbs give, and that parts, kills and workers change nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leakaudit import registry, results
+from leakaudit.audit.levels import levels
+from leakaudit.audit.plan import AuditPlan
+from leakaudit.cli import main
+from leakaudit.errors import LeakauditError
+from leakaudit.scenario import Scenario
+from leakaudit.sweep import merge, points, tables
+from leakaudit.sweep.cells import Cell, expand, versions
+from leakaudit.sweep.plan import SweepPlan
+from leakaudit.sweep.run import Options, part, sweep
+from leakaudit.sweep.store import Planned, Store
+from leakaudit.sweep.work import Job
+
+HERE = Options(workers=0)
+SMALL = Scenario("dpsgd", nodes=3, graph="ring", rounds=3, data="faces", model="mlp", set={"hidden": 8, "alpha": 0.1})
+
+
+def plan(**changes: Any) -> SweepPlan:
+    return replace(SweepPlan(SMALL, attacks=("analytic", "labels"), nodes=(0,), over={"sigma": (0.0, 0.01)}, seeds=(0, 1)), **changes)
+
+
+def keys(p: SweepPlan) -> list[str]:
+    return [cell.key(versions()) for cell in expand(p)]
+
+
+# --- the grid ---------------------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_cell_for_each_attack_adversary_seed_and_place_on_the_axes_that_concern_it() -> None:
+    p = plan(
+        attacks=("analytic", "dlg"),
+        adversaries=("eavesdropper", "node:1"),
+        over={"victim": ("dpsgd", "pdmm"), "samples": (1, 2)},
+        own={"dlg": {"steps": (5, 10, 20)}, "pdmm": {"rho": (0.1, 0.2)}},
+        scenario=replace(SMALL, set={"hidden": 8}),
+        seeds=(3, 4, 9),
+    )
+    shared, own = 2 * 2 * 3, {"analytic": 1, "dlg": 3}  # adversaries x samples x seeds
+    assert len(expand(p)) == sum(shared * own[a] * {"dpsgd": 1, "pdmm": 2}[v] for a in own for v in ("dpsgd", "pdmm"))
+    assert len({*keys(p)}) == len(expand(p))
+    one = [c for c in expand(p) if c.at.get("pdmm.rho") == 0.2 and c.at.get("dlg.steps") == 20]
+    assert {c.scenario.set["rho"] for c in one} == {0.2}
+    assert {c.settings["steps"] for c in one} == {20}
+    assert [c.scenario.seed for c in expand(p)] == sorted(c.scenario.seed for c in expand(p))  # the whole grid before the next seed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scenario": replace(SMALL, rounds=4)},
+        {"scenario": replace(SMALL, set={"hidden": 9, "alpha": 0.1})},
+        {"nodes": (1,)},
+        {"gradients": 7},
+        {"device": "cuda"},
+        {"attacks": ("idlg", "labels")},
+        {"adversaries": ("node:1",)},
+        {"seeds": (5, 6)},
+    ],
+)
+def test_whatever_a_result_depends_on_changes_its_name(change: dict[str, Any]) -> None:
+    before, after = keys(plan()), keys(plan(**change))
+    changed = len(before) // 2 if "attacks" in change else len(before)
+    assert len({*before} - {*after}) == changed
+
+
+def test_a_name_depends_on_versions_and_not_on_how_results_are_counted_or_drawn() -> None:
+    assert keys(plan(psnr=30.0, figure="sigma")) == keys(plan())
+    cell = expand(plan())[0]
+    assert cell.key({**versions(), "torch": "1.0"}) != cell.key(versions())
+    assert cell.key(dict(reversed([*versions().items()]))) == cell.key(versions())
+
+
+def test_more_values_keep_the_names_of_the_cells_that_were_there() -> None:
+    assert {*keys(plan())} < {*keys(plan(over={"sigma": (0.0, 0.01, 0.1)}, seeds=(0, 1, 2)))}
+
+
+def test_a_plan_is_the_same_after_json() -> None:
+    p = plan(epsilon=(1.0, math.inf), own={"dlg": {"steps": (5,)}}, attacks=("dlg",), over={}, delta=1e-6)
+    again = tables.of_json(json.loads(json.dumps(tables.to_json(p), allow_nan=False)))
+    assert keys(again) == keys(p)
+    assert tables.to_json(again) == tables.to_json(p)
+    with pytest.raises(LeakauditError, match="expected the plan of a sweep"):
+        tables.of_json({"over": {}})
+
+
+# --- one cell ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_cell_is_what_record_and_attack_give(tmp_path: Path, seed: int) -> None:
+    chosen = [c for c in expand(plan()) if (c.attack, c.at["sigma"], c.scenario.seed) == ("analytic", 0.01, seed)]
+    cell = Job(tmp_path).measure(chosen[0])
+    (tmp_path / "s.toml").write_text(chosen[0].scenario.to_toml())
+    trace = str(tmp_path / "trace.pt")
+    assert main(["record", "--scenario", str(tmp_path / "s.toml"), "-o", trace, "-q"]) == 0
+    words = ["--attack", "analytic", "--node", "0", "--seed", str(seed), "--gradients", "8"]
+    assert main(["attack", trace, *words, "-o", str(tmp_path / "out"), "-q", "-f", "json"]) == 0
+    (finding,) = results.read(tmp_path / "out" / "results.json")["findings"]
+    assert {k: v for k, v in finding.items() if k not in ("seconds", "labels", "images")} == cell["findings"][0]
+
+
+def test_an_epsilon_is_set_as_an_audit_sets_it(tmp_path: Path) -> None:
+    p = plan(epsilon=(math.inf, 4.0), over={}, attacks=("analytic",), seeds=(0,), sensitivity=2.0)
+    found = {str(c.epsilon): Job(tmp_path).measure(c) for c in expand(p)}
+    (level,) = levels(AuditPlan(replace(SMALL), epsilon=(4.0,), sensitivity=2.0, nodes=(0,)))
+    assert found["inf"]["constants"] == {"sigma": 0.0}
+    assert found["4.0"]["constants"] == dict(level.constants)
+    assert found["inf"]["findings"][0]["scores"]["psnr"]["min"] > 100
+    assert (found["4.0"]["findings"][0]["scores"]["psnr"]["per_image"][0] or 0.0) < 20
+
+
+def test_what_an_attack_cannot_use_is_a_reason_and_no_failure(tmp_path: Path) -> None:
+    cell = expand(plan(scenario=replace(SMALL, samples=2), attacks=("rgap",), over={}))[0]
+    record = Job(tmp_path).measure(cell)
+    assert record["findings"] == []
+    assert record["records"] == 2
+    assert record["reasons"]["0"].startswith("rgap: it takes one sample apart")
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def test_records_are_counted_from_what_the_scores_say(tmp_path: Path) -> None:
+    p = plan()
+    assert sweep(p, tmp_path, HERE).troubles == []
+    record = results.read(tmp_path / "results.json")
+    store, keyed = Store(tmp_path), Store(tmp_path).planned().keyed
+    for point in record["sweep"]["points"]:
+        mine = [k for k, c in keyed.items() if (c.attack, dict(c.at)) == (point["attack"], point["at"])]
+        scores = [f["scores"]["psnr"]["per_image"] for k in mine for f in (store.load(k) or {})["findings"]]
+        values = [v for column in scores for v in column if v is not None]
+        assert point["records"] == 2
+        assert point["recovered"] == sum(v >= 20 for v in values)
+        assert ("psnr" in point) == bool(values)
+        if values:
+            assert (point["psnr"]["best"], point["psnr"]["mean"]) == (max(values), pytest.approx(sum(values) / len(values)))
+    best = max(record["sweep"]["points"], key=lambda point: point["exact"])
+    assert (best["attack"], best["at"], best["exact"]) == ("analytic", {"sigma": 0.0}, 2)
+    assert record["complete"]
+    assert record["sweep"]["across"] == "sigma"
+
+
+def test_data_that_are_no_images_count_by_their_ratio_of_signal_to_noise() -> None:
+    scores = {"relative_error": {"per_image": [0.09, 0.11, None]}}
+    found = points.columns([{"scores": scores, "certified": 0}], 3, 20.0)  # 20 dB are a relative error of 0.1
+    assert (found["records"], found["recovered"]) == (3, 1)
+
+
+def test_parts_in_several_folders_give_the_same_file_as_one_run(tmp_path: Path) -> None:
+    p = plan()
+    sweep(p, tmp_path / "one", HERE)
+    keyed = Planned(p, versions()).keyed
+    shares = [{*part(keyed, (i, 3))} for i in (1, 2, 3)]
+    assert {*keyed} == set.union(*shares)
+    assert sum(map(len, shares)) == len(keyed)
+    assert {len(s) for s in shares} == {2, 3}
+    folders = [tmp_path / f"part{i}" for i in (1, 2, 3)]
+    for i, folder in enumerate(folders, 1):
+        assert sweep(p, folder, replace(HERE, shard=(i, 3))).results is None
+    merge.write(folders[:2], tmp_path / "some.json")
+    some = results.read(tmp_path / "some.json")
+    assert not some["complete"]
+    assert some["sweep"]["missing"] == len(shares[2])
+    merge.write(folders, tmp_path / "all.json")
+    assert (tmp_path / "all.json").read_bytes() == (tmp_path / "one" / "results.json").read_bytes()
+    sweep(plan(gradients=3), tmp_path / "other", HERE)
+    with pytest.raises(LeakauditError, match="holds another sweep"):
+        merge.write([*folders, tmp_path / "other"], tmp_path / "no.json")
+
+
+def test_a_second_run_does_what_is_left_and_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(plan(seeds=(0,)), tmp_path, HERE)
+    before = {f: f.read_bytes() for f in (tmp_path / "cells").iterdir()}
+    made = list[Cell]()
+    measure = Job.measure
+
+    def counted(job: Job, cell: Cell) -> dict[str, Any]:
+        made.append(cell)
+        return measure(job, cell)
+
+    monkeypatch.setattr(Job, "measure", counted)
+    swept = sweep(plan(), tmp_path, HERE)
+    assert {c.scenario.seed for c in made} == {1}
+    assert (swept.cells, swept.skipped, len(made)) == (8, 4, 4)
+    assert {f: f.read_bytes() for f in before} == before
+    some = next(iter(before))
+    some.write_bytes(before[some][:100])  # damaged from outside
+    (tmp_path / "cells" / f".{some.name}.1234.tmp").write_bytes(b"half")
+    sweep(plan(), tmp_path, HERE)
+    assert len(made) == 5
+    assert some.read_bytes() == before[some]
+    assert not [*(tmp_path / "cells").glob(".*")]
+
+
+def test_ctrl_c_keeps_what_is_done_and_says_that_it_is_not_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure = Job.measure
+    count = iter(range(100))
+
+    def three(job: Job, cell: Cell) -> dict[str, Any]:
+        if next(count) == 3:
+            raise KeyboardInterrupt
+        return measure(job, cell)
+
+    monkeypatch.setattr(Job, "measure", three)
+    swept = sweep(plan(), tmp_path, HERE)
+    assert (swept.interrupted, swept.left) == (True, 5)
+    assert not results.read(tmp_path / "results.json")["complete"]
+    assert not sweep(plan(), tmp_path, HERE).left
+    whole = (tmp_path / "results.json").read_bytes()
+    sweep(plan(), tmp_path / "again", HERE)
+    assert (tmp_path / "again" / "results.json").read_bytes() == whole
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_that_raises_is_recorded_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, call = registry.get("attacks", "analytic"), registry.get("attacks", "analytic").__call__
+    monkeypatch.setattr(kind, "__call__", lambda *a: [][1])
+    swept = sweep(plan(), tmp_path, HERE)
+    assert [why for _, why in swept.troubles] == ["IndexError: list index out of range"] * 4
+    record = results.read(tmp_path / "results.json")
+    assert [c["attack"] for c in record["sweep"]["cells"] if c["status"] == "failed"] == ["analytic"] * 4
+    assert all(p["attack"] == "labels" for p in record["sweep"]["points"])
+    files = [*(tmp_path / "errors").iterdir()]
+    assert len(files) == 4
+    assert all("IndexError" in f.read_text() for f in files)
+    monkeypatch.setattr(kind, "__call__", call)
+    assert len(sweep(plan(), tmp_path, HERE).troubles) == 4
+    assert sweep(plan(), tmp_path, replace(HERE, again=True)).troubles == []
+    assert [*(tmp_path / "errors").iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"attacks": ()}, "at least one attack"),
+        ({"attacks": ("analitic",)}, "did you mean 'analytic'"),
+        ({"seeds": (1, 1)}, "different whole numbers"),
+        ({"over": {"sigmma": (1,)}}, "did you mean 'sigma'"),
+        ({"over": {"victim": ("dpsgd", "pdmm"), "sigma": (0.0,)}}, r"neither pdmm nor mlp has a parameter .sigma.*\[sweep\.set\.VICTIM\]"),
+        ({"over": {"rounds": ("three",)}}, "rounds: expected a whole number, got 'three'"),
+        ({"own": {"dgl": {"steps": (1,)}}}, "neither such an attack nor such a victim"),
+        ({"own": {"labels": {"stepz": (1,)}}}, "stepz"),
+        ({"set": {"pdmm": {"rho": 1}}}, "neither such an attack nor such a victim"),
+        ({"epsilon": (-1.0,)}, "sweep: epsilon"),
+        ({"noise": "none"}, "sweep: noise"),
+        ({"gradients": 0}, "sweep: gradients"),
+        ({"figure": "sgma"}, "did you mean 'sigma'"),
+        ({"psnr": math.nan}, "psnr"),
+        ({"attacks": ("auto",), "set": {"auto": {"steps": 3}}}, "auto: takes no hyper-parameters"),
+    ],
+)
+def test_a_plan_that_cannot_be_used_is_refused_before_anything_runs(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(LeakauditError, match=words) as caught:
+        expand(plan(**change))
+    assert "\n" not in str(caught.value)

@@ -1,12 +1,50 @@
-"""Sphinx: Markdown pages, furo theme. `make docs` builds with warnings as errors."""
+"""Sphinx: Markdown pages, furo theme. `make docs` builds with warnings as errors; tests/contract/test_docs.py runs the pages' code."""
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
 
 import leakaudit
+
+sys.path.insert(0, str(Path(__file__).parent))
+import _generated
 
 project = "leakaudit"
 author = copyright = "The leakaudit authors"
 release = leakaudit.__version__
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"leakaudit {release}"
 myst_heading_anchors = 3
+smartquotes = False  # --nodes is no dash
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+nitpick_ignore_regex = [("py:.*", ".*")]  # types of torch and numpy, whose inventories are on the network
+PAGES = {
+    "cli": _generated.command_line,
+    "victims": lambda: _generated.leaves("victims"),
+    "attacks": lambda: _generated.leaves("attacks"),
+}
+
+
+def fill(app: Any, page: str, source: list[str]) -> None:
+    """Append what is generated to a page that has nothing but its introduction."""
+    if page in PAGES:
+        source[0] += "\n" + PAGES[page]()
+
+
+def plain(app: Any, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Docstrings are plain text: ``*shape`` is no emphasis and `name` is code."""
+    for k, line in enumerate(lines):
+        parts = re.split(r"(``[^`]*``|`[^`]*`)", line)
+        lines[k] = "".join(
+            f"``{part.strip('`')}``" if part.startswith("`") else re.sub(r"([*|]|_(?=\W|$))", r"\\\1", part) for part in parts
+        )
+
+
+def setup(app: Any) -> None:
+    """Connect both."""
+    app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", plain)

@@ -2,15 +2,18 @@
 
 A leaf is one file in `leakaudit.victims`, `leakaudit.attacks` or `leakaudit.reports` that decorates one
 class or function with `@victim`, `@attack` or `@renderer`; the file bears the registered name.
-Other distributions register through entry points of the same group names.
+Other distributions register through entry points of the same group names. A module that is in no distribution is named by the
+environment variable LEAKAUDIT_PLUGINS, or by `--plugin`; a configuration file cannot name one, for it would then run code.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
+import os
 import pkgutil
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from importlib.metadata import entry_points
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -19,6 +22,7 @@ from leakaudit.errors import LeakauditError, suggest
 
 T = TypeVar("T")
 GROUPS = ("victims", "attacks", "reports")
+PLUGINS = "LEAKAUDIT_PLUGINS"  # modules, separated by commas; child processes find them too
 _found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
 
 
@@ -41,8 +45,36 @@ attack = _decorator("attacks")
 renderer = _decorator("reports")
 
 
+def add_plugins(modules: Iterable[str]) -> None:
+    """Import modules of the current folder or installed ones, whose victims, attacks and renderers then have their names.
+
+    Child processes import them too. Raises LeakauditError for one that cannot be imported.
+    """
+    _import(modules)
+    os.environ[PLUGINS] = ",".join(dict.fromkeys([*_told(), *modules]))
+
+
+def _told() -> list[str]:
+    return [name for name in os.environ.get(PLUGINS, "").split(",") if name]
+
+
+def _import(modules: Iterable[str]) -> None:
+    for name in modules:
+        if name in sys.modules:
+            continue
+        if "" not in sys.path:
+            sys.path.append("")
+        importlib.invalidate_caches()
+        try:
+            importlib.import_module(name)
+        except Exception as e:  # a user's own program, which may raise anything
+            expected = "expected a module of the current folder or an installed one"
+            raise LeakauditError(f"plugin {name!r}: {expected}; importing it raised {type(e).__name__}: {e}") from e
+
+
 def names(group: str) -> list[str]:
-    """Sorted names of a group, found without importing any of its files."""
+    """Sorted names of a group, found without importing any of our own files; plugins are imported."""
+    _import(_told())
     package = importlib.import_module(f"leakaudit.{group}")
     own = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
     return sorted({*own, *_found[group], *(e.name for e in entry_points(group=f"leakaudit.{group}"))})
@@ -52,7 +84,8 @@ def get(group: str, name: str) -> Any:
     """Load one victim, attack or renderer; raises LeakauditError with the nearest name where there is none."""
     if name not in _found[group]:
         if name not in names(group):
-            raise LeakauditError(f"there is no {group[:-1]} {name!r}{suggest(name, names(group))}; see 'leakaudit list {group}'")
+            where = f"see 'leakaudit list {group}', or name the module that has it with --plugin"
+            raise LeakauditError(f"there is no {group[:-1]} {name!r}{suggest(name, names(group))}; {where}")
         for entry in entry_points(group=f"leakaudit.{group}", name=name):
             _found[group][name] = entry.load()
         if name not in _found[group]:

@@ -36,6 +36,7 @@ baseline = "leakage-baseline.json" # what was accepted last; "" for budgets alon
 {program}adversaries = ["eavesdropper"]     # also node:3, nodes:3,5, edges:0-1,1-0, joined by '+'
 attacks = ["exact"]                # see 'leakaudit list attacks'; name those that fit your model and batch
 # nodes = [0, 1]                   # whose inputs (default all that the adversary does not hold)
+# lint = "error"                   # where a recording refutes what it declares; or strict, warn, off
 # [check.main.set.exact]           # hyper-parameters of one attack
 # visits = 2
 {scenario}

@@ -1,0 +1,93 @@
+"""Pages that cannot go stale: the command line from its parsers, victims and attacks from the registry, as Markdown."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import textwrap
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from unittest.mock import patch
+
+from leakaudit import registry
+from leakaudit.cli import main, parser
+
+APART = (("tap", "describe"), ("tap", "merge"))  # parsers that are no subparsers, since the verb takes a program
+
+
+def command_line() -> str:
+    """Every verb with its usage and options."""
+    sections = [line for name, verb in _verbs(parser()) for line in _section(name, verb)]
+    return "\n".join([*sections, *(line for words in APART for line in _help(words))])
+
+
+def leaves(group: str) -> str:
+    """Every victim or every attack: its source, what it leaks or reads, and its parameters."""
+    return "\n".join(line for name, kind in registry.everything(group) for line in _leaf(name, kind))
+
+
+def _verbs(of: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Parsers that do something, those of verbs with a part of their own in full."""
+    inner = [a for a in of._actions if isinstance(a, argparse._SubParsersAction)]
+    if not inner:
+        yield of.prog, of
+    for action in inner:
+        for verb in action.choices.values():
+            yield from _verbs(verb)
+
+
+def _section(name: str, verb: argparse.ArgumentParser) -> Iterator[str]:
+    usage = _usage(verb)
+    yield from (f"## {name}", "", *([verb.description, ""] if verb.description else []), "```text", *usage, "```", "")
+    yield from ("| | |", "|---|---|")
+    for action in verb._actions:
+        if action.help != argparse.SUPPRESS:
+            yield f"| {_words(action)} | {_cell((action.help or '') % {**vars(action), 'prog': verb.prog})} |"
+    yield ""
+
+
+def _usage(verb: argparse.ArgumentParser) -> list[str]:
+    text = verb.format_usage().removeprefix("usage: ").strip()
+    if verb.usage:  # written by hand
+        return text.split("\n")
+    whole = re.sub(r"\[[^]]*\]", lambda option: option[0].replace(" ", "\0"), re.sub(r"\s+", " ", text))  # no line ends inside an option
+    return [line.replace("\0", " ") for line in textwrap.wrap(whole, 92, subsequent_indent="    ", break_on_hyphens=False)]
+
+
+def _help(words: tuple[str, ...]) -> Iterator[str]:
+    """What `--help` prints."""
+    text = io.StringIO()
+    with patch.dict(os.environ, {"COLUMNS": "92"}), redirect_stdout(text), suppress(SystemExit):
+        main([*words, "--help"])
+    yield from (f"## leakaudit {' '.join(words)}", "", "```text", text.getvalue().rstrip(), "```", "")
+
+
+def _words(action: argparse.Action) -> str:
+    metavar = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
+    value = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else str(metavar)
+    if not action.option_strings:
+        return f"`{value}`"
+    return _cell(", ".join(f"`{flag}{'' if action.nargs == 0 else ' ' + value}`" for flag in action.option_strings))
+
+
+def _leaf(name: str, kind: type) -> Iterator[str]:
+    said = (kind.__doc__ or "").split("\n")[0]
+    yield from (f"## {name}", "", f"{said} Source: {kind.paper}.", "")
+    if hasattr(kind, "reads"):
+        yield from (f"Reads {kind.reads}. Cost: {kind.cost}.", "")
+    else:
+        yield from (f"Leaks {kind.leaks_what}. Promises {kind.claims_what}.", "")
+    if parameters := registry.parameters(kind):
+        yield from ("| parameter | default | |", "|---|---|---|")
+    for key, field in parameters.items():
+        options = registry.choices(kind, key)
+        words = field.metadata.get("help", "") + (f" ({', '.join(options)})" if options else "")
+        yield f"| `{key}` | {_cell(str(field.default))} | {_cell(words)} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    """One line of a table; what Markdown would read as markup stays text."""
+    return re.sub(r"([|*_<\[])", r"\\\1", text) if "`" not in text else text.replace("|", r"\|")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils import backend_registration
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from leakaudit import api, nodes, recording, registry, scoring
 from leakaudit.adversary import Adversary
@@ -66,7 +66,7 @@ def every(op: Any, *args: Any, **kwargs: Any) -> Any:
         target, source = args[:2] if name == "aten::copy_" else (args[1], args[0])
         inside(target).copy_(inside(source))
         return target
-    tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor)]
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     if name not in MIXED and any(map(there, tensors)) and any(not there(t) and t.dim() for t in tensors):
         raise RuntimeError(f"{name}: tensors of two devices")
     given, named = tree_map(inside, (list(args), dict(kwargs)))

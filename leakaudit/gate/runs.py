@@ -6,6 +6,7 @@ import importlib
 import inspect
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -79,7 +80,12 @@ def _function(function: Callable[[int, Path], object], check: Check) -> Callable
     def run(seed: int) -> Recorded:
         with tempfile.TemporaryDirectory(prefix="leakaudit-") as folder:
             path = Path(folder) / "trace.pt"
-            function(seed, path)
+            try:
+                function(seed, path)
+            except LeakauditError:
+                raise
+            except Exception as error:  # a user's program may raise anything
+                raise _failed(check, error) from error
             if not path.exists():
                 raise LeakauditError(f"check {check.name}: run wrote no trace; record with leakaudit.Recorder(path, …)")
             if not tracefile.truth_path(path).is_file():
@@ -104,11 +110,23 @@ def _imported(check: Check, folder: Path) -> Callable[[int, Path], object]:
         function: Any = importlib.import_module(module)
     except ModuleNotFoundError as e:
         raise LeakauditError(f"check {check.name}: run: cannot import {module!r}: {e}; it is looked for in {place}") from None
+    except LeakauditError:
+        raise
+    except Exception as error:  # a user's module may raise anything
+        raise _failed(check, error) from error
     for part in name.split("."):
         if not hasattr(function, part):
             raise LeakauditError(f"check {check.name}: run: {module} has no {part!r}{suggest(part, vars(function))}")
         function = getattr(function, part)
     return _checked(function, check)
+
+
+def _failed(check: Check, error: Exception) -> LeakauditError:
+    """Say in one line where the program under test failed; that is no leak."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (place.filename, place.lineno)
+    said = " ".join(str(error).split())
+    return LeakauditError(f"check {check.name}: run: {type(error).__name__} in {Path(file or '?').name}, line {line}: {said}")
 
 
 def _checked(function: Any, check: Check) -> Callable[[int, Path], object]:

@@ -11,7 +11,7 @@ import pytest
 
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
-from leakaudit.gate import tables
+from leakaudit.gate import runs, tables
 from leakaudit.gate.config import Budget, Check
 
 GOOD = """
@@ -163,3 +163,21 @@ def test_a_check_is_named_plainly() -> None:
 def test_the_configuration_is_read_without_torch() -> None:
     probe = "import sys, leakaudit.gate.tables; print(sorted({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def train(seed, path:\n    pass\n", r"SyntaxError in broken_\d\.py, line 1"),
+        ("import os\n1 / 0\n", r"ZeroDivisionError in broken_\d\.py, line 2: division by zero"),
+        ("def train(seed, path):\n    raise ValueError('no\\ndata')\n", r"ValueError in broken_\d\.py, line 2: no data"),
+    ],
+)
+def test_a_program_that_fails_is_one_line_and_no_leak(text: str, said: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    name = f"broken_{abs(hash(text)) % 10}"
+    (tmp_path / f"{name}.py").write_text(text)
+    request.addfinalizer(lambda: sys.path.remove(str(tmp_path)))
+    request.addfinalizer(lambda: sys.modules.pop(name, None))
+    with pytest.raises(LeakauditError, match=said) as raised:
+        runs.ready(Check("own", f"{name}:train"), tmp_path)(0)
+    assert "\n" not in str(raised.value)

@@ -68,21 +68,27 @@ def minimise(
 
 
 def together(
-    problems: Problems, start: Tensor, schedule: Schedule, project: Callable[[Tensor], Tensor], what: str, least: float = 1e-8
+    problems: Problems,
+    start: Tensor,
+    schedule: Schedule,
+    project: Callable[[Tensor], Tensor],
+    what: str,
+    between: Callable[[int], None] = lambda k: None,
 ) -> list[Run]:
     """Minimise every problem from its start (K, n), as `minimise` does without noise; all share an evaluation.
 
-    A search whose objective or slope is not finite returns to the last point where both were. least: epsilon of Adam.
+    A search whose objective or slope is not finite returns to the last point where both were. between: called before each step.
     """
     x, kept, last = start, start, torch.full((len(start),), math.inf, dtype=torch.float64, device=start.device)
     mean, square = torch.zeros_like(x), torch.zeros_like(x)
     (b1, b2), done, late = schedule.betas, 0, False
     while done < schedule.steps and not late:
+        between(done)
         value, slope = problems(x)
         slope = torch.vmap(partial(shaped, slopes=schedule.slopes))(slope)
         fine = (value.isfinite() & slope.isfinite().all(1))[:, None]
         first, second = torch.lerp(slope, mean, b1), torch.lerp(slope * slope, square, b2)
-        move = first / (1 - b1 ** (done + 1)) / ((second / (1 - b2 ** (done + 1))).sqrt() + least)
+        move = first / (1 - b1 ** (done + 1)) / ((second / (1 - b2 ** (done + 1))).sqrt() + 1e-8)
         moved = project(x - schedule.at(done) * move)
         x, kept = torch.where(fine, moved, kept), torch.where(fine, x, kept)
         mean, square = torch.where(fine, first, mean), torch.where(fine, second, square)

@@ -24,6 +24,7 @@ from leakaudit.leak import GradientLeak
 from leakaudit.objectives import Gradients, Target
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.registry import attack, param
+from leakaudit.rounding import Rounding
 
 if TYPE_CHECKING:
     from leakaudit.task import Task
@@ -46,6 +47,7 @@ class Inverting:
     rate: float = param(0.1, "first step in the data's units")
     tv: float = param(2e-2, "weight of total variation", "alpha")
     sign: Literal["hard", "soft"] = param("soft", "of slopes; soft: over its size and the mean size, cosine schedule; hard: as published")
+    rounding: float = param(0.8, "width of rounded ReLUs at the start, over their inputs; it falls to a fortieth; 0 or sign=hard: none")
     rows: int = param(1, "most gradients of the leak that are fitted at once")
     batch: int | None = param(None, "samples behind each gradient; as the leak says where not given")
     samples: int | None = param(None, "different records of a local training in mini-batches; as many as one step takes where not given")
@@ -84,9 +86,11 @@ class Inverting:
         dtype = targets[0].aim.dtype
         starts = torch.stack([priors.start(task, labelled.shape[1], wanted[k][2], "normal", dtype) for k in rows])
         objective = partial(_objective, targets[0].columns, self.tv)
-        problems = Problems(task, objective, (*objectives.stacked(targets), labelled), starts.new_zeros(len(rows))).at((starts,))
-        soft = Schedule(self.steps, self.rate, "soft")
-        runs = together(problems, starts.flatten(1), soft, partial(priors.boxed, task), "inverting")
+        rounding = Rounding(self.rounding)
+        given = (*objectives.stacked(targets), labelled)
+        problems = Problems(self._rounded(task, rounding), objective, given, starts.new_zeros(len(rows))).at((starts,))
+        soft, box = Schedule(self.steps, self.rate, "soft"), partial(priors.boxed, task)
+        runs = together(problems, starts.flatten(1), soft, box, "inverting", lambda k: rounding.at(k / self.steps))
         for k in range(len(wanted)):
             mine = runs[k * self.restarts : (k + 1) * self.restarts]
             best = min(mine, key=lambda run: run.objective)
@@ -98,15 +102,18 @@ class Inverting:
         y, how = labels.given_or_read(self.labels, leak, task, local.samples)
         dtype = getattr(torch, self.dtype)
         target = objectives.target(leak, task, self.rows if local.batches == 1 else 1, dtype)
+        rounding = Rounding(self.rounding)
+        smooth = self._rounded(task, rounding)
 
         def objective(x: Tensor) -> Tensor:
-            return unroll.cosine(target, task, local, x, y) + self.tv * priors.total_variation(x)
+            return unroll.cosine(target, smooth, local, x, y) + self.tv * priors.total_variation(x)
 
         def search(start: optimise.Point) -> optimise.Run:
             if self.sign == "hard":
                 return optimise.signed_adam(objective, start, self.steps, self.rate, partial(priors.boxed, task), "inverting")
             soft = Schedule(self.steps, self.rate, "soft")
-            return minimise(lambda s, k, x: objective(x), list(start), soft, partial(priors.boxed, task), generator, "inverting")[0]
+            box, sharpen = partial(priors.boxed, task), lambda k, runs: rounding.at(k / self.steps)
+            return minimise(lambda s, k, x: objective(x), list(start), soft, box, generator, "inverting", sharpen)[0]
 
         def draw() -> optimise.Point:
             return (priors.start(task, local.samples, generator, "normal", dtype),)
@@ -114,6 +121,9 @@ class Inverting:
         run = optimise.restarted(search, draw, self.restarts, -math.inf)
         residual = partial(unroll.misfit, target, task, local, y=y)
         return objectives.reconstruction("inverting", leak, task, target, run.point[0], y, residual, f"{how}signed Adam {run}")
+
+    def _rounded(self, task: Task, rounding: Rounding) -> Task:
+        return task.rounded(rounding) if self.rounding and self.sign == "soft" else task
 
 
 def _objective(columns: slice, weight: float, gradients: Gradients, given: optimise.Point, point: optimise.Point) -> Tensor:

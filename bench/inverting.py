@@ -39,7 +39,7 @@ from leakaudit.task import Task
 torch.set_num_threads(1)
 D = torch.float64
 WEIGHTS = (2e-4, 2e-3, 2e-2, 6e-2, 2e-1)  # of total variation of pixels in [0, 1]
-OURS = ((75, 1), (150, 1), (300, 1), (300, 2), (600, 1), (300, 4))  # steps and starts in --speed
+OURS = ((75, 1), (100, 1), (150, 1), (300, 1), (600, 1))  # steps and starts in --speed
 BATCH_WEIGHTS = (1e-3, 1e-2, 1e-1, 3e-1, 1.0)
 BATCHES: dict[str, tuple[str, bool, dict[str, Any]]] = {  # attack, whether it is told the batch statistics, and its settings
     "inverting": ("inverting", False, {}),

@@ -17,15 +17,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leakaudit.rounding import Rounded
 from leakaudit.trace import Layout
 
 Error = Callable[[Tensor, Tensor], Tensor]
-Act = Callable[[Tensor], tuple[Tensor, Tensor | None]]
-# first and second derivative of each activation in terms of its own output a, None for a second one of zero
-ACTIVE: dict[type[nn.Module], Act] = {
-    nn.ReLU: lambda a: ((a > 0).to(a), None),
-    nn.Sigmoid: lambda a: (s := a * (1 - a), s * (1 - 2 * a)),
-    nn.Tanh: lambda a: (s := 1 - a * a, -2 * a * s),
+Bends = tuple[Tensor, Tensor | None, Tensor | None]
+# value, first and second derivative of each activation, None for a second one of zero
+ACTIVE: dict[type[nn.Module], Callable[[Any, Tensor], Bends]] = {
+    nn.ReLU: lambda _, z: (z.relu(), (z > 0).to(z), None),
+    nn.Sigmoid: lambda _, z: (a := z.sigmoid(), s := a * (1 - a), s * (1 - 2 * a)),
+    nn.Tanh: lambda _, z: (a := z.tanh(), s := 1 - a * a, -2 * a * s),
+    Rounded: lambda act, z: act.bends(z),
 }
 PASSIVE = (nn.Identity, nn.Dropout, nn.Dropout2d)
 
@@ -76,14 +78,13 @@ class Link:
         found: Tensor = F.fold(each, self.before[1:], m.kernel_size, m.dilation, _pads(m), m.stride).unflatten(0, (n, b))
         return found.transpose(1, 2)
 
-    def through(self, z: Tensor) -> Tensor:
-        """Output (n, channels, b, *sides) of z (n, channels, b * outputs a channel)."""
-        z = z.unflatten(2, (-1, *self.after[1:])) if len(self.after) > 1 else z
-        return z if self.act is None else self.act(z)
+    def image(self, z: Tensor) -> Tensor:
+        """View (n, channels, b * outputs a channel) as (n, channels, b, *sides)."""
+        return z.unflatten(2, (-1, *self.after[1:])) if len(self.after) > 1 else z
 
-    def bends(self, a: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """First and second derivative of the activation by its output a, (n, channels, b * outputs a channel); None for 1 and 0."""
-        return (None, None) if self.act is None else ACTIVE[type(self.act)](a.flatten(2))
+    def bends(self, z: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Activation of z (n, channels, b * outputs a channel), its first and its second derivative; None for 1 and 0."""
+        return (z, None, None) if self.act is None else ACTIVE[type(self.act)](self.act, z)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +112,7 @@ class Chain:
                 shape = after
             elif type(m) not in PASSIVE:
                 return None
-        return cls(tuple(links), layout.size) if links and len(shape) == 1 else None
+        return cls(tuple(links), layout.size) if links and len(shape) == 1 and links[-1].act is None else None
 
     def gradients(self, thetas: Tensor, x: Tensor, y: Tensor, error: Error) -> Tensor:
         """Gradients (n, d) at thetas (n, d), differentiable once in x (n, b, *shape) and in soft y, not in thetas.
@@ -121,14 +122,14 @@ class Chain:
         found: Tensor = _Gradients.apply(self, error, thetas.detach(), x, y)  # type: ignore[no-untyped-call]
         return found
 
-    def forward(self, thetas: Tensor, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Columns of each link, and outputs of each."""
-        columns, outputs, a = [], [], x.movedim(1, 2)
+    def forward(self, thetas: Tensor, x: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor | None], list[Tensor | None]]:
+        """Outputs (n, classes, b), the columns of each link, and the first and second derivative of its activation."""
+        columns, first, second, a = list[Tensor](), list[Tensor | None](), list[Tensor | None](), x.movedim(1, 2)
         for link in self.links:
             columns.append(link.columns(a))
-            a = link.through(link.shift(torch.bmm(link.weights(thetas), columns[-1]), thetas))
-            outputs.append(a)
-        return columns, outputs
+            a, once, twice = link.bends(link.shift(torch.bmm(link.weights(thetas), columns[-1]), thetas))
+            a, first, second = link.image(a), [*first, once], [*second, twice]
+        return a, columns, first, second
 
 
 class _Gradients(torch.autograd.Function):
@@ -137,8 +138,8 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, chain: Chain, error: Error, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Return gradients (n, d)."""
-        columns, outputs = chain.forward(thetas, x)
-        out = outputs.pop().mT
+        out, columns, first, second = chain.forward(thetas, x)
+        out = out.mT
         slopes, falls, found = [error(out, y).mT], [], thetas.new_empty(len(thetas), chain.size)
         for k in reversed(range(len(chain.links))):
             link, d = chain.links[k], slopes[-1]
@@ -147,10 +148,9 @@ class _Gradients(torch.autograd.Function):
                 torch.sum(d, 2, out=found[:, link.bias])
             if k:
                 falls.append(link.back(torch.bmm(link.weights(thetas).mT, d)).flatten(2))
-                first, _ = chain.links[k - 1].bends(outputs[k - 1])
-                slopes.append(falls[-1] if first is None else falls[-1] * first)
+                slopes.append(_times(falls[-1], first[k - 1]))
         ctx.chain, ctx.error = chain, error
-        ctx.save_for_backward(thetas, y, out, *columns, *outputs, *slopes[::-1], *falls[::-1])
+        ctx.save_for_backward(thetas, y, out, *columns, *first, *second, *slopes[::-1], *falls[::-1])
         return found
 
     @staticmethod
@@ -159,24 +159,26 @@ class _Gradients(torch.autograd.Function):
         """Return the slopes of <gradients, r> in x and y."""
         links, n = ctx.chain.links, len(ctx.chain.links)
         thetas, y, out, *kept = ctx.saved_tensors
-        columns, outputs, slopes, falls = kept[:n], kept[n : 2 * n - 1], kept[2 * n - 1 : 3 * n - 1], kept[3 * n - 1 :]
-        bends, moved = [link.bends(a) for link, a in zip(links, outputs, strict=False)], list[Tensor]()
+        columns, first, second, slopes, falls = (kept[k * n : (k + 1) * n] for k in range(5))
+        moved = list[Tensor]()
         for k, link in enumerate(links):
             along = link.shift(torch.bmm(link.weights(r), columns[k]), r)
             if k:
-                first, _ = bends[k - 1]
-                up = moved[-1] if first is None else moved[-1] * first
-                along.baddbmm_(link.weights(thetas), link.columns(up.reshape(outputs[k - 1].shape)))
+                up = links[k - 1].image(_times(moved[-1], first[k - 1]))
+                along.baddbmm_(link.weights(thetas), link.columns(up))
             moved.append(along)
         m, slope_y = _bent(ctx.error, out, y, moved[-1].mT)
         for k in reversed(range(n)):
             both = torch.cat([links[k].weights(r), links[k].weights(thetas)], dim=1)
             m = links[k].back(torch.bmm(both.mT, torch.cat([slopes[k], m], dim=1)))
             if k:
-                first, second = bends[k - 1]
-                m = m.flatten(2) if first is None else m.flatten(2) * first
-                m = m if second is None else m.addcmul_(falls[k - 1] * second, moved[k - 1])
+                m = _times(m.flatten(2), first[k - 1])
+                m = m if second[k - 1] is None else m.addcmul_(falls[k - 1] * second[k - 1], moved[k - 1])
         return None, None, None, m.transpose(1, 2), slope_y
+
+
+def _times(slope: Tensor, bend: Tensor | None) -> Tensor:
+    return slope if bend is None else slope * bend
 
 
 def _bent(error: Error, out: Tensor, y: Tensor, along: Tensor) -> tuple[Tensor, Tensor | None]:

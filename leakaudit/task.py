@@ -18,6 +18,7 @@ from leakaudit.chaingrad import Chain
 from leakaudit.construct import LinearNames
 from leakaudit.dense import Stack
 from leakaudit.errors import LeakauditError
+from leakaudit.rounding import Rounding, rounded
 from leakaudit.trace import Layout, TaskSpec
 
 LOOP_ABOVE = 100_000  # parameters; one node at a time is then faster than the grouped convolutions of vmap (3x on ResNets, CPU)
@@ -92,6 +93,13 @@ class Task:
         where = torch.device(device or self.device)
         buffers = {n: b.to(where) for n, b in self.buffers.items()}
         return replace(self, dtype=dtype or self.dtype, device=where, buffers=buffers)
+
+    def rounded(self, rounding: Rounding) -> Task:
+        """Return the task with every ReLU module rounded, for gradients by `again`; itself where the network has none."""
+        module = rounded(self.module, rounding)
+        if module is self.module:
+            return self
+        return replace(self, module=module, stack=None, chain=Chain.of(module, self.layout, tuple(self.spec.shape)))
 
     def check_layout(self, layout: Layout) -> None:
         """Raise LeakauditError where a trace's layout is not this model's, naming the first parameter that differs."""

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit.chaingrad import Chain
+from leakaudit.rounding import Rounded, Rounding
 from leakaudit.task import Task
 from leakaudit.trace import Layout, TaskSpec
 
@@ -65,6 +66,47 @@ def test_every_loss_and_the_penalty_of_a_model(loss: Any, outputs: int) -> None:
     agree(Task.build(spec, dtype=D), torch.randn(4, 2, 5, generator=g, dtype=D), y)
 
 
+@pytest.mark.parametrize(("model", "args"), [("lenet", {"act": "relu"}), ("convnet", {"width": 3}), ("mlp", {"hidden": "7,5"})])
+def test_rounded_networks_have_the_same_two_ways_and_end_at_the_network_itself(model: str, args: dict[str, Any]) -> None:
+    g = Generator().manual_seed(4)
+    sharp = Task.build(TaskSpec(model, args, shape=IMAGE, classes=4), dtype=D)
+    rounding = Rounding(0.8)
+    task = sharp.rounded(rounding)
+    assert task.chain is not None
+    x, y = torch.rand(3, 2, *IMAGE, generator=g, dtype=D), torch.randint(4, (3, 2), generator=g)
+    agree(task, x, y)
+    thetas = torch.stack([sharp.init(g) for _ in x])
+    apart = list[float]()
+    for done in (0, 1, 4):
+        rounding.at(done)
+        apart.append(float((task.again(thetas, x, y) - sharp.again(thetas, x, y)).detach().norm()))
+    assert apart[0] > 10 * apart[1] > 1e3 * apart[2]
+
+
+def test_a_rounded_unit_is_squareplus_of_its_own_width() -> None:
+    z = torch.randn(2, 3, 5, dtype=D, generator=Generator().manual_seed(5))
+    unit = Rounded(Rounding(0.3))
+    values, first, second = unit.bends(z)
+    for k in range(2):
+        one = z[k].clone().requires_grad_()
+        e = 0.3 * z[k].square().mean().sqrt()
+        torch.testing.assert_close(unit(one), 0.5 * (one + (one.square() + e**2).sqrt()))
+        (slope,) = torch.autograd.grad(unit(one).sum(), one, create_graph=True)
+        (bend,) = torch.autograd.grad(slope.sum(), one)
+        torch.testing.assert_close((values[k], first[k], second[k]), (unit(one), slope, bend))
+    assert all(bool(t.isfinite().all()) for t in unit.bends(torch.zeros(1, 3)))
+
+
+def test_networks_without_relu_are_left_as_they_are_and_shortcuts_are_rounded() -> None:
+    rounding = Rounding(0.5)
+    smooth = Task.build(TaskSpec("lenet", shape=(3, 16, 16), classes=4))
+    assert smooth.rounded(rounding) is smooth
+    task = Task.build(TaskSpec("resnet10", shape=(3, 16, 16), classes=4)).rounded(rounding)
+    kinds = {type(m) for m in task.module.modules()}
+    assert Rounded in kinds
+    assert nn.ReLU not in kinds
+
+
 def test_kernels_strides_pads_and_layers_without_bias_or_activation() -> None:
     g = Generator().manual_seed(2)
     torch.manual_seed(0)
@@ -98,6 +140,7 @@ def test_other_networks_are_left_to_autograd() -> None:
     assert chain(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), *end) is None
     assert chain(nn.ReLU(), nn.Flatten(), nn.Linear(324, 2)) is None
     assert chain(nn.Conv2d(3, 4, 3, padding=1)) is None
+    assert chain(*end, nn.Sigmoid()) is None
     assert chain(nn.Flatten(), nn.Linear(324, 4), shared := nn.Linear(4, 4), shared) is None
     frozen = made(nn.Flatten(), nn.Linear(324, 4), nn.Linear(4, 2))
     whole = layout(frozen)

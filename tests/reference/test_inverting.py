@@ -1,4 +1,4 @@
-"""Inverting Gradients against the published recipe: stronger at equal steps, and within three percent of its loss after half of them."""
+"""Inverting Gradients against the published recipe: stronger at equal steps, and at a lower loss after half of them."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_searches_together_take_the_steps_of_one_search(slopes: Any) -> None:
 
 
 @pytest.mark.slow
-def test_it_is_stronger_than_the_recipe_at_equal_steps_and_nearly_as_low_after_half_of_them() -> None:
+def test_it_is_stronger_than_the_recipe_at_equal_steps_and_lower_after_half_of_them() -> None:
     """Both with the better of two weights of total variation; means over four pictures and networks."""
     photos = data.load("photos")
     task = Task.build(photos.spec("convnet"), dtype=D)
@@ -149,8 +149,8 @@ def test_it_is_stronger_than_the_recipe_at_equal_steps_and_nearly_as_low_after_h
             half = attacked(task, leak, k, steps=150, tv=w).x
             theirs[w], ours[w] = theirs[w] + psnr(recipe, x) / 4, ours[w] + psnr(mine, x) / 4
             low[w], lower[w] = low[w] + loss(task, leak, recipe, y, w), lower[w] + loss(task, leak, half, y, w)
-    assert max(ours.values()) > max(theirs.values()) + 0.5
-    assert max(lower[w] / low[w] for w in low) < 1.03
+    assert max(ours.values()) > max(theirs.values()) + 2
+    assert max(lower[w] / low[w] for w in low) < 0.5
 
 
 def test_a_gradient_that_nearly_vanished_is_no_error() -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit import registry
+from leakaudit import registry, tomlfile
 from leakaudit.errors import LeakauditError, suggest
 
 if TYPE_CHECKING:
@@ -59,12 +58,13 @@ class Scenario:
     @classmethod
     def from_toml(cls, path: Path) -> Scenario:
         """Read a scenario file, or the scenario of an audit's file; unknown keys are refused."""
-        return cls.of(read(path), path)
+        return cls.of(tomlfile.read(path, f"scenario {path}"), path)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], path: Path) -> Scenario:
         """Return the scenario of a file's values: those of its table ``scenario`` where it has one, else all but ``audit``."""
-        values = {k: v for k, v in values.get("scenario", values).items() if k != "audit"}
+        own = tomlfile.table(values, "scenario", what=f"scenario {path}") if "scenario" in values else values
+        values = {k: v for k, v in own.items() if k != "audit"}
         known = {f.name for f in fields(cls)}
         for key in values:
             if key not in known:
@@ -86,14 +86,6 @@ class Scenario:
         known: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
         victim: Victim = registry.configure(kind, {**known, **{k: v for k, v in self.set.items() if k in mine}})
         return victim, {k: v for k, v in self.set.items() if k not in mine}
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Return the values of a TOML file; raises LeakauditError where it cannot be read."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise LeakauditError(f"scenario {path}: {e}") from e
 
 
 def _toml(value: Any) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from leakaudit import tomlfile
 from leakaudit.errors import LeakauditError, suggest
 
 
@@ -66,7 +66,7 @@ SETTINGS: dict[str, Setting] = {
 def resolve(flags: Mapping[str, Any], folder: Path | None = None, environ: Mapping[str, str] | None = None) -> dict[str, tuple[Any, str]]:
     """Return every setting's value and its source. Raises LeakauditError for unknown keys and unreadable values."""
     folder, environ = folder or Path.cwd(), os.environ if environ is None else environ
-    project = _table(folder / "pyproject.toml").get("tool", {}).get("leakaudit", {})
+    project = tomlfile.table(_table(folder / "pyproject.toml"), "tool", "leakaudit", what="pyproject.toml")
     layers: list[tuple[str, Mapping[str, Any]]] = [("pyproject.toml", project), ("leakaudit.toml", _table(folder / "leakaudit.toml"))]
     for source, values in layers:
         for key in values:
@@ -82,10 +82,7 @@ def resolve(flags: Mapping[str, Any], folder: Path | None = None, environ: Mappi
 
 
 def _table(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise LeakauditError(f"{path.name}: {e}") from e
+    return tomlfile.read(path, path.name) if path.is_file() else {}
 
 
 def _read(name: str, value: Any, source: str) -> Any:

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from leakaudit import registry
+from leakaudit import registry, tomlfile
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, suggest
-from leakaudit.scenario import Scenario, read
+from leakaudit.scenario import Scenario
 from leakaudit.trace import Json
 
 NOISES = ("exact", "claim")
@@ -78,11 +78,9 @@ class AuditPlan:
     @classmethod
     def from_toml(cls, path: Path) -> AuditPlan:
         """Read a file with a scenario and a table ``[audit]``, which may be absent; unknown keys are refused with the nearest."""
-        values = read(path)
-        asked = values.get("audit", {})
+        values = tomlfile.read(path, f"audit {path}")
+        asked = tomlfile.table(values, "audit", what=f"audit {path}")
         known = [f.name for f in fields(cls) if f.name != "scenario"]
-        if not isinstance(asked, dict):
-            raise LeakauditError(f"audit {path}: expected a table [audit], got {asked!r}")
         for key, value in asked.items():
             if key not in known:
                 raise LeakauditError(f"audit {path}: unknown key {key!r}{suggest(key, known)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from datetime import date
@@ -11,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from leakaudit import tomlfile
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.gate.config import Acceptance, Budget, Check, Gate
 from leakaudit.settings import TABLES
@@ -38,8 +38,8 @@ def present(folder: Path) -> bool:
 
 def parse(tables: Mapping[str, Any], folder: Path, source: str) -> Gate:
     """Turn the tables gate, check, budget and accept into a gate."""
-    top = _table(tables, "gate", source)
-    checks = _table(tables, "check", source)
+    top = tomlfile.table(tables, "gate", what=source)
+    checks = tomlfile.table(tables, "check", what=source)
     if not checks:
         raise LeakauditError(f"{source}: expected at least one table [check.NAME]")
     made = tuple(_build(Check, {"name": k, **_named(v, f"{source}: check.{k}")}, f"{source}: check.{k}") for k, v in checks.items())
@@ -56,11 +56,8 @@ def parse(tables: Mapping[str, Any], folder: Path, source: str) -> Gate:
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    try:
-        values = tomllib.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
-        raise LeakauditError(f"{path.name}: {e}") from e
-    ours = values.get("tool", {}).get("leakaudit", {}) if path.name == "pyproject.toml" else values
+    values = tomlfile.read(path, path.name) if path.is_file() else {}
+    ours = tomlfile.table(values, "tool", "leakaudit", what=path.name) if path.name == "pyproject.toml" else values
     return {k: v for k, v in ours.items() if k in TABLES}
 
 
@@ -105,13 +102,6 @@ def _read(value: Any, hint: str, where: str) -> Any:
     if not ok:
         raise LeakauditError(f"{where}: expected {words}, got {value!r:.60}")
     return value
-
-
-def _table(tables: Mapping[str, Any], name: str, source: str) -> Mapping[str, Any]:
-    found = tables.get(name, {})
-    if not isinstance(found, Mapping):
-        raise LeakauditError(f"{source}: {name}: expected a table [{name}], got {found!r:.60}")
-    return found
 
 
 def _list(tables: Mapping[str, Any], name: str, source: str) -> list[Any]:

@@ -9,8 +9,9 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from leakaudit import tomlfile
 from leakaudit.errors import LeakauditError, suggest
-from leakaudit.scenario import Scenario, read
+from leakaudit.scenario import Scenario
 from leakaudit.sweep.plan import SweepPlan, finite
 from leakaudit.trace import Json
 
@@ -22,7 +23,7 @@ VARY = tuple(f.name for f in fields(Scenario) if f.name not in ELSEWHERE)
 
 def load(path: Path) -> SweepPlan:
     """Read a file with a scenario and a table ``[sweep]``; unknown keys are refused with the nearest."""
-    values = read(path)
+    values = tomlfile.read(path, f"sweep {path}")
     if "scenario" in values:
         _known(values, TABLES, f"sweep {path}")
     asked = values.pop("sweep", None)

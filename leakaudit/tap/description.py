@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit import registry
+from leakaudit import registry, tomlfile
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.task import Task
 from leakaudit.trace import TaskSpec
@@ -71,10 +70,9 @@ def read(path: Path, trusted: bool = True) -> Description:
     Raises LeakauditError that names the key, for whatever is missing, unknown or does not fit.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise LeakauditError(f"description {path}: {reason}; 'leakaudit tap describe' writes one to start from") from None
+        values = tomlfile.read(path, f"description {path}")
+    except LeakauditError as error:
+        raise LeakauditError(f"{error}; 'leakaudit tap describe' writes one to start from") from None
     beside = str(path.resolve().parent)
     if trusted and beside not in sys.path:
         sys.path.append(beside)
@@ -88,7 +86,7 @@ def of(values: Mapping[str, Any], trusted: bool = True) -> Description:
     """Return the description that these values give."""
     _known(values, TOP, "")
     payload = values.get("payload")
-    if payload not in USUAL:
+    if not isinstance(payload, str) or payload not in USUAL:
         raise LeakauditError(f"payload: expected weights, gradients or duals, got {payload!r}")
     first = values.get("first", "start" if payload == "weights" else "update")
     if first not in FIRST:

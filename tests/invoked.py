@@ -1,0 +1,29 @@
+"""Calls of the command line that several test modules make."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leakaudit.cli import main
+
+RECORD = ["record", "pdmm", "--nodes", "4", "--graph", "ring", "--rounds", "6", "--model", "mlp", "--set", "hidden=32", "-q"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Run a call that must fail: code 2, one line on stderr, nothing on stdout."""
+    capsys.readouterr()
+    before = {p: p.stat().st_mtime_ns for p in Path().rglob("*")}
+    try:
+        code = main([*argv])
+    except SystemExit as e:
+        code = int(str(e.code))
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    lines = err.strip().splitlines()
+    assert len(lines) == 1, err
+    assert "Traceback" not in err
+    assert {p: p.stat().st_mtime_ns for p in Path().rglob("*")} == before, "a file was left behind or changed"
+    return lines[0]

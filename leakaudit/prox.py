@@ -36,7 +36,8 @@ def prox(problem: Problem, start: Tensor, linear: Tensor, weight: Tensor) -> Ten
     exact(task)
     if (here := problem.here) is not None:
         out = torch.full_like(start, torch.nan)
-        out[here] = prox(replace(problem, x=problem.x[here], y=problem.y[here], here=None), start[here], linear[here], weight[here])
+        if bool(here.any()):
+            out[here] = prox(replace(problem, x=problem.x[here], y=problem.y[here], here=None), start[here], linear[here], weight[here])
         return out
     w, eye = start.clone(), torch.eye(start.shape[1], dtype=start.dtype, device=start.device)
     scale = linear.abs().amax() + 1

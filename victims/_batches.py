@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor
@@ -24,7 +25,7 @@ def batches(problem: Problem, size: int, steps: int, generator: Generator) -> It
     x, y = _shuffled(problem, min(steps * size, problem.samples), generator)
     for step in range(steps):
         at = step * size % problem.samples
-        yield Problem(problem.task, _around(x, at, size), _around(y, at, size))
+        yield replace(problem, x=_around(x, at, size), y=_around(y, at, size))
 
 
 def enough(size: int, samples: int) -> None:

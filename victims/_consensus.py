@@ -78,7 +78,7 @@ def average(
                 recorder.state("xi", t, noise)
                 w.add_(noise)
             before = spare if speed == 1 else spare.copy_(w)
-        channel.send(t, "w", w)
+        w = channel.send(t, "w", w)
         for part in blocks(w):
             mixed = mix(w[:, part])
             before[:, part] = mixed if speed == 1 else mixed.mul_(speed).add_(before[:, part], alpha=1 - speed)

@@ -44,7 +44,7 @@ class Choco(Victim):
     leaks_what: ClassVar[str] = (
         "on every coordinate, sums of gradients between two rounds that send it; quantized: every gradient to the cell"
     )
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "eta")
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
@@ -95,9 +95,7 @@ class Choco(Victim):
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             half = local(t, w)
-            q = self.compressed(torch.sub(half, copy, out=change), generator)
-            channel.send(t, "q", q)
-            copy.add_(q)
+            copy.add_(channel.send(t, "q", self.compressed(torch.sub(half, copy, out=change), generator)))
             for part in blocks(w):
                 torch.add(half[:, part], mix(copy[:, part]).sub_(copy[:, part]), alpha=self.gamma, out=w[:, part])
             recorder.state("w", t, w)

@@ -61,7 +61,7 @@ class DKM(Victim):
     paper: ClassVar[str] = "DP-dKM 2024, Algorithm 1"
     leaks_what: ClassVar[str] = "every T(x) - x up to the noise of its round, which gives every gradient where l1 = 0 or operator=gd"
     claims_what: ClassVar[str] = "(epsilon, delta) of a broadcast and of all (Theorems 4 and 6); sensitivity (Theorem 1)"
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     operator: Literal["gd", "pgd", "dr"] = param("gd", "gradient, proximal gradient, or Douglas-Rachford (convex models)", "T")
     gamma: float = param(0.1, "step size of the operator", "gamma")
@@ -122,8 +122,7 @@ class DKM(Victim):
                     recorder.state("g", t, g)
                 for some in blocks(x):
                     torch.sub(mix(told[:, some]), g[:, some], alpha=relax * self.gamma, out=x[:, some])
-            told = x if noise is None else x + _drawn(noise, x, t, recorder, generator)
-            channel.send(t, "x", told)
+            told = channel.send(t, "x", x if noise is None else x + _drawn(noise, x, t, recorder, generator))
             recorder.state("w", t, x)
             curves.observe(t, self._shrink(x) if self.operator == "dr" else x)
             recorder.end_round(t)

@@ -46,6 +46,7 @@ class DPADMM(Victim):
     paper: ClassVar[str] = "Huang and Gong 2020, in the form of DP-Norm's Table II"
     leaks_what: ClassVar[str] = "sum_k a^(K-1-k) g_k of every round, a = eta / (2 rho E_i + eta); K = 1: every gradient; - noise"
     claims_what: ClassVar[str] = "(epsilon, delta) of all rounds (DP-Norm, Table II)"
+    separable: ClassVar[bool] = True
 
     rho: float = param(0.3, "penalty of disagreement", "rho")
     eta: float = param(2.0, "curvature of the linearised loss", "eta^{k,r}")
@@ -109,9 +110,9 @@ class DPADMM(Victim):
                     n = std / curve * admm.normal(w, generator)
                     recorder.state(self._name("n", k), t, n)
                     w.add_(n)
+            w = channel.send(t, "w", w)
             for part in blocks(lam):
                 lam[:, part].add_(around.apart(w[:, part]), alpha=self.rho / 2)
-            channel.send(t, "w", w)
             recorder.state("w", t, w)
             recorder.state("lam", t, lam)
             curves.observe(t, w, lam=lam)

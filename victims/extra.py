@@ -44,7 +44,7 @@ class Extra(Victim):
 
     paper: ClassVar[str] = "Shi, Ling, Wu and Yin 2015 (EXTRA, PG-EXTRA)"
     leaks_what: ClassVar[str] = "every gradient; every difference where the start is private; with l1 on the coordinates that are not zero"
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha")
     l1: float = param(0.0, "weight of the l1 norm in every node's objective; above 0 PG-EXTRA", "r_i")
@@ -80,11 +80,10 @@ class Extra(Victim):
         mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
         released = Released(self.sigma, self.fade, recorder, generator)
         w = start(problem, recorder, generator, self.spread)
-        if self.spread:
-            channel.send(0, "w", w, secure=True)
+        heard = channel.send(0, "w", w, secure=True) if self.spread else w
         recorder.state("w", 0, w)
         recorder.end_round(0)
-        heard, half, last, z, g = w, *(torch.zeros_like(w) for _ in range(3)), torch.empty_like(w)
+        half, last, z, g = *(torch.zeros_like(w) for _ in range(3)), torch.empty_like(w)
         for t in range(1, rounds + 1):
             problem.task.gradients(w, problem.x, problem.y, out=g)
             for part in blocks(z):
@@ -96,9 +95,9 @@ class Extra(Victim):
             last, g = g, last
             w = shrink(z, self.alpha * self.l1)
             recorder.state("z", t, z)
-            heard = released(t, w)
-            w = heard if self.noise == "state" else w
-            channel.send(t, "w", heard)
+            shown = released(t, w)
+            w = shown if self.noise == "state" else w
+            heard = channel.send(t, "w", shown)
             recorder.state("w", t, w)
             curves.observe(t, w)
             recorder.end_round(t)

@@ -34,7 +34,7 @@ class Gossip(Victim):
 
     paper: ClassVar[str] = "Xiao and Boyd 2004, eq. (2); Metropolis weights"
     leaks_what: ClassVar[str] = "every start vector, as it is sent first; those of far nodes to whoever hears one node's messages for long"
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     lr: float = param(0.5, "step size of the local steps before the averaging", "eta")
     steps: int = param(1, "local gradient steps before the averaging")

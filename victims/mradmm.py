@@ -50,6 +50,7 @@ class MRADMM(Victim):
     paper: ClassVar[str] = "Zhang, Khalili, Liu: M-ADMM (ICML 2018), R-ADMM (Allerton 2018), MR-ADMM (IEEE TIFS 2020), recalled"
     leaks_what: ClassVar[str] = "every gradient that is taken, + n; rounds without data leak nothing new"
     claims_what: ClassVar[str] = "a total privacy loss, of the updates that touch data alone"
+    separable: ClassVar[bool] = True
 
     eta: float = param(0.3, "penalty of disagreement of node 0 at first", "eta_i(1)")
     spread: float = param(0.0, "penalty of node i over that of node 0: 1 + spread i", "eta_i(1)")
@@ -105,8 +106,8 @@ class MRADMM(Victim):
                 known = pull - weight * w
             else:
                 w = w - (known + 2 * lam + h * around.apart(w)) / (weight + self.gamma)
+            w = channel.send(t, "w", w)
             lam = lam + self.theta / 2 * around.apart(w)
-            channel.send(t, "w", w)
             recorder.state("w", t, w)
             recorder.state("lam", t, lam)
             curves.observe(t, w, lam=lam)

@@ -44,7 +44,7 @@ class Muffliato(Victim):
     paper: ClassVar[str] = "Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2"
     leaks_what: ClassVar[str] = "every noised gradient, also those of far nodes, as linear combinations of what one node hears"
     claims_what: ClassVar[str] = "pairwise Renyi epsilon, less between nodes far apart"
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     lr: float = param(0.5, "step size", "nu")
     gossips: int = param(5, "exchanges between two gradient steps", "K")

@@ -44,7 +44,7 @@ class Nids(Victim):
 
     paper: ClassVar[str] = "Li, Shi and Yan 2019 (NIDS)"
     leaks_what: ClassVar[str] = "every gradient from the third on, from the messages alone, even where the start is private"
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size of all nodes", "alpha")
     alphas: str = param("", "step sizes of the nodes, separated by commas, in place of alpha; 1 / L_i needs no agreement", "a_i")
@@ -104,8 +104,7 @@ class Nids(Victim):
             else:
                 for part in blocks(own):
                     torch.sub(last[:, part], g[:, part], out=own[:, part]).mul_(a).add_(w[:, part], alpha=2).sub_(before[:, part])
-                m = released(t, own) if self.noise == "message" else own
-                channel.send(t, "m", m)
+                m = channel.send(t, "m", released(t, own) if self.noise == "message" else own)
                 new = before if w is z else z  # the oldest vector, which m has used up
                 for part in blocks(new):
                     change = mix(m[:, part]).sub_(m[:, part]).mul_(pull).add_(m[:, part])

@@ -50,6 +50,7 @@ class PVPADMM(Victim):
     paper: ClassVar[str] = "Zhang and Zhu 2017 (IEEE TIFS 12(1)), DVP and PVP, recalled"
     leaks_what: ClassVar[str] = "every gradient; with DVP + 2n, with PVP - 2 eta N_i q: nothing accumulates"
     claims_what: ClassVar[str] = "alpha-differential privacy of each node and iteration (dynamic DP)"
+    separable: ClassVar[bool] = True
 
     eta: float = param(0.3, "penalty of disagreement", "eta")
     update: Literal["exact", "gradient"] = param("exact", "local update: exact, for convex models, or along one gradient")
@@ -102,10 +103,9 @@ class PVPADMM(Victim):
                 for part in blocks(g):
                     torch.sub(pull[:, part], g[:, part], out=g[:, part]).add_(w[:, part], alpha=c).div_(c + weight)
                 w, spare = g, w
-            sent = w + noise if self.perturb == "primal" else w
+            sent = channel.send(t, "w", w + noise if self.perturb == "primal" else w)
             for part in blocks(lam):
                 lam[:, part].add_(around.apart(sent[:, part]), alpha=self.eta / 2)
-            channel.send(t, "w", sent)
             for name, value in {"w": w, "lam": lam, "n": noise}.items():
                 recorder.state(name, t, value)
             curves.observe(t, w, lam=lam)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.arcs import Arcs
 from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
@@ -43,6 +44,7 @@ class RWADMM(Victim):
 
     paper: ClassVar[str] = "Shah and Avrachenkov 2018 (RW-ADMM), derived"
     leaks_what: ClassVar[str] = "every gradient, -sum_j B z_{i|j} - rho E_i w_i, + rho E_i n"
+    separable: ClassVar[bool] = True
 
     rho: float = param(0.5, "penalty of disagreement", "rho")
     theta: float = param(0.5, "averaging: 0.5 is ADMM, 1 is PDMM", "theta")
@@ -80,7 +82,7 @@ class RWADMM(Victim):
         self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
     ) -> None:
         """Train; z is kept on every arc, since every node is active at some time."""
-        at, kept, columns = read(recorder.public, "active", rounds), set(wires), slice(*recorder.columns)
+        at, kept = read(recorder.public, "active", rounds), {arc for i, j in wires for arc in ((i, j), (j, i))}
         place = {arc: k for k, arc in enumerate(graph.arcs)}
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
         z, bare, noise = w.new_zeros(len(place), w.shape[1]), w.clone(), torch.zeros_like(w)  # z_{i|j}, held by i; w before its noise
@@ -88,20 +90,22 @@ class RWADMM(Victim):
         held = [torch.tensor([place[i, j] for j in near], device=w.device) for i, near in enumerate(graph.neighbours)]
         across = [torch.tensor([place[j, i] for j in near], device=w.device) for i, near in enumerate(graph.neighbours)]
         sign = [w.new_tensor([[1.0 if i < j else -1.0] for j in near]) for i, near in enumerate(graph.neighbours)]
+        told = [
+            Arcs(torch.full((len(near),), i), torch.tensor(near), torch.arange(len(near)), torch.tensor([(i, j) in kept for j in near]))
+            for i, near in enumerate(graph.neighbours)
+        ]
         recorder.state("w", 0, w)
         for t, i in enumerate(at, 1):
-            one, near = Problem(problem.task, problem.x[i : i + 1], problem.y[i : i + 1]), graph.neighbours[i]
-            mine = z[held[i]]
-            moved = self._move(one, w[i : i + 1], (sign[i] * mine).sum(0, keepdim=True), self.rho * len(near))
+            only, mine = slice(i, i + 1), z[held[i]]
+            here = None if problem.here is None else problem.here[only]
+            one = Problem(problem.task, problem.x[only], problem.y[only], here)
+            moved = self._move(one, w[only], (sign[i] * mine).sum(0, keepdim=True), self.rho * graph.degree(i))
             if self.sigma:
                 bare[i], noise[i] = moved[0], self.sigma * admm.normal(moved[0], generator)
                 moved = moved + noise[i]
             w[i] = moved[0]
-            z[across[i]] = (1 - self.theta) * z[across[i]] + self.theta * (mine + 2 * self.rho * sign[i] * moved)
-            some = [k for k, j in enumerate(near) if (min(i, j), max(i, j)) in kept]
-            if some:
-                rows = recorder.send_many(t, torch.full((len(some),), i), torch.tensor([near[k] for k in some]), "z")
-                rows.copy_(z[across[i][some], columns])
+            new = (1 - self.theta) * z[across[i]] + self.theta * (mine + 2 * self.rho * sign[i] * moved)
+            z[across[i]] = recorder.exchange(t, "z", new, told[i])
             for name, value in {"w": w, "v": bare, "n": noise}.items():
                 recorder.state(name, t, value)
             curves.observe(t, w, z=z)

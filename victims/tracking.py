@@ -40,7 +40,7 @@ class Tracking(Victim):
 
     paper: ClassVar[str] = "Nedic, Olshevsky and Shi 2017, Algorithm 1 (DIGing)"
     leaks_what: ClassVar[str] = "every gradient, the first as it is sent; also from the models alone"
-    centralised: ClassVar[bool] = False
+    separable: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha")
     sigma: float = param(0.0, "standard deviation of the noise", "sigma")
@@ -80,8 +80,7 @@ class Tracking(Victim):
             return value + noise
 
         recorder.state("w", 0, w)
-        y, spare, heard = g.clone(), torch.empty_like(g), {"w": w, "y": noised(0, "y", g, "message")}
-        channel.send(0, "y", heard["y"])
+        y, spare, heard = g.clone(), torch.empty_like(g), {"w": w, "y": channel.send(0, "y", noised(0, "y", g, "message"))}
         recorder.end_round(0)
         for t in range(1, rounds + 1):
             for part in blocks(w):
@@ -91,9 +90,7 @@ class Tracking(Victim):
             for part in blocks(y):
                 y[:, part] = mix(heard["y"][:, part]).add_(new[:, part]).sub_(g[:, part])
             g, spare = new, g
-            heard = {kind: noised(t, kind, value, "message") for kind, value in (("w", w), ("y", y))}
-            for kind, value in heard.items():
-                channel.send(t, kind, value)
+            heard = {kind: channel.send(t, kind, noised(t, kind, value, "message")) for kind, value in (("w", w), ("y", y))}
             recorder.state("w", t, w)
             curves.observe(t, w, y=y)
             recorder.end_round(t)

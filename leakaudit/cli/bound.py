@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
     chosen = settings(args)
     _check(args)
-    protocol, last = _protocol(args.source, chosen)
+    protocol, last = _protocol(args, chosen)
     if args.adversary:
         listeners = named([Adversary.parse(who) for who in args.adversary], args.node, last)
     else:
@@ -94,20 +94,23 @@ def _check(args: argparse.Namespace) -> None:
         raise LeakauditError("--coalitions lists adversaries and --as names them; give one of both")
 
 
-def _protocol(path: Path, chosen: argparse.Namespace) -> tuple[Protocol, int]:
-    """Return the protocol, and the number of nodes that hold data."""
+def _protocol(args: argparse.Namespace, chosen: argparse.Namespace) -> tuple[Protocol, int]:
+    """Return the protocol, and the number of nodes that hold data; say which rounds of a trace with gaps do not count."""
     from leakaudit.declared import Protocol, protocol_of
 
-    if path.suffix == ".toml":
+    if args.source.suffix == ".toml":
         from leakaudit import recording
         from leakaudit.scenario import Scenario
 
-        plan = recording.plan(Scenario.from_toml(path), data_root=chosen.data_root, download=chosen.download)
+        plan = recording.plan(Scenario.from_toml(args.source), data_root=chosen.data_root, download=chosen.download)
         public = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
         return Protocol(plan.victim, plan.graph, plan.scenario.rounds, public), plan.scenario.nodes
-    from leakaudit import tracefile
+    from leakaudit import gaps, tracefile
 
-    protocol = protocol_of(tracefile.load(path))
+    trace = tracefile.load(args.source)
+    if limit := gaps.limit(trace):
+        say(limit, args)
+    protocol = protocol_of(trace)
     return protocol, protocol.graph.nodes - protocol.victim.centralised
 
 

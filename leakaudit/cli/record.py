@@ -145,13 +145,16 @@ def run(args: argparse.Namespace) -> int:
     say(f"{args.output}: {scenario.victim}, {size}", args)
     for sentence in gaps.sentences(trace):
         say(f"missing: {sentence}", args)
+    for fault in spread.faults if spread else ():
+        if str(fault) not in trace.provenance["faults"]:
+            say(fault.missed, args)
     return 0
 
 
 def _spread(args: argparse.Namespace, plan: Plan) -> Options | None:
     """Return how the run is spread over processes, None where it is not."""
     if args.engine == "inline":
-        given = [f"--{name}" for name in ("procs", "timeout", "fault") if getattr(args, name)]
+        given = [f"--{name}" for name in ("procs", "timeout", "fault") if getattr(args, name) not in (None, [])]
         if given:
             raise LeakauditError(f"{', '.join(given)}: for nodes in several processes; add --engine gloo, or --engine threads")
         return None

@@ -66,12 +66,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _relations(path: Path, truth: Path | None, trusted: bool) -> dict[str, Any]:
-    """Check the declaration on the run; the worst residual is relative to the terms of its relation."""
+    """Check the declaration on the run; the worst residual is relative to the terms of its relation. scope: what gaps leave out."""
     from dataclasses import asdict
 
-    from leakaudit import declared, tracefile
+    from leakaudit import declared, gaps, tracefile
     from leakaudit.task import Task
 
     trace = tracefile.load(path)
     known = tracefile.load_truth(tracefile.truth_path(path) if truth is None else truth)
-    return asdict(declared.check(trace, known, Task.build(trace.task, dtype=trace.dtype, trusted=trust(trusted))))
+    found = asdict(declared.check(trace, known, Task.build(trace.task, dtype=trace.dtype, trusted=trust(trusted))))
+    return found | ({"scope": limit} if (limit := gaps.limit(trace)) else {})

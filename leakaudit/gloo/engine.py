@@ -42,8 +42,8 @@ def record(
     """Run the plan as processes over 127.0.0.1 and record it as `recording.record` does; returns the closed recorder.
 
     threads: run threads of this process instead, without gloo.
-    What is missing because a process ended, was late or lost a message stands in the trace's provenance (`leakaudit.gaps`). Ctrl-C ends
-    all processes and leaves what they sent.
+    The faults that happened, and what is missing because a process ended, was late or lost a message, stand in the trace's provenance
+    (`leakaudit.gaps`). Ctrl-C ends all processes and leaves what they sent.
     Raises LeakauditError, before anything is written, where the plan cannot be run so, and where a process fails.
     """
     check(plan, options)
@@ -67,7 +67,8 @@ def record(
             _stop(cut)
             raise LeakauditError(failed or f"the processes did not meet on 127.0.0.1: {cut or _said(folder)}; see --engine threads")
         engine = {"name": "threads" if threads else "gloo", "procs": options.procs, "place": place, "timeout": options.timeout}
-        about = {"engine": engine, "faults": [str(f) for f in options.faults], **logs.about(plan.scenario.rounds, cut)}
+        happened = [str(fault) for fault in options.faults if str(fault) in logs.faults]
+        about = {"engine": engine, "faults": happened, **logs.about(plan.scenario.rounds, cut)}
         recorder = opened(plan, path, known, max_bytes, private, about)
         complete = not (about["missing"] or about["ended"])
         merge.fill(recorder, logs, complete)

@@ -43,6 +43,12 @@ class Fault:
         ends = str(self.node) if self.to is None else f"{self.node}-{self.to}"
         return f"{self.kind}:{ends}@{self.round}" + (f":{self.seconds:g}" if self.kind == "late" else "")
 
+    @property
+    def missed(self) -> str:
+        """Say that it did not happen, and why."""
+        why = {"stop": "did not come to the end of", "late": "sent nothing in", "drop": f"sent nothing to node {self.to} in"}[self.kind]
+        return f"--fault {self}: did not happen, node {self.node} {why} round {self.round}"
+
     def check(self, graph: Graph, rounds: int) -> None:
         """Raise LeakauditError where the run has no such node, wire or round."""
         if self.node >= graph.nodes or (self.to is not None and (self.node, self.to) not in graph.arcs):

@@ -57,6 +57,11 @@ class Logs:
         return max((int(e.notes["round"]) for e in events if e.op == "round"), default=-1)
 
     @property
+    def faults(self) -> set[str]:
+        """The faults that happened, as they are written on the command line."""
+        return {str(e.notes["what"]) for _, e in self.events("fault")}
+
+    @property
     def rounds(self) -> int:
         """The last round that some process ended."""
         return max(map(self.last, self.place))

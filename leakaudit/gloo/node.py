@@ -12,6 +12,7 @@ from torch import Tensor
 from leakaudit.arcs import Arcs
 from leakaudit.errors import LeakauditError
 from leakaudit.gloo.board import WAITING, WORKING, Board
+from leakaudit.gloo.faults import Fault
 from leakaudit.gloo.inbox import Inbox
 from leakaudit.gloo.route import Route
 from leakaudit.gloo.setup import Setup
@@ -46,7 +47,7 @@ class NodeRecorder:
         self._stop = stop
         self.setup, self.rank, self.mail, self.log, self.board = setup, rank, mail, log, board
         self.graph, self.public, self.columns, self.here = setup.graph, setup.public, setup.columns, setup.here(rank)
-        self._own, self.reached, self._late = torch.tensor(self.here), 0, set[object]()
+        self._own, self.reached, self._happened = torch.tensor(self.here), 0, set[Fault]()
         self._routes: dict[int, tuple[Arcs, Route]] = {}
 
     def exchange(
@@ -96,6 +97,7 @@ class NodeRecorder:
         self.board.tell(self.rank, WORKING, round)
         for fault in self.setup.options.faults:
             if fault.kind == "stop" and fault.node in self.here and fault.round == round:
+                self._happens(fault)
                 self.mail.flush()
                 self._stop()
 
@@ -126,12 +128,20 @@ class NodeRecorder:
         for fault in self.setup.options.faults:
             if fault.round != round or fault.node not in self.here or not route.out:
                 continue
-            if fault.kind == "late" and fault not in self._late:
-                self._late.add(fault)
+            if fault.kind == "late" and self._happens(fault):
                 time.sleep(fault.seconds)
-            if fault.kind == "drop":
-                lost.append(((arcs.src == fault.node) & (arcs.dst == fault.to)).nonzero().flatten())
+            if fault.kind == "drop" and len(hit := ((arcs.src == fault.node) & (arcs.dst == fault.to)).nonzero().flatten()):
+                self._happens(fault)
+                lost.append(hit)
         return torch.cat(lost)
+
+    def _happens(self, fault: Fault) -> bool:
+        """Log that a fault happens, and return whether it is the first time."""
+        first = fault not in self._happened
+        if first:
+            self._happened.add(fault)
+            self.log.write("fault", what=str(fault))
+        return first
 
     def _silent(self, peer: int) -> bool:
         return self.board.silent(peer, self.setup.options.timeout)

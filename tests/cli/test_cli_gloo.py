@@ -166,6 +166,7 @@ def test_the_error_of_a_process_is_one_line(tmp_path: Path, capsys: pytest.Captu
     [
         (["--procs", "4"], "--procs: for nodes in several processes; add --engine gloo, or --engine threads"),
         (["--fault", "stop:1@2"], "--fault: for nodes in several processes"),
+        (["--procs", "0", "--timeout", "0"], "--procs, --timeout: for nodes in several processes"),
         (["--engine", "gloo", "--procs", "5"], "--procs: expected 2 to 4 processes for 4 nodes, got 5"),
         (["--engine", "gloo", "--procs", "1"], "--procs: expected 2 to 4 processes for 4 nodes, got 1"),
         (["--engine", "gloo", "--timeout", "-1"], "--timeout: expected more than 0"),
@@ -185,18 +186,26 @@ def test_wrong_use_is_one_line_and_writes_nothing(
 
 
 def test_a_victim_that_is_not_separable_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["record", "nids", *BASE[2:], "--engine", "gloo", "-o", str(tmp_path / "t.pt")]) == 2
-    assert (
-        "nids does not run as separate processes; use --engine inline, or one of dpnorm, dpsgd, pdmm, recal, secured"
-        in capsys.readouterr().err
-    )
+    assert main(["record", "fedsgd", *BASE[2:], "--engine", "gloo", "-o", str(tmp_path / "t.pt")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "fedsgd does not run as separate processes; use --engine inline, or one of choco, dkm, dpadmm, " in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_threads_take_the_same_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*BASE, "--rounds", "6", "--engine", "threads", "--fault", "drop:0-1@3", "-o", str(tmp_path / "t.pt")]) == 0
-    assert "missing: messages 'w' 0 -> 1 of round 3: lost on their way" in capsys.readouterr().err
-    assert main(["trace", "verify", str(tmp_path / "t.pt")]) == 0
-    assert "[\"messages 'w' 0 -> 1 of round 3: lost on their way\"]" in capsys.readouterr().out
+    path, scope = str(tmp_path / "t.pt"), "messages of round 3 are missing, so this rests on rounds up to 2"
+    assert (
+        main([*BASE, "--rounds", "6", "--engine", "threads", "--fault", "drop:0-1@3", "--fault", "stop:1@0", "--states", "-o", path]) == 0
+    )
+    errors = capsys.readouterr().err
+    assert "missing: messages 'w' 0 -> 1 of round 3: lost on their way" in errors
+    assert "--fault stop:1@0: did not happen, node 1 did not come to the end of round 0" in errors
+    assert main(["trace", "verify", path, "--relations", "-f", "json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["missing"] == ["messages 'w' 0 -> 1 of round 3: lost on their way"]
+    assert facts["relations"]["scope"] == scope
+    assert main(["bound", path, "--node", "0", "-f", "json"]) == 0
+    assert capsys.readouterr().err == f"{scope}\n"
 
 
 @pytest.mark.slow

@@ -101,6 +101,7 @@ def states(recorder: Recorder) -> Tensor:
 
 def test_a_lost_model_is_replaced_by_the_last_one_that_arrived() -> None:
     found = faulty("dpsgd", "drop:0-1@4")
+    assert found.trace.provenance["faults"] == ["drop:0-1@4"]
     wanted = dpsgd_loop(found, lambda t, i: True, lambda t, arc: (t, arc) != (4, (0, 1)))
     assert all(torch.allclose(states(found)[t, i], w, rtol=0, atol=1e-12) for (t, i), w in wanted.items())
     other = dpsgd_loop(found, lambda t, i: True, lambda t, arc: True)
@@ -109,6 +110,7 @@ def test_a_lost_model_is_replaced_by_the_last_one_that_arrived() -> None:
 
 def test_the_neighbours_of_a_stopped_node_keep_its_last_model() -> None:
     found = faulty("dpsgd", "stop:3@5")
+    assert found.trace.provenance["faults"] == ["stop:3@5"]
     wanted = dpsgd_loop(found, lambda t, i: i != 3 or t <= 5, lambda t, arc: True)
     assert len(wanted) == 3 * ROUNDS + 5
     assert all(torch.allclose(states(found)[t, i], w, rtol=0, atol=1e-12) for (t, i), w in wanted.items())
@@ -133,6 +135,21 @@ def test_a_node_that_is_waited_for_changes_nothing() -> None:
     assert found.trace.complete
     assert found.trace.provenance["faults"] == ["late:2@4:0.3"]
     assert gaps.sentences(found.trace) == []
+
+
+@pytest.mark.parametrize(
+    ("victim", "fault", "why"),
+    [
+        ("dpsgd", "stop:1@0", "node 1 did not come to the end of round 0"),
+        ("dpsgd", "late:1@0:0.1", "node 1 sent nothing in round 0"),
+        ("nids", "drop:0-1@1", "node 0 sent nothing to node 1 in round 1"),
+    ],
+)
+def test_a_fault_that_finds_nothing_to_spoil_is_not_said_to_have_happened(victim: str, fault: str, why: str) -> None:
+    """D-PSGD has no round 0, and NIDS sends nothing in the first."""
+    trace = faulty(victim, fault).trace
+    assert (trace.complete, gaps.sentences(trace), trace.provenance["faults"]) == (True, [], [])
+    assert Fault.parse(fault).missed == f"--fault {fault}: did not happen, {why}"
 
 
 def test_a_node_that_hangs_is_given_up_after_the_timeout() -> None:

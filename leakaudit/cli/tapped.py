@@ -86,6 +86,8 @@ def write(args: argparse.Namespace, chosen: argparse.Namespace, folder: Path, de
 
 def log(trace: Path) -> Path:
     """Return where the raw log of a trace stands."""
+    if not trace.name:
+        raise LeakauditError(f"expected the name of a trace file, got {str(trace)!r}")
     return trace.with_name(f"{trace.name.removesuffix('.pt')}.tap")
 
 

@@ -60,10 +60,11 @@ def values(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def first(value: dict[str, Any] | None, rank: int, path: Path) -> dict[str, Any]:
+def first(line: bytes, rank: int, path: Path) -> dict[str, Any]:
     """Check the first line of a log; nothing where it was cut off. Raises LeakauditError for another file's."""
-    if value is None:
+    if not line.endswith(b"\n"):
         return {}
+    value = values(line) or {}
     if value.get("format") != FORMAT or value.get("version") != VERSION or value.get("rank") != rank:
         raise LeakauditError(f"{path} is refused: expected the log of rank {rank} in version {VERSION} of {FORMAT}")
     return _plain(value, path, 0)

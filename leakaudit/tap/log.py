@@ -8,18 +8,16 @@ reads logs; nothing here imports torch.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from leakaudit.tap.tail import Tail
+
 FORMAT, VERSION = "leakaudit.tap", 1
-ALIGN, CHUNK = 16, 1 << 18
-RESERVED, KEEP_SIZE = 64 << 20, 1
 LEFT_OUT = "left_out"  # the note of an event whose payload was not kept, and why
 DTYPES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "uint8": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "bool": 1}
 
@@ -37,10 +35,9 @@ class Log:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.rank, self.owner, self.trouble = rank, os.getpid(), ""
         self.spent = 0.0  # seconds that the caller says the tap took so far; goes into every line
-        self._max, self._at, self._seq, self._lock = max_bytes, 0, 0, threading.Lock()
-        self._last, self._room = (0, 0), 0  # offset and bytes of the last payload; how far the disk is reserved
-        self._buffer = bytearray(CHUNK)
-        self._data, self._lines = _fresh(Path(folder), rank)
+        self._max, self._seq, self._lock = max_bytes, 0, threading.Lock()
+        data, self._lines = _fresh(Path(folder), rank)
+        self._tail = Tail(data)
         self._begun = time.time()
         self._line({"format": FORMAT, "version": VERSION, "rank": rank, "pid": self.owner, "time": self._begun, **about})
 
@@ -52,7 +49,7 @@ class Log:
         """
         with self._lock:
             dtype, shape, nbytes = _form(value)
-            offset, size = self._at, 0
+            offset, size = self._tail.size, 0
             if nbytes and LEFT_OUT not in notes:
                 offset, size = self._keep(_bytes(value), notes)
             line = {"seq": self._seq, "time": round(time.time(), 6), "rank": self.rank, "op": op, "peer": peer, "tag": tag, "dtype": dtype}
@@ -64,15 +61,15 @@ class Log:
     def close(self, **notes: Any) -> None:
         """Say that the process ended in order, and let go of the files."""
         with self._lock:
-            if self._data < 0:
+            if self._lines < 0:
                 return
             self._line({"end": True, "time": round(time.time(), 6), "spent": round(self.spent, 6), **notes})
             self._let_go()
 
     def abandon(self) -> None:
         """Let go of the files without a word: in the child of a fork, whose parent goes on writing."""
-        self._lock, self._room = threading.Lock(), 0
-        self._let_go()
+        self._lock = threading.Lock()
+        self._let_go(keep_room=True)
 
     def __enter__(self) -> Self:
         return self
@@ -82,43 +79,16 @@ class Log:
 
     def _keep(self, data: Any, notes: dict[str, Any]) -> tuple[int, int]:
         """Write a payload (n,) uint8 behind the others, unless it is the last one again; returns its offset and bytes."""
-        if len(data) == self._last[1] and self._is_last(data):
-            return self._last
-        if self.trouble or (self._max is not None and self._at + len(data) > self._max):
+        if (again := self._tail.last(data)) is not None:
+            return again
+        if self.trouble or (self._max is not None and self._tail.size + len(data) > self._max):
             notes[LEFT_OUT] = self.trouble or "max_bytes"
-            return self._at, 0
-        offset = self._at
+            return self._tail.size, 0
         try:
-            self._reserve(offset + len(data))
-            for part in (memoryview(data), memoryview(bytes(-len(data) % ALIGN))):
-                while part:
-                    written = os.write(self._data, part)
-                    self._at, part = self._at + written, part[written:]
+            return self._tail.append(data)
         except OSError as error:
             self.trouble = notes[LEFT_OUT] = error.strerror or "the disk refused it"
-            return offset, 0
-        self._last = offset, len(data)
-        return self._last
-
-    def _is_last(self, data: Any) -> bool:
-        """Whether these bytes stand at the end of the file already; other bytes mostly show within the first few."""
-        buffer = (ctypes.c_char * CHUNK).from_buffer(self._buffer)
-        at, end, step = 0, len(data), 64
-        while at < end:
-            got = os.preadv(self._data, [memoryview(self._buffer)[: min(step, end - at)]], self._last[0] + at)
-            if not got or _libc.memcmp(buffer, ctypes.c_void_p(data.ctypes.data + at), ctypes.c_size_t(got)):
-                return False
-            at, step = at + got, CHUNK
-        return end > 0
-
-    def _reserve(self, end: int) -> None:
-        """Have the disk set aside room in large pieces, without changing the file's length: that halves the cost of a write (ext4)."""
-        if end > self._room and hasattr(_libc, "fallocate"):
-            ahead = max(RESERVED, 2 * (end - self._at))
-            if _libc.fallocate(self._data, KEEP_SIZE, ctypes.c_int64(self._at), ctypes.c_int64(ahead)):
-                self._room = 1 << 62  # not here: never again
-            else:
-                self._room = self._at + ahead
+            return self._tail.size, 0
 
     def _line(self, value: dict[str, Any]) -> None:
         try:
@@ -126,13 +96,11 @@ class Log:
         except OSError as error:
             self.trouble = error.strerror or "the disk refused it"
 
-    def _let_go(self) -> None:
-        if 0 < self._room < 1 << 62:
-            with suppress(OSError):
-                os.ftruncate(self._data, self._at)
-        for fd in {self._data, self._lines} - {-1}:
-            os.close(fd)
-        self._data = self._lines = -1
+    def _let_go(self, **how: bool) -> None:
+        if self._lines >= 0:
+            self._tail.close(**how)
+            os.close(self._lines)
+            self._lines = -1
 
 
 def _fresh(folder: Path, rank: int) -> tuple[int, int]:
@@ -145,9 +113,6 @@ def _fresh(folder: Path, rank: int) -> tuple[int, int]:
             continue
         return data, os.open(folder / f"rank{rank}.{attempt}.jsonl", flags, 0o600)
     raise FileExistsError(f"{folder} holds 1000 logs of rank {rank}")
-
-
-_libc = ctypes.CDLL(None)
 
 
 def _form(value: Any) -> tuple[str | None, list[int], int]:

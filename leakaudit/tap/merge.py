@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import torch
@@ -118,9 +119,9 @@ def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
     Raises LeakauditError where an array is missing or of another shape.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with ZipFile(path), np.load(path, allow_pickle=False) as file:
             held: Mapping[str, np.ndarray] = {name: file[name] for name in ("x", "y", "node") if name in file.files}
-    except (OSError, ValueError) as error:
+    except Exception as error:  # a damaged archive raises anything
         raise LeakauditError(f"cannot read {path} as .npz: {error}") from None
     if missing := [name for name in ("x", "y", "node") if name not in held]:
         raise LeakauditError(f"{path} lacks {', '.join(missing)}; expected x (s, *shape), y (s,) and node (s,)")

@@ -89,11 +89,10 @@ def _read(rank: int, attempt: int, path: Path) -> RankLog:
     about: Mapping[str, Any] | None = None
     closed, torn, last, spent = False, False, 0.0, 0.0
     for number, line in enumerate(_lines(path)):
-        value = lines.values(line)
         if about is None:
-            about = lines.first(value, rank, path)
+            about = lines.first(line, rank, path)
             last = lines.number(about.get("time"))
-        elif value is None or closed:
+        elif (value := lines.values(line)) is None or closed:
             torn = True
             break
         elif value.get("end") is True:

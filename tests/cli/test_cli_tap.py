@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import torch
 from leakaudit import tracefile
 from leakaudit.cli import main
 from leakaudit.tap.hooks import VARIABLE
-from leakaudit.tap.launch import SITE
 from leakaudit.tap.log import Log
 from leakaudit.tap.reading import read_logs
 from leakaudit.traceinfo import verify
@@ -132,54 +129,6 @@ def test_what_arrives_is_what_was_sent_and_stands_in_where_a_sender_is_not_heard
     assert all(torch.equal(found[k], wanted[k]) for k in wanted)
 
 
-# --- the processes of a program ---------------------------------------------------------------------------------------
-
-
-def probe(folder: Path, code: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    settings = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SITE), str(folder)]), **environment}
-    return subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=True, cwd=folder)
-
-
-def test_a_users_own_sitecustomize_runs_and_the_tap_costs_a_process_without_torch_little(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.mine = 'ran'\n")
-    code = "import sys; print(mine, sys.modules['sitecustomize'].__file__, 'torch' in sys.modules, any('tap/site' in p for p in sys.path))"
-    listening = '{"folder": "' + str(tmp_path / "log") + '"}'
-    assert probe(tmp_path, code, **{VARIABLE: listening}).stdout.split() == ["ran", str(tmp_path / "sitecustomize.py"), "False", "False"]
-    assert not (tmp_path / "log").exists()
-
-
-@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="needs a second environment, the one below a virtual one")
-def test_a_program_may_run_in_an_environment_without_leakaudit(tmp_path: Path) -> None:
-    code = "import sys; print('leakaudit.tap.hooks' in sys.modules); import leakaudit.errors"
-    settings = {**os.environ, "PYTHONPATH": str(SITE), VARIABLE: '{"folder": "log"}'}
-    base = Path(sys.base_prefix) / "bin" / "python3"
-    done = subprocess.run([base, "-c", code], env=settings, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.stdout == "True\n"
-    assert "leakaudit tap:" not in done.stderr
-
-
-def test_a_process_with_broken_instructions_runs_untapped_and_says_so(tmp_path: Path) -> None:
-    done = probe(tmp_path, "print('runs')", **{VARIABLE: "{"})
-    assert done.stdout == "runs\n"
-    assert done.stderr.startswith("leakaudit tap: this process is not tapped: ")
-
-
-@pytest.mark.slow
-def test_the_hooks_come_with_torch_and_change_no_function_that_programs_compare(tmp_path: Path) -> None:
-    code = (
-        "import torch.distributed as d, inspect\n"
-        "from torch.nn.parallel import DistributedDataParallel as D\n"
-        "print(d.ProcessGroup.send.__module__, D.forward.__module__, d.isend.__module__, inspect.getsource(d)[:3] != '')\n"
-        "print(d.__loader__ is d.__spec__.loader, type(d.__loader__).__name__)\n"
-    )
-    found = probe(tmp_path, code, **{VARIABLE: '{"folder": "log"}'}).stdout.split()
-    assert found[2:] == ["torch.distributed.distributed_c10d", "True", "True", "SourceFileLoader"]
-    marked = probe(
-        tmp_path, "import torch.distributed as d; print(hasattr(d.ProcessGroup.send, '__wrapped__'))", **{VARIABLE: '{"folder": "log"}'}
-    )
-    assert marked.stdout == "True\n"
-
-
 # --- wrong use --------------------------------------------------------------------------------------------------------
 
 
@@ -199,6 +148,7 @@ def test_the_hooks_come_with_torch_and_change_no_function_that_programs_compare(
         (["describe", "none"], "cannot read none: No such file or directory"),
         (["describe", "."], "holds no log of a tap"),
         (["merge", "none", "--describe", "tap.toml"], "cannot read none"),
+        (["-o", ".", "--", "true"], "expected the name of a trace file, got '.'"),
     ],
 )
 def test_wrong_use_is_one_line_and_code_2_and_leaves_nothing(
@@ -213,19 +163,53 @@ def test_wrong_use_is_one_line_and_code_2_and_leaves_nothing(
     assert sorted(p.name for p in folder.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("mine.toml", b'payload = "wei', "description mine.toml: "),
+        ("mine.toml", bytes(range(128, 256)), "description mine.toml: "),
+        ("mine.toml", b"payload = ['weights']", "payload: expected weights, gradients or duals, got ['weights']"),
+        ("mine.toml", DESCRIPTION.replace("logistic", "broken:f").encode(), "model 'broken:f': "),
+        ("truth.npz", b"PK\x03\x04 no archive", "cannot read truth.npz as .npz: File is not a zip file"),
+        ("trace.tap/rank0.0.jsonl", bytes(range(256)), "rank0.0.jsonl is refused: expected the log of rank 0"),
+    ],
+)
+def test_files_that_are_something_else_are_one_line_and_code_2(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str, content: bytes, complaint: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    logged(folder / "trace.tap")
+    (folder / "broken.py").write_text("def f(:\n")
+    (folder / "mine.toml").write_text(DESCRIPTION)
+    (folder / name).write_bytes(content)
+    truth = ["--truth", "truth.npz"] if name == "truth.npz" else []
+    assert main(["tap", "merge", "trace.tap", "--describe", "mine.toml", *truth]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert complaint in err
+    assert not (folder / "trace.pt").exists()
+
+
 def test_the_programs_exit_code_is_passed_on(folder: Path) -> None:
     assert main(["tap", "-q", "--", sys.executable, "-c", "import sys; sys.exit(7)"]) == 7
     assert main(["tap", "-q", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == 128 + 9
 
 
-def test_messages_that_are_not_understood_are_kept_and_code_3(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A program without torch that writes to the log itself: vectors of which nothing is known."""
+def own(folder: Path, body: str) -> None:
+    """Write a program without torch that writes to the tap's log itself."""
     (folder / "own.py").write_text(
         "import json, os\nimport numpy as np\nfrom leakaudit.tap.log import Log\n"
-        f"folder, random = json.loads(os.environ['{VARIABLE}'])['folder'], np.random.default_rng(0)\n"
+        f"folder, random = json.loads(os.environ['{VARIABLE}'])['folder'], np.random.default_rng(0)\n{body}"
+    )
+
+
+def test_messages_that_are_not_understood_are_kept_and_code_3(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Vectors of which nothing is known."""
+    own(
+        folder,
         "logs = [Log(folder, k, world=2) for k in range(2)]\n"
         "for _ in range(3):\n    for k, log in enumerate(logs): log.write('send', random.normal(size=40), peer=1 - k)\n"
-        "for log in logs: log.close()\n"
+        "for log in logs: log.close()\n",
     )
     assert main(["tap", "--", sys.executable, "own.py"]) == 3
     said = capfd.readouterr().err
@@ -241,12 +225,11 @@ def test_messages_that_are_not_understood_are_kept_and_code_3(folder: Path, capf
 
 def test_a_guess_does_not_write_over_a_description(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Gradients of single records of a softmax regression go into a sum; they are guessed twice."""
-    (folder / "own.py").write_text(
-        "import json, os\nimport numpy as np\nfrom leakaudit.tap.log import Log\n"
-        f"folder, random = json.loads(os.environ['{VARIABLE}'])['folder'], np.random.default_rng(0)\n"
+    own(
+        folder,
         "for k in range(2):\n    with Log(folder, k, world=2) as log:\n        x = random.random(9)\n"
         "        for _ in range(3):\n            q = random.normal(size=4)\n"
-        "            log.write('allreduce', np.concatenate([np.outer(q, x).ravel(), q]))\n"
+        "            log.write('allreduce', np.concatenate([np.outer(q, x).ravel(), q]))\n",
     )
     (folder / "trace.toml").write_text("# mine")
     assert main(["tap", "--progress", "none", "--", sys.executable, "own.py"]) == 0

@@ -12,8 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from _loops import LOOPS, Loop
@@ -25,6 +24,7 @@ from leakaudit.task import Problem, Task
 from leakaudit.trace import Graph, TaskSpec
 
 torch.set_num_threads(1)
+Kind = TypeVar("Kind", bound=Recorder)
 SETS: dict[str, dict[str, Any]] = {
     "pdmm": {"z0": 0.0},
     "muffliato": {"sigma": 0.0, "clip": 0.0},
@@ -48,10 +48,10 @@ def start(task: Task) -> torch.Tensor:
     return task.init(torch.Generator().manual_seed(0))
 
 
-def run(plan: recording.Plan, rounds: int, wires: Iterable[tuple[int, int]], kind: type[Recorder] = Recorder, **more: Any) -> Recorder:
+def run(plan: recording.Plan, rounds: int, wires: Iterable[tuple[int, int]], kind: type[Kind], **more: Any) -> Kind:
     """The protocol as the package runs it, recorded in memory."""
     task, wires = plan.task, list(wires)
-    messages = plan.victim.messages(plan.graph, rounds if kind is Recorder else 0, wires)
+    messages = plan.victim.messages(plan.graph, 0 if kind is Warm else rounds, wires)
     public = {"w0": start(task), **_schedule(plan)}
     shape: dict[str, Any] = {"messages": max(messages, 0), "rows": max(messages, 0), "dtype": task.dtype, "max_bytes": 1e11, **more}
     recorder = kind(None, protocol="bench", task=task.spec, graph=plan.graph, layout=task.layout, rounds=rounds, public=public, **shape)
@@ -68,7 +68,20 @@ def _schedule(plan: recording.Plan) -> Mapping[str, torch.Tensor]:
     return SCHEDULES[id(plan)]
 
 
-class Warm(Recorder):
+class Clocked(Recorder):
+    """Notes the processor's seconds at the end of each round."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.ends: list[float] = []
+
+    def end_round(self, round: int) -> None:
+        """Keep the round, and note the time."""
+        super().end_round(round)
+        self.ends.append(time.process_time())
+
+
+class Warm(Clocked):
     """Lets a round write into memory that has been written before: the victim's own time, without the recorder's."""
 
     def _append(self, round: int, src: Any, dst: Any, kind: str, secure: bool, row: Any) -> torch.Tensor:
@@ -83,7 +96,14 @@ class Warm(Recorder):
         """Keep nothing."""
 
     def end_round(self, *_: Any) -> None:
-        """Keep nothing."""
+        """Note the time alone."""
+        self.ends.append(time.process_time())
+
+
+def a_round(plan: recording.Plan, rounds: int, wires: Iterable[tuple[int, int]], kind: type[Clocked]) -> float:
+    """Processor seconds of a round after the first, by the clock between rounds of one run; no start is in it."""
+    ends = run(plan, rounds + 1, wires, kind).ends
+    return (ends[rounds] - ends[0]) / rounds
 
 
 def clock(work: Callable[[], object]) -> float:
@@ -104,10 +124,10 @@ def against_loop(name: str, model: str, nodes: int = 100, rounds: int = 20) -> d
     chosen = Scenario(name, nodes=nodes, graph=graph, data="gaussians", samples=4, model=model, set=SETS.get(name, {}), rounds=rounds)
     plan, ours, theirs = recording.plan(chosen), [], []
     wires = list(plan.graph.edges)
-    end = run(plan, rounds, wires, keep_states=True).truth_record.states["w"][rounds]
+    end = run(plan, rounds, wires, Recorder, keep_states=True).truth_record.states["w"][rounds]
     difference = float((end.reshape(-1, end.shape[-1])[:nodes] - plain(plan, rounds)).abs().max())
     for _ in range(3):
-        ours.append(clock(lambda: run(plan, rounds, wires)))
+        ours.append(clock(lambda: run(plan, rounds, wires, Recorder)))
         theirs.append(clock(lambda: plain(plan, rounds)))
     fast, slow = statistics.median(ours), statistics.median(theirs)
     return {
@@ -125,7 +145,7 @@ def with_more_nodes(name: str, few: int = 100, many: int = 1000, rounds: int = 3
 
     Where all talk to all no wire is recorded, since each node's own messages grow with N.
     """
-    few, many, rounds = (30, 300, 600) if name in COMPLETE else (few, many, rounds)  # many edges take long to start with
+    few, many = (30, 300) if name in COMPLETE else (few, many)  # many edges take long to start with
     times: dict[int, list[float]] = {few: [], many: []}
     graph = "complete" if name in COMPLETE else "ring"
     plans = {
@@ -135,7 +155,7 @@ def with_more_nodes(name: str, few: int = 100, many: int = 1000, rounds: int = 3
     for _ in range(5):
         for n, plan in plans.items():
             wires = () if name in COMPLETE else plan.graph.edges
-            times[n].append((clock(partial(run, plan, rounds + 1, wires)) - clock(partial(run, plan, 1, wires))) / n)
+            times[n].append(a_round(plan, rounds, wires, Clocked) / n)
     ratio = statistics.median(times[many]) / statistics.median(times[few])
     return {"bench": f"{name}/{few} to {many} nodes", "ratio": round(ratio, 2), "unit": "times the cost of a node-round", "target": 1}
 
@@ -152,7 +172,7 @@ def against_memory(name: str, model: str, recorded: int = 0, nodes: int = 30) ->
     for _ in range(5):
         moved = clock(lambda: two.copy_(one)) / 8
         floor.append(clock(lambda: plan.task.gradients(thetas, x, y, out=out)) * GRADIENTS.get(name, 1.0) + moved * MOVED[name])
-        taken.append((clock(lambda: run(plan, rounds + 1, wires, Warm)) - clock(lambda: run(plan, 1, wires, Warm))) / rounds)
+        taken.append(a_round(plan, rounds, wires, Warm))
     ratio = statistics.median(taken) / statistics.median(floor)
     times = {"ms_per_round": round(1e3 * statistics.median(taken), 2), "floor_ms": round(1e3 * statistics.median(floor), 2)}
     return {"bench": f"{name}/{model}-{nodes}", "ratio": round(ratio, 2), "unit": "times the memory floor", **times, "target": 2}

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
+import os
+import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from leakaudit.progress import watching
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
 
 WIDE = 140  # characters of a table that goes into a file
+_SYSTEM: Literal["standard"] = "standard"  # of colours
 
 
 def stdout() -> Console:
@@ -21,6 +25,22 @@ def stdout() -> Console:
     from rich.console import Console
 
     return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+
+
+def fit() -> dict[str, Any]:
+    """Return the width and colours that a text on stdout may have; a file has the text's own."""
+    return {"width": shutil.get_terminal_size().columns, "color": "NO_COLOR" not in os.environ} if sys.stdout.isatty() else {}
+
+
+def printed(parts: Iterable[RenderableType], width: int, color: bool) -> str:
+    """Return these as text in lines of `width` columns, without blanks at their ends; color adds a terminal's codes."""
+    from rich.console import Console
+
+    file, system = io.StringIO(), _SYSTEM if color else None
+    console = Console(file=file, width=width, color_system=system, force_terminal=color, legacy_windows=False)
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
 
 
 @contextmanager

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
-from typing import Literal
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from leakaudit.comparison import lines
+from leakaudit.console import printed
 from leakaudit.registry import renderer
 from leakaudit.trace import Json
 from leakaudit.wording import LIMITS, by_reason, clean, harm, scopes, table
@@ -26,11 +25,7 @@ _RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")
 @renderer("text")
 def render(results: Mapping[str, Json], width: int = 120, color: bool = False) -> str:
     """Text of `width` columns; color adds a terminal's codes."""
-    system: Literal["standard"] | None = "standard" if color else None
-    console = Console(file=io.StringIO(), width=width, color_system=system, force_terminal=color, legacy_windows=False)
-    console.print(_parts(results, wide=width >= _ROOM))
-    printed: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
+    return printed([_parts(results, wide=width >= _ROOM)], width, color)
 
 
 def _parts(results: Mapping[str, Json], wide: bool) -> RenderableType:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from leakaudit.audit.record import words
 from leakaudit.bounds.empirical import MOST
+from leakaudit.console import printed
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 from leakaudit.wording import clean
@@ -25,19 +24,15 @@ CURVE = ("epsilon", "adversary", "attack", "images", "PSNR best", "median", "mea
 
 def text(results: Mapping[str, Json], width: int = 140, color: bool = False) -> str:
     """Return the summary, the curves and the verdicts."""
-    console = Console(
-        file=io.StringIO(), width=width, color_system="standard" if color else None, force_terminal=color, legacy_windows=False
-    )
-    console.print(Text(clean(results["summary"]), style="bold"))
+    parts: list[Text | Table] = [Text(clean(results["summary"]), style="bold")]
     for headings, rows in ((CURVE, curves(results)), (HEADINGS, verdicts(results))):
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in headings:
             table.add_column(heading, overflow="fold")
         for row in rows:
             table.add_row(*(Text(cell, style=STYLES.get(cell.replace(" ", "_"), "")) for cell in row))
-        console.print(table)
-    printed: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
+        parts.append(table)
+    return printed(parts, width, color)
 
 
 def curves(results: Mapping[str, Json]) -> list[tuple[str, ...]]:
@@ -100,7 +95,7 @@ def figures(found: Mapping[str, Json]) -> str:
 
 def markdown(results: Mapping[str, Json], attacks: str) -> str:
     """Return the audit's part of the page above that of its attacks, which the renderer made."""
-    parts = ["# Audit", f"**{_plain(results['summary'])}**"]
+    parts = ["# Audit", f"**{plain(results['summary'])}**"]
     if results["audit"]["figure"]:
         parts.append(f"![PSNR, SSIM and success against epsilon]({results['audit']['figure']})")
     parts += ["## Verdicts", _table(HEADINGS, verdicts(results)), "## Attacks against epsilon", _table(CURVE, curves(results))]
@@ -108,10 +103,10 @@ def markdown(results: Mapping[str, Json], attacks: str) -> str:
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *([_plain(cell) for cell in row] for row in rows)]
+    lines = [headings, ["---"] * len(headings), *([plain(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _plain(text: object) -> str:
+def plain(text: object) -> str:
     """Text without what Markdown or HTML would act on."""
     return re.sub(r"([\\`*_\[\]#|~$<>])", r"\\\1", clean(text)).replace("@", "(at)")

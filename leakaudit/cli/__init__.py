@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -33,6 +35,7 @@ VERBS = (
     "config",
     "init",
 )
+atexit.register(gc.freeze)  # the end of a process that has torch is .6 s shorter without looking for cycles among its objects
 
 
 class Parser(argparse.ArgumentParser):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -80,9 +78,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> None:
     """Write one rendering to stdout; the table takes a terminal's width and colours."""
-    fit: dict[str, Any] = {}
-    if name == "text" and sys.stdout.isatty():
-        fit = {"width": shutil.get_terminal_size().columns, "color": "NO_COLOR" not in os.environ}
+    from leakaudit import console
+
+    fit = console.fit() if name == "text" else {}
     sys.stdout.write(render(results, **fit).rstrip("\n") + "\n")
 
 

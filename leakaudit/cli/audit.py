@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -64,7 +62,7 @@ def _rendered(name: str, found: dict[str, Any], folder: Path) -> str:
         return (folder / "report.md").read_text(encoding="utf-8")
     if name == "json":
         return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    from leakaudit import console
     from leakaudit.audit.words import text
 
-    wide = sys.stdout.isatty()
-    return text(found, shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ) if wide else text(found)
+    return text(found, **console.fit())

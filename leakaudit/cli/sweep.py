@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +37,10 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Sweep or merge; 3 where a cell failed or is missing, 130 after Ctrl-C."""
+    if args.what[0] != "merge" and args.backend == "process" and args.workers != 0 and not args.dry_run:
+        from leakaudit.sweep import forks
+
+        forks.context()  # it imports torch while this process does
     from leakaudit import console
     from leakaudit.sweep import tables
     from leakaudit.sweep.run import Options, dry, sweep
@@ -100,6 +102,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _print(found: dict[str, Any], args: argparse.Namespace) -> None:
+    from leakaudit import console
     from leakaudit.sweep import words
 
     for name in args.format or ["text"]:
@@ -108,7 +111,4 @@ def _print(found: dict[str, Any], args: argparse.Namespace) -> None:
         elif name == "markdown":
             sys.stdout.write(words.markdown(found))
         else:
-            wide = sys.stdout.isatty()
-            sys.stdout.write(
-                words.text(found, shutil.get_terminal_size().columns, "NO_COLOR" not in os.environ) if wide else words.text(found)
-            )
+            sys.stdout.write(words.text(found, **console.fit()))

@@ -49,7 +49,7 @@ def build(planned: Planned, found: Mapping[str, Mapping[str, Json]]) -> dict[str
     """Return everything that results.json holds of a sweep."""
     plan, keyed = planned.plan, planned.keyed
     cells = [_cell(keyed[key], key, record, plan.psnr) for key, record in found.items()]
-    made = points.points(plan, [c for c in cells if c["status"] == DONE])
+    made = points.points([c for c in cells if c["status"] == DONE])
     whole = len(found) == len(keyed)
     return {
         "schema": results.SCHEMA,

@@ -20,7 +20,7 @@ def columns(findings: Sequence[Mapping[str, Json]], records: int, psnr: float) -
     """
     scores = [f["scores"] for f in findings if f["scores"] is not None]
     out: dict[str, Json] = {m: _column(scores, m) for m in METRICS}
-    images = any(m in s for s in scores for m in ("psnr",))
+    images = any("psnr" in s for s in scores)
     near = [v >= psnr for v in out["psnr"]] if images else [v <= 10 ** (-psnr / 20) for v in out["relative_error"]]
     labels = [float(s["labels_found"]) for s in scores if s.get("labels_found") is not None]
     right = {"recovered": sum(near), "exact": sum(_column(scores, "exact")), "certified": sum(int(f["certified"]) for f in findings)}
@@ -31,8 +31,8 @@ def _column(scores: Iterable[Mapping[str, Json]], metric: str) -> list[Json]:
     return [v for s in scores if metric in s for v in s[metric]["per_image"] if v is not None]
 
 
-def points(plan: SweepPlan, cells: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
-    """Return one entry a place on the axes, attack and adversary, over its seeds, in the order of the plan."""
+def points(cells: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
+    """Return one entry a place on the axes, attack and adversary, over its seeds, in the order of the cells."""
     groups: dict[str, list[Mapping[str, Json]]] = {}
     for cell in cells:
         groups.setdefault(json.dumps([cell["adversary"], cell["attack"], cell["at"]]), []).append(cell)
@@ -62,7 +62,10 @@ def across(plan: SweepPlan) -> str | None:
 
 
 def words(value: Json) -> str:
-    """Write a value of an axis in few letters."""
+    """Write a value of an axis in few letters, but two values never alike."""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:.4g}".replace("e+0", "e").replace("e+", "e") if isinstance(value, int | float) else str(value)
+    if not isinstance(value, int | float):
+        return str(value)
+    short = f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
+    return short if float(short) == value else str(value)

@@ -1,4 +1,4 @@
-"""Processes that work on cells one after the other, and stay until all is done: torch is imported once in each.
+"""Processes that work on cells one after the other, and stay until all is done; torch is imported once for all of them.
 
 A process holds one cell at a time, so that it is known which cell ended it. It ends with the process that started it, however that
 ended.
@@ -9,14 +9,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from multiprocessing import connection, get_context, parent_process
+from multiprocessing import connection, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from leakaudit.errors import LeakauditError
+from leakaudit.sweep import forks
 from leakaudit.sweep.cells import Cell
 from leakaudit.sweep.store import DIED
 from leakaudit.sweep.work import Ended, Job, one_thread
@@ -52,10 +53,9 @@ def processes(job: Job, items: Items, workers: int, stop: Stop) -> Iterator[Ende
                     if waiting and not stop():
                         pool[worker.number] = _Worker(worker.number, job)
                     continue
-                if said != READY:
-                    worker.held = None
-                    yield said
                 worker.give(waiting.pop() if waiting and not stop() else None)
+                if said != READY:
+                    yield said
     finally:
         for worker in pool:
             worker.end()
@@ -79,16 +79,12 @@ class _Worker:
     """One process and its channel. held: the cell that it works on."""
 
     def __init__(self, number: int, job: Job) -> None:
-        context = get_context("spawn")
+        context = forks.context()
         self.held: tuple[str, Cell] | None = None
         self.number, self.started, self.alive = number, False, True
         self.channel, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, job, number), daemon=True)
-        kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is for this process; the new one inherits the mask
-        try:
-            self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, kept)
+        self.process: BaseProcess = context.Process(target=_serve, args=(theirs, job, number, dict(os.environ)), daemon=True)
+        self.process.start()
         theirs.close()
 
     def give(self, item: tuple[str, Cell] | None) -> None:
@@ -122,8 +118,9 @@ class _Worker:
         self.process.join()
 
 
-def _serve(channel: Connection, job: Job, number: int) -> None:
-    """Work until told to end, or until the process that started this one has ended."""
+def _serve(channel: Connection, job: Job, number: int, environment: Mapping[str, str]) -> None:
+    """Work until told to end, or until the process that planned has ended; `environment` is its own, perhaps newer than the fork's."""
+    os.environ.update({**environment, **forks.ONE_THREAD})
     threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     one_thread()
     try:

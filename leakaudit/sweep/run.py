@@ -51,6 +51,16 @@ class Options:
         if self.backend != "process" and self.backend.partition(":")[0] != "joblib":
             raise LeakauditError(f"--backend: expected process, joblib or joblib:NAME, got {self.backend!r}")
 
+    @property
+    def kept(self) -> frozenset[str]:
+        """How a cell ended that is not worked on again."""
+        return frozenset({DONE} if self.again else {DONE, FAILED})
+
+    @property
+    def processes(self) -> int:
+        """How many to start, 0 to work in this one."""
+        return len(os.sched_getaffinity(0)) if self.workers is None else self.workers
+
 
 @dataclass
 class Swept:
@@ -77,8 +87,7 @@ def sweep(plan: SweepPlan, folder: Path, options: Options) -> Swept:
         store.begin(planned)
         store.clean(mine)
         known = store.statuses(mine)
-        kept = {DONE} if options.again else {DONE, FAILED}
-        todo = [(key, cell) for key, cell in mine.items() if known.get(key) not in kept]
+        todo = [(key, cell) for key, cell in mine.items() if known.get(key) not in options.kept]
         swept = Swept(len(mine), len(mine) - len(todo))
         job = Job(folder.absolute(), options.data_root, options.download, options.trusted)
         shard = f"{options.shard[0]}-of-{options.shard[1]}"
@@ -112,9 +121,9 @@ def part(keyed: dict[str, Cell], shard: tuple[int, int]) -> dict[str, Cell]:
 
 
 def _work(job: Job, todo: Items, options: Options) -> Iterator[Ended]:
-    workers = len(os.sched_getaffinity(0)) if options.workers is None else options.workers
     if not todo:
         return iter(())
+    workers = options.processes
     kind, _, name = options.backend.partition(":")
     if kind == "joblib":
         return pool.parallel(job, todo, max(1, workers), expired, name or None)
@@ -133,7 +142,7 @@ def dry(plan: SweepPlan, folder: Path, options: Options) -> dict[str, Json]:
             times.setdefault((cell.scenario.victim, cell.attack), []).append(float(line["cpu"]))
     rows, total = [], 0.0
     for (victim, attack), count in sorted(Counter((c.scenario.victim, c.attack) for c in mine.values()).items()):
-        left = sum((c.scenario.victim, c.attack) == (victim, attack) and known.get(k) != DONE for k, c in mine.items())
+        left = sum((c.scenario.victim, c.attack) == (victim, attack) and known.get(k) not in options.kept for k, c in mine.items())
         seconds = fmean(times[victim, attack]) if (victim, attack) in times else None
         total += left * seconds if seconds is not None else float("nan") if left else 0.0
         cost = "" if attack == "auto" else registry.get("attacks", attack).cost
@@ -141,7 +150,7 @@ def dry(plan: SweepPlan, folder: Path, options: Options) -> dict[str, Json]:
         rows.append({**row, "seconds a cell": None if seconds is None else round(seconds, 3)})
     first = next(iter(mine.values()))
     sized = recording.plan(first.scenario, data_root=options.data_root, download=options.download, trusted=options.trusted)
-    workers = max(1, len(os.sched_getaffinity(0)) if options.workers is None else options.workers)
+    workers = max(1, options.processes)
     return {
         "cells": len(mine),
         "done": sum(s == DONE for s in known.values()),

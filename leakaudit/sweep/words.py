@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from leakaudit.audit.words import plain
+from leakaudit.console import printed
 from leakaudit.sweep.points import words
 from leakaudit.trace import Json
 from leakaudit.wording import clean
@@ -76,35 +74,23 @@ def troubles(results: Mapping[str, Json]) -> list[str]:
 
 def text(results: Mapping[str, Json], width: int = 140, color: bool = False) -> str:
     """Return the sentence, the table and what went wrong."""
-    system: Literal["standard"] | None = "standard" if color else None
-    console = Console(file=io.StringIO(), width=width, color_system=system, force_terminal=color, legacy_windows=False)
-    console.print(Text(clean(results["summary"]), style="bold"))
     headings, rows = table(results)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
         shown.add_column(clean(heading), overflow="fold")
     for row in rows[:SHOWN]:
         shown.add_row(*map(Text, row))
-    console.print(shown)
     rest = [f"{len(rows) - SHOWN} more rows are in report.md"] if len(rows) > SHOWN else []
-    for line in [*rest, *troubles(results)]:
-        console.print(Text(line))
-    printed: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return "\n".join(line.rstrip() for line in printed.splitlines()) + "\n"
+    return printed([Text(clean(results["summary"]), style="bold"), shown, *map(Text, [*rest, *troubles(results)])], width, color)
 
 
 def markdown(results: Mapping[str, Json]) -> str:
     """Return a page with the figure."""
     headings, rows = table(results)
-    lines = [headings, ["---"] * len(headings), *([_plain(cell) for cell in row] for row in rows)]
+    lines = [headings, ["---"] * len(headings), *([plain(cell) for cell in row] for row in rows)]
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    wrong = [f"- {_plain(line)}" for line in troubles(results)]
-    parts = ["# Sweep", f"**{_plain(results['summary'])}**", f"![{results['sweep']['across']}]({results['sweep']['figure']})", body]
+    wrong = [f"- {plain(line)}" for line in troubles(results)]
+    parts = ["# Sweep", f"**{plain(results['summary'])}**", f"![{results['sweep']['across']}]({results['sweep']['figure']})", body]
     made = ", ".join(f"{name} {version}" for name, version in results["sweep"]["versions"].items())
     parts += ["## What gave no result", "\n".join(wrong)] if wrong else []
-    return "\n\n".join([*parts, _plain(f"Made with {made}.")]) + "\n"
-
-
-def _plain(text: object) -> str:
-    """Text without what Markdown or HTML would act on."""
-    return re.sub(r"([\\`*_\[\]#|~$<>])", r"\\\1", clean(text)).replace("@", "(at)")
+    return "\n\n".join([*parts, plain(f"Made with {made}.")]) + "\n"

@@ -63,6 +63,12 @@ def started(*words: str, **more: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, **more})
 
 
+def descendants(pid: int) -> list[str]:
+    """Processes that this one started, and those that they started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return children + [found for child in children for found in descendants(int(child))]
+
+
 def test_one_command_runs_draws_and_prints_and_a_report_shows_it_again(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,7 +172,7 @@ def test_a_sweep_killed_twice_and_resumed_gives_the_bytes_of_one_that_was_not(fi
         with started(str(file), "-o", str(broken), "--workers", "2") as process:
             while len([*broken.glob("cells/*.json")]) < least:
                 time.sleep(0.005)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            children = descendants(process.pid)
             process.send_signal(signal.SIGKILL)
         counts.append(len([*broken.glob("cells/*.json")]))
         limit = time.monotonic() + 20
@@ -181,6 +187,33 @@ def test_a_sweep_killed_twice_and_resumed_gives_the_bytes_of_one_that_was_not(fi
         assert process.wait() == 0
     assert (broken / "results.json").read_bytes() == (whole / "results.json").read_bytes()
     assert {p.name: p.read_bytes() for p in (broken / "cells").iterdir()} == {p.name: p.read_bytes() for p in (whole / "cells").iterdir()}
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_terminal_reaches_every_process_and_is_told_by_one(file: Path) -> None:
+    file.write_text(PLAN.replace("seeds = 2", "seeds = 200"))
+    command = [sys.executable, "-m", "leakaudit", "sweep", str(file), "-o", str(file.parent / "out"), "--workers", "2", "-f", "json"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        while len([*file.parent.glob("out/cells/*.json")]) < 4 and process.poll() is None:
+            time.sleep(0.005)
+        masks = [int(Path(f"/proc/{p}/status").read_text().split("SigBlk:")[1].split()[0], 16) for p in descendants(process.pid)]
+        os.killpg(process.pid, signal.SIGINT)
+        _, told = process.communicate()
+    assert sum(mask >> (signal.SIGINT - 1) & 1 for mask in masks) == 3  # the two workers, and what they are forked from
+    assert process.returncode == 130
+    assert "Traceback" not in told
+    assert "the same command goes on" in told
+    assert not results.read(file.parent / "out" / "results.json")["complete"]
+
+
+@pytest.mark.slow
+def test_workers_have_the_environment_of_the_sweep_that_starts_them(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["sweep", str(file), "--workers", "1", "-q", "-f", "json", "-o"]
+    assert main([*words, str(file.parent / "before")]) == 0
+    monkeypatch.setenv("LEAKAUDIT_PLUGINS", "nosuch")  # the process that workers are forked from is older
+    assert main([*words, str(file.parent / "after")]) == 3
+    says = [c["says"] for c in results.read(file.parent / "after" / "results.json")["sweep"]["cells"]]
+    assert all("plugin 'nosuch'" in line for line in says)
 
 
 @pytest.mark.slow

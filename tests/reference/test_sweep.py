@@ -158,6 +158,12 @@ def test_data_that_are_no_images_count_by_their_ratio_of_signal_to_noise() -> No
     assert (found["records"], found["recovered"]) == (3, 1)
 
 
+def test_two_values_of_an_axis_have_two_words() -> None:
+    values = [0, 1, 0.1, 1e-5, 2.5e-07, 60000, 12345, 12346, 0.12345, 0.12346, True, "ring"]
+    assert len({points.words(v) for v in values}) == len(values)
+    assert [points.words(v) for v in (60000, 1e-5, 0.25)] == ["6e4", "1e-05", "0.25"]
+
+
 def test_parts_in_several_folders_give_the_same_file_as_one_run(tmp_path: Path) -> None:
     p = plan()
     sweep(p, tmp_path / "one", HERE)

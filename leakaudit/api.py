@@ -16,7 +16,7 @@ from leakaudit.deduction import Deduction
 from leakaudit.errors import AttackError, LeakauditError, NotDetermined
 from leakaudit.leak import GradientLeak, Leaks
 from leakaudit.progress import expired, sharing
-from leakaudit.reconstruction import Attack, Certificate, Reconstruction
+from leakaudit.reconstruction import Attack, Batched, Certificate, Reconstruction, Selective
 from leakaudit.scoring import score
 from leakaudit.task import LOOP_ABOVE, Task
 from leakaudit.trace import Trace
@@ -100,8 +100,7 @@ def attack_together(
 ) -> Iterator[Settled]:
     """Attack several leaks, each with its own generator, as `attack_one` does; yield each one as soon as it is settled.
 
-    Attacks that take several leaks at once (`many`) get them together where the model is small; others go one after the other, and
-    share the time that is left.
+    `Batched` attacks get them together where the model is small; others go one after the other, and share the time that is left.
     """
     if name != "auto":
         chosen: Attack = registry.configure(registry.get("attacks", name), settings)
@@ -114,7 +113,9 @@ def attack_together(
         raise LeakauditError(f"auto takes no settings, got {', '.join(settings)}; name the attack that they are for")
     left = {k: _Course() for k in range(len(leaks))}
     for known, candidate in in_order():
-        why_not = {k: candidate.refuses(leaks[k], task) or _idle(candidate, leaks[k], task) for k in left}
+        why_not = {k: candidate.refuses(leaks[k], task) for k in left}
+        if isinstance(candidate, Selective):
+            why_not = {k: reason or candidate.idle(leaks[k], task) for k, reason in why_not.items()}
         for k, reason in why_not.items():
             left[k].reasons += [f"{known}: {reason}"] if reason else []
         for settled in _run(known, candidate, [k for k in left if not why_not[k]], leaks, task, generators, {}):
@@ -159,10 +160,9 @@ def _run(
     settings: Mapping[str, Any],
 ) -> Iterator[Settled]:
     """Run one attack on the leaks at some places."""
-    many = getattr(chosen, "many", None)
-    if many is not None and len(places) > 1 and task.layout.size <= LOOP_ABOVE:
+    if isinstance(chosen, Batched) and len(places) > 1 and task.layout.size <= LOOP_ABOVE:
         start = time.perf_counter()
-        for at, found in many([leaks[k] for k in places], task, [generators[k] for k in places]):
+        for at, found in chosen.many([leaks[k] for k in places], task, [generators[k] for k in places]):
             seconds = (time.perf_counter() - start) / len(places)
             yield Settled(places[at], replace(found, seconds=seconds), together=True, late=expired())
         return
@@ -170,12 +170,6 @@ def _run(
         with sharing(len(places) - n):
             settled = Settled(k, attack_one(leaks[k], task, name, generators[k], **settings), together=False, late=expired())
         yield settled
-
-
-def _idle(candidate: Attack, leak: GradientLeak, task: Task) -> str | None:
-    """Say why `auto` leaves out an attack that could start; None for attacks that have no `idle`."""
-    idle = getattr(candidate, "idle", None)
-    return None if idle is None else cast("str | None", idle(leak, task))
 
 
 def in_order() -> Iterator[tuple[str, Attack]]:

@@ -81,7 +81,7 @@ def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> 
     if values[0] > CLEAR * values[1]:
         return None
     v = vectors[:, 0]
-    coordinates = torch.linalg.lstsq(torch.stack([b, v.expand_as(b)], dim=2), m).solution  # (T, 2, H)
+    coordinates = torch.linalg.lstsq(torch.stack([b, v.expand_as(b)], dim=2), m, driver="gelsd").solution  # (T, 2, H)
     best = trust.topk(2).indices
     alpha, beta = coordinates[best[0], 0] - coordinates[best[1], 0], coordinates[best[0], 1] - coordinates[best[1], 1]
     q: Tensor = (alpha @ beta) / (alpha @ alpha).clamp_min(torch.finfo(m.dtype).tiny) * v

@@ -34,15 +34,9 @@ class Known:
 
 
 def features(task: Task, theta: Tensor, x: Tensor) -> Tensor:
-    """Input (H,) of the last linear layer for one x (1, *shape), differentiable in x: the first output's slope in its own weights.
-
-    The task must have a last linear layer.
-    """
-    name = (task.last_linear or ("",))[0]
-    start, width = task.layout.slices[name].start, task.layout.shapes[task.layout.names.index(name)][1]
-    row = theta[start : start + width].detach().clone().requires_grad_()
-    out = task.logits(torch.cat([theta[:start], row, theta[start + width :]]), x)[0, 0]
-    return torch.autograd.grad(out, row, create_graph=True)[0]
+    """Input (H,) of the last linear layer for one x (1, *shape), differentiable in x. The task must have a last linear layer."""
+    name = (task.last_linear or ("",))[0].rpartition(".")[0]
+    return priors.inputs(task, theta, x, [name], last=name)[name][0]
 
 
 def misfit(task: Task, known: Known, x: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ def _purified(groups: Groups, dual: Dual, j: int, known: Tensor) -> Dual:
     """Remove from the dual vector of known sample j what other known samples see of it."""
     seen = known @ dual.vector
     seen[j] = 0
-    q = dual.vector - torch.linalg.lstsq(known, seen[:, None]).solution[:, 0]
+    q = dual.vector - torch.linalg.lstsq(known, seen[:, None], driver="gelsd").solution[:, 0]
     return replace(dual, vector=q / q.norm(), zero=groups.zero_at(q))
 
 
@@ -172,7 +172,7 @@ def _alone(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups: Group
     for turn in range(AGREE):
         root = weight.sqrt()
         both = torch.cat([root[:, None] * a, damp]), torch.cat([root * target, x.new_zeros(len(damp))])
-        x = torch.linalg.lstsq(both[0], both[1][:, None]).solution[:, 0]
+        x = torch.linalg.lstsq(both[0], both[1][:, None], driver="gelsd").solution[:, 0]
         off = target.new_zeros(len(groups)).index_add(0, group, (a @ x - target).square()).sqrt()
         weight = 1 / (off + 0.5**turn * float(off.mean()) + 1e-12)[group]
     found: Tensor = first + free @ x

@@ -14,6 +14,7 @@ inverted by Kariyappa et al. 2023 (Cocktail Party Attack).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,15 @@ class Inputs:
         got = got - got.mean(0)
         cosine: Tensor = (got * self.x.to(got)).sum() / got.norm().clamp_min(torch.finfo(got.dtype).tiny)
         return 1 - cosine + sum((one.outside(seen[one.name]) for one in self.before), start=got.new_zeros(()))
+
+    def residual(self, seen: Tensor) -> float:
+        """|a - x| of inputs a (b, c, h, w), less their mean and with |a| = |x| = 1, in the order that fits best; infinite for NaN."""
+        from leakaudit.match import match
+
+        a = seen - seen.mean(0)
+        a = a / a.norm().clamp_min(torch.finfo(a.dtype).tiny)
+        pairs = match(a, self.x.to(a))
+        return float((a[pairs.found] - self.x.to(a)[pairs.true]).norm()) if not pairs.missing else math.inf
 
 
 def read(task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int) -> Inputs | None:

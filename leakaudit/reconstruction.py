@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from torch import Generator, Tensor
 
@@ -52,9 +53,7 @@ class Attack(Protocol):
     exact: solves equations instead of optimising. rank: its place in `auto`, which goes from exact to iterative and from
     low rank to high. reads: leaks that it takes, in words. paper: its source. cost: in words.
 
-    An attack may also take several leaks at once: `many(leaks, task, generators)` yields each one's place and reconstruction, and calling
-    it is `many` of one. What it gives for a leak depends on the others by rounding alone. And it may say why `auto` leaves it out where
-    it could start: `idle(leak, task)`, a reason or None.
+    It may also be `Batched` or `Selective`.
     """
 
     exact: ClassVar[bool]
@@ -68,3 +67,19 @@ class Attack(Protocol):
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the inputs; raises AttackError where `refuses` has something to say."""
+
+
+@runtime_checkable
+class Batched(Protocol):
+    """An attack that also takes several leaks at once; calling it is `many` of one."""
+
+    def many(self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]) -> Iterator[tuple[int, Reconstruction]]:
+        """Yield each leak's place and reconstruction, which depends on the others by rounding alone."""
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """An attack that `auto` leaves out of some leaks that it could start on."""
+
+    def idle(self, leak: GradientLeak, task: Task) -> str | None:
+        """Say why `auto` leaves it out, None where it does not."""

@@ -62,6 +62,20 @@ def test_auto_takes_it_for_batches_and_leaves_single_samples_to_the_analytic_att
     assert attacked(4, "auto")[0].attack == "exact"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_data_without_a_grid_are_exact_where_nothing_but_noise_is_left(dtype: str) -> None:
+    """Gradients of a logistic model all but repeat from round to round: the mean of four samples looks like a batch of one."""
+    shape: dict[str, Any] = {"victim": "fedsgd", "nodes": 3, "data": "gaussians", "dtype": dtype}
+    for model, samples, rounds, exact in (("logistic", 4, 2, False), ("logistic", 1, 5, True), ("mlp", 2, 10, True)):
+        scenario = Scenario(model=model, samples=samples, rounds=rounds, set={"hidden": 64} if model == "mlp" else {}, **shape)
+        recorder = recording.record(recording.plan(scenario), None)
+        leaks = la.leaks(recorder.trace)
+        found = la.attack(leaks, "exact", generator=Generator().manual_seed(0))
+        assert [f.certificate is Certificate.EXACT for f in found] == [exact] * 3
+        errors = [e for s in la.score(found, recorder.truth_record) for e in s.relative_error or () if e is not None]
+        assert max(errors) < 1e-6 if exact else min(errors) > 0.01
+
+
 def test_inner_steps_and_large_dual_starts() -> None:
     for settings in ({"k_max": 3}, {"z0": 1.0}, {"theta": 0.5}):
         found, score = attacked(4, set=settings)

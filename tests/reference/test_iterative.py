@@ -297,16 +297,13 @@ def test_one_difference_on_lenet_is_no_worse_than_a_gradient() -> None:
 
 
 @pytest.mark.slow
-def test_one_difference_on_the_relu_convnet_reaches_the_centralised_attack() -> None:
+def test_one_difference_on_the_relu_convnet_reaches_the_published_centralised_attack() -> None:
     """Geiping et al. 2020 on the gradient itself: 29 dB; the field's differential attack: 10.6 dB."""
     task, x, y = ten_crops("convnet")
-    central, ours = [], []
+    decibels = []
     for k in range(10):
         g = torch.Generator().manual_seed(k)
-        gradient = planted(task, x[k : k + 1], y[k : k + 1], 1, False, g)
-        central.append(psnr(attacked("inverting", gradient, task, g), x[k]))
-        leak = planted(task, x[k : k + 1], y[k : k + 1], 2, True, torch.Generator().manual_seed(k))
-        ours.append(psnr(attacked("differential", leak, task, g, restarts=2), x[k]))
-    assert sum(central) / 10 > 26
-    assert sum(ours) / 10 > sum(central) / 10 - 1
-    assert sorted(ours)[2] > 20
+        leak = planted(task, x[k : k + 1], y[k : k + 1], 2, True, g)
+        decibels.append(psnr(attacked("differential", leak, task, g, restarts=2), x[k]))
+    assert sum(decibels) / 10 > 28
+    assert sorted(decibels)[2] > 20

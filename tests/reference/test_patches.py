@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit import api, data, lifting, match, patches, priors, registry
-from leakaudit.attacks.gradinversion import GradInversion
+from leakaudit import api, data, lifting, match, objectives, patches, priors, registry
+from leakaudit.attacks.gradinversion import PART, GradInversion
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate
 from leakaudit.task import Task
@@ -19,23 +22,27 @@ from leakaudit.trace import TaskSpec
 D = torch.float64
 
 
-def _network(shape: tuple[int, ...], outputs: int, act: type[nn.Module], more: tuple[tuple[int, int, int], ...] = ()) -> nn.Module:
+def _network(shape: tuple[int, ...], outputs: int, act: type[nn.Module], *widths: int) -> nn.Module:
     layers: list[nn.Module] = []
-    for before, after, stride in ((shape[0], 16, 1), (16, 24, 2), (24, 80, 2), *more):
-        layers += [nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after), act()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(80, outputs))
+    for k, (before, after) in enumerate(pairwise((shape[0], *widths))):
+        layers += [nn.Conv2d(before, after, 3, 2 if k and before < after else 1, 1, bias=False), nn.BatchNorm2d(after), act()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], outputs))
 
 
 def relu(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return _network(shape, outputs, nn.ReLU)
+    return _network(shape, outputs, nn.ReLU, 16, 24, 80)
 
 
 def longer(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return _network(shape, outputs, nn.ReLU, ((80, 80, 1),))
+    return _network(shape, outputs, nn.ReLU, 16, 24, 80, 80)
+
+
+def deeper(shape: tuple[int, ...], outputs: int) -> nn.Module:
+    return _network(shape, outputs, nn.ReLU, 16, 24, 40, 96)
 
 
 def tanh(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    return _network(shape, outputs, nn.Tanh)
+    return _network(shape, outputs, nn.Tanh, 16, 24, 80)
 
 
 def held(side: int = 13, batch: int = 3, act: str = "relu", bn: str = "train") -> tuple[Task, Tensor, Tensor, Tensor, Tensor]:
@@ -132,6 +139,61 @@ def test_auto_leaves_gradinversion_out_where_it_has_no_statistics(monkeypatch: p
     assert api.attack_one(leak, task, "gradinversion", torch.Generator(), steps=2, seeds=1).attack == "gradinversion"
 
 
+def mean_psnr(found: Tensor, x: Tensor) -> float:
+    """Mean over the images, each with its partner."""
+    pairs = match.match(found, x)
+    return float((-10 * (found[pairs.found].double() - x[pairs.true]).square().flatten(1).mean(1).log10()).mean())
+
+
+def test_a_layer_that_fits_makes_images_approximate_where_statistics_and_gradient_agree() -> None:
+    task, theta, x, _, gradient = held()
+    leak, known, other = as_leak(task, theta, gradient, 3), told(task, theta, x), data.load("faces").x[40:43, :, 6:19, 6:19].double()
+    attack = GradInversion(steps=60, seeds=1, statistics=known)
+    found = attack(leak, task, torch.Generator().manual_seed(0))
+    assert found.certificate is Certificate.APPROXIMATE
+    assert mean_psnr(found.x, x) > 40
+    assert found.y is not None
+    kept = float((task.gradient(theta, found.x, found.y) - gradient).norm() / gradient.norm())
+    assert objectives.FIT < kept < PART
+    assert f"the whole gradient keeps {kept:.2g}" in found.note
+    assert found.residual < objectives.FIT
+    for wrong in (replace(attack, statistics=None), replace(attack, statistics=told(task, theta, other), steps=200)):
+        found = wrong(leak, task, torch.Generator().manual_seed(0))
+        assert found.certificate is Certificate.FAILED
+        assert mean_psnr(found.x, x) < 25
+
+
+def test_what_a_layer_and_the_statistics_each_tell_of_images() -> None:
+    task, theta, x, _, gradient = held()
+    shown = patches.read(task, theta, gradient, slice(0, task.layout.size), 3)
+    assert shown is not None
+    known, other = told(task, theta, x), data.load("faces").x[40:43, :, 6:19, 6:19].double()
+    left = partial(GradInversion()._of_layer, task, theta, shown, known)
+    assert left(x) < 1e-12
+    assert left(x[[2, 0, 1]]) < 1e-12, "the order does not count"
+    assert left(other) > 1
+    assert left(x * torch.nan) == math.inf
+    faint = 0.8 * x + 0.1
+    assert GradInversion()._of_layer(task, theta, shown, None, x) == math.inf
+    assert shown.residual(priors.inputs(task, theta, faint, [shown.layer.name])[shown.layer.name]) < left(faint) / 5
+
+
+def test_images_that_fit_a_layer_and_not_the_gradient_have_failed() -> None:
+    """Four photographs at 20 dB: in colour the inputs of the fourth layer leave much open."""
+    spec = TaskSpec(f"{__name__}:deeper", {"bn": "train"}, shape=(3, 25, 25), classes=6, mean=(0.5,) * 3, std=(0.5,) * 3, levels=255)
+    task = Task.build(spec, dtype=D, trusted=True)
+    theta, x = task.init(torch.Generator().manual_seed(1)), data.load("photos").x[[56, 73, 90, 107], :, 4:29, 4:29].double()
+    gradient = task.gradient(theta, x, torch.tensor([4, 0, 2, 2]))
+    attack = GradInversion(steps=300, seeds=1, statistics=told(task, theta, x))
+    found = attack(as_leak(task, theta, gradient, 4), task, torch.Generator().manual_seed(0))
+    shown = patches.read(task, theta, gradient, slice(0, task.layout.size), 4)
+    assert shown is not None
+    assert attack._of_layer(task, theta, shown, attack.statistics, found.x) < objectives.FIT
+    assert mean_psnr(found.x, x) < 22
+    assert found.certificate is Certificate.FAILED
+    assert found.residual > PART
+
+
 def test_three_faces_come_back_bit_for_bit_with_their_labels() -> None:
     task, theta, x, y, gradient = held()
     attack = GradInversion(steps=600, seeds=1, statistics=told(task, theta, x))
@@ -143,12 +205,6 @@ def test_three_faces_come_back_bit_for_bit_with_their_labels() -> None:
     assert float((found.x[pairs.found] - x).abs().max()) < 1e-6
     assert found.certificate is Certificate.APPROXIMATE
     assert found.residual < 1e-5
-
-
-def mean_psnr(found: Tensor, x: Tensor) -> float:
-    """Mean over the images, each with its partner."""
-    pairs = match.match(found, x)
-    return float((-10 * (found[pairs.found].double() - x[pairs.true]).square().flatten(1).mean(1).log10()).mean())
 
 
 @pytest.mark.slow

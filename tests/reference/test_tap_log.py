@@ -103,6 +103,15 @@ def test_a_log_that_is_still_being_written_can_be_read(tmp_path: Path) -> None:
     log.close()
 
 
+def test_a_closed_log_keeps_nothing_and_touches_no_file_that_was_opened_since(tmp_path: Path) -> None:
+    log = Log(tmp_path / "log", 0)
+    log.close()
+    with open(tmp_path / "other", "wb"), open(tmp_path / "another", "wb"):  # they get the numbers of the log's files
+        assert not log.write("send", torch.ones(8))
+        log.close()
+    assert (tmp_path / "other").stat().st_size == (tmp_path / "another").stat().st_size == 0
+
+
 def test_payloads_beyond_max_bytes_are_left_out_and_said_so(tmp_path: Path) -> None:
     with Log(tmp_path, 0, max_bytes=1000) as log:
         assert [log.write("send", torch.full((100,), float(k))) for k in range(4)] == [True, True, False, False]

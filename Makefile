@@ -25,7 +25,7 @@ bench: $(VENV)/.ready  ## every ratio in at most 20 minutes, as a table and leak
 	@$(BIN)/python bench/_all.py -o leakaudit-out/bench.json
 
 docs: site  ## the site, and every command and code block in it run
-	$(BIN)/pytest -q tests/contract/test_docs.py tests/contract/test_readme.py
+	$(BIN)/pytest -q tests/contract/test_docs.py tests/contract/test_docs_complete.py tests/contract/test_readme.py
 
 site: $(VENV)/.docs  ## docs/_build/index.html; a warning is an error
 	$(BIN)/sphinx-build -W --keep-going -n -q -b html docs docs/_build

@@ -165,14 +165,14 @@ def _registered(spec: TaskSpec, args: Mapping[str, Json]) -> nn.Module:
 def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
     """Import and call a user's factory."""
     if not trusted:
-        raise LeakauditError(
-            f"model {spec.model!r} is code outside leakaudit that would be run; name it yourself (trusted=True) if you know it"
-        )
+        raise LeakauditError(f"model {spec.model!r} is code outside leakaudit; --trust-model, in Python trusted=True, lets it run")
     where, _, name = spec.model.partition(":")
     try:
         factory: Any = getattr(importlib.import_module(where), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise LeakauditError(f"model {spec.model!r}: {error}; expected package.module:factory on Python's path") from error
+    except Exception as error:  # a user's module may raise anything
+        raise LeakauditError(f"model {spec.model!r}: importing {where} raised {type(error).__name__}: {error}") from error
     if not callable(factory):
         raise LeakauditError(
             f"model {spec.model!r}: expected a function or class that returns a torch module, got {type(factory).__name__}"

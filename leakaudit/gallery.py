@@ -64,10 +64,11 @@ def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
 
 
 def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
-    """Return the closest, the middle, the farthest and random entries, each once, a quarter of `room` of each; all where they fit."""
+    """Return closest, middle, farthest and random entries, each once, a quarter of `room` of each; all if they fit, unmarked if alike."""
     ranked = sorted(entries, key=lambda e: -e.rank)
     if len(ranked) <= room:
-        return [(_place(k, len(ranked)), e) for k, e in enumerate(ranked)]
+        alike = len({e.rank for e in ranked}) == 1
+        return [("" if alike else _place(k, len(ranked)), e) for k, e in enumerate(ranked)]
     each = room // 4
     half = (len(ranked) - each) // 2
     fixed = {"best": range(each), "median": range(half, half + each), "worst": range(len(ranked) - each, len(ranked))}

@@ -18,7 +18,11 @@ from leakaudit.wording import clean, harm, outcome, said_of
 
 Level = Literal["error", "warning", "note"]
 RANK: dict[Level, int] = {"error": 2, "warning": 1, "note": 0}
-_VERDICTS: dict[str, Level] = {"REFUTED": "error", "UNSUPPORTED": "error", "INCONCLUSIVE": "warning"}
+VERDICTS: dict[str, Level] = {  # the gravest first
+    **dict.fromkeys(("REFUTED", "UNSUPPORTED"), "error"),
+    "INCONCLUSIVE": "warning",
+    **dict.fromkeys(("NOT_REFUTED", "UNCLAIMED"), "note"),
+}
 RULES: dict[str, Level] = {
     **dict.fromkeys(("OVER", "REGRESSION", "CONTRADICTED", "VOID", "NOT_COMPARABLE"), "error"),
     **dict.fromkeys(("WARNING", "INCONCLUSIVE"), "warning"),
@@ -110,7 +114,7 @@ def _verdict(results: Mapping[str, Json], one: Mapping[str, Json]) -> Check:
         rule=clean(one["test"]),
         node=one["node"],
         adversary=clean(one["adversary"]),
-        level=_VERDICTS.get(verdict.name, "note"),
+        level=VERDICTS[verdict.name],
         message=clean(f"{verdict.words}: {one['says']} ({one['test']} against {where})"),
         word=verdict.words,
         detail=clean(one["power"]),

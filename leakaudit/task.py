@@ -32,7 +32,8 @@ class Task:
     layout: where each trained parameter lies in the flat vector theta (d,). buffers: constants of the model
     (running statistics, frozen parameters). first_linear: (weight, bias or None) of a fully connected layer
     that sees the flattened, normalised input, None where there is none; last_linear: of the one that gives
-    the outputs. convex: whether the loss is convex in theta. Functions follow theta's dtype and device.
+    the outputs. convex: whether the loss is convex in theta. stack, chain: closed formulas of gradients, None for models
+    that are neither; a chain's can be differentiated again, a stack's take half the time. Functions follow theta's dtype and device.
     """
 
     spec: TaskSpec

@@ -11,7 +11,7 @@ class Verdict(Enum):
     REFUTED = "measured beyond what the claim allows, at the stated confidence"
     NOT_REFUTED = "nothing tried here exceeded the claim; this is no proof of privacy"
     UNSUPPORTED = "the claim does not follow from the recorded parameters"
-    INCONCLUSIVE = "too few samples to tell; would need about N"
+    INCONCLUSIVE = "too few samples to tell"
     UNCLAIMED = "the protocol promises nothing about this"
 
     @property

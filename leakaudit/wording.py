@@ -78,7 +78,7 @@ def provenance(results: Mapping[str, Json]) -> list[tuple[str, str]]:
         "versions": ", ".join(f"{name} {version or 'absent'}" for name, version in p["versions"].items()),
         "torchvision": "shimmed (operators declared, not compiled)" if p["shimmed"] else "",
         "seeds": ", ".join(f"{name} {seed}" for name, seed in p["seeds"].items()),
-        "device": f"{p['device']}, {p['threads']} threads, {p['platform']}",
+        "device": f"{p['device']}, {p['threads']} thread{'s' * (p['threads'] != 1)}, {p['platform']}",
         "trace": f"id {p['trace']['id'] or 'none'}, sha256 {p['trace']['sha256'] or 'not taken'}",
         "truth": _truth(results),
         "configuration": f"sha256 {p['digest']}",
@@ -114,7 +114,7 @@ def _count(nodes: int) -> str:
 def _truth(results: Mapping[str, Json]) -> str:
     if sha256 := results["provenance"]["truth"]["sha256"]:
         return f"sha256 {sha256}"
-    return "recorded with each seed, and not kept" if results["kind"] == "check" else "no truth file: not scored"
+    return "no truth file: not scored" if results["kind"] == "attack" else "recorded with each run, and not kept"
 
 
 def harm(finding: Finding) -> tuple[float, ...]:

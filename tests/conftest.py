@@ -5,11 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from invoked import RECORD
+
+from leakaudit.cli import main
 
 PROJECT = Path(__file__).resolve().parent.parent
 PACKAGES = (
@@ -72,3 +76,19 @@ def shared_data() -> Callable[[str], Path]:
 def generator() -> torch.Generator:
     """A fresh generator with seed 0."""
     return torch.Generator().manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The trace of `invoked.RECORD`, its truth and their sha256; not to be changed."""
+    trace = tmp_path_factory.mktemp("recorded") / "trace.pt"
+    assert main([*RECORD, "-o", str(trace)]) == 0
+    return trace
+
+
+@pytest.fixture
+def place(tmp_path: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: one of its own, with a copy of that trace."""
+    shutil.copytree(recorded.parent, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -126,6 +126,11 @@ class Cell:
             self._ranks[None], self.worst = rank, made
 
 
+def empty(check: Check) -> list[Cell]:
+    """Return the cells of a check, in which nothing is measured yet."""
+    return [Cell(check, who, attack) for who in check.adversaries for attack in check.attacks]
+
+
 def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
     """Attack one run; what an adversary learns of a node is deduced once for all attacks, and held for one node at a time."""
     for who in dict.fromkeys(c.who for c in cells):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from leakaudit.gate import controls, judge, linted
-from leakaudit.gate.cells import Cell, attack_all, held
+from leakaudit.gate.cells import attack_all, empty, held
 from leakaudit.gate.config import Gate
 from leakaudit.gate.runs import ready
 
@@ -35,7 +35,7 @@ def estimate(gate: Gate, seed: int) -> list[Cost]:
         times = [time.perf_counter()]
         made = ready(check, gate.folder)(seed)
         times.append(time.perf_counter())
-        cells = [Cell(check, who, attack) for who in check.adversaries for attack in check.attacks]
+        cells = empty(check)
         attack_all(cells, made)
         times.append(time.perf_counter())
         linted.rules(check, made)

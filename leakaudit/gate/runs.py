@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import sysconfig
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
@@ -122,8 +123,10 @@ def _imported(check: Check, folder: Path) -> Callable[[int, Path], object]:
 
 
 def _failed(check: Check, error: Exception) -> LeakauditError:
-    """Say in one line where the program under test failed; that is no leak."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    """Say in one line where the program under test failed, outside libraries where one of its calls did; that is no leak."""
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = tuple({sysconfig.get_path(which) for which in ("stdlib", "purelib", "platlib")})
+    place = next((f for f in frames[:0:-1] if Path(f.filename).is_file() and not f.filename.startswith(libraries)), frames[-1])
     file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (place.filename, place.lineno)
     said = " ".join(str(error).split())
     return LeakauditError(f"check {check.name}: run: {type(error).__name__} in {Path(file or '?').name}, line {line}: {said}")

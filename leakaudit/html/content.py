@@ -11,17 +11,15 @@ from markupsafe import Markup
 
 from leakaudit import grading
 from leakaudit.comparison import MEANS
-from leakaudit.html import curves, gated, heat, topology
+from leakaudit.html import audited, curves, gated, heat, topology
 from leakaudit.html.shades import step
 from leakaudit.html.threat import threat
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 from leakaudit.wording import LIMITS, by_reason, harm, provenance, said_of, scopes, table
 
-VERDICTS = {"REFUTED": "error", "UNSUPPORTED": "error", "INCONCLUSIVE": "warning", "NOT_REFUTED": "note", "UNCLAIMED": "note"}
 COUNTED = re.compile(r"\. (\d+ rules on \d+ cells.*|A pass means .*)$")  # in the sentence of a gate
 GATES = {0: ("note", "Within the limits"), 1: ("error", "Over the limits"), 3: ("warning", "The gate cannot tell")}  # by exit code
-FEW = 12  # verdicts that are all shown
 WHOLE = 60  # rows of a table that is shown in one piece
 BLOCK = 100  # rows of a block of a longer one
 DRAWN = 4  # adversaries whose network is drawn
@@ -47,9 +45,9 @@ def content(results: Mapping[str, Json]) -> dict[str, Any]:
         "headings": headings,
         "blocks": list(_blocks(results, rows)),
         "gate": gated.tables(results),
-        "verdicts": _verdicts(results),
+        "verdicts": audited.verdicts(results),
         "panels": curves.panels(results),
-        "views": _views(results),
+        "views": audited.views(results),
         "gallery": results.get("gallery") or [],
         "methods": _methods(results),
         "by_round": heat.by_round(drawn),
@@ -136,38 +134,6 @@ def _marked(
     findings: Sequence[Mapping[str, Json]], rows: Sequence[Sequence[str]], places: Sequence[int]
 ) -> list[tuple[str, Sequence[str]]]:
     return [(grading.level(findings[k]), rows[k]) for k in places]
-
-
-def _verdicts(results: Mapping[str, Json]) -> list[dict[str, Any]]:
-    """Return the verdicts of an audit by word, the gravest first; few or grave ones are open."""
-    every, out = (results.get("audit") or {}).get("verdicts", ()), []
-    for name, level in VERDICTS.items():
-        rows = [
-            {**v, "word": Verdict[name].words, "at": said_of(v), "counted": _counted(v["figures"])} for v in every if v["verdict"] == name
-        ]
-        if rows:
-            is_open = level == "error" or len(every) <= FEW
-            out.append({"word": Verdict[name].words, "meant": Verdict[name].value, "level": level, "open": is_open, "rows": rows})
-    return out
-
-
-def _counted(figures: Mapping[str, Json]) -> str:
-    return ", ".join(f"{k.replace('_', ' ')} {v:.4g}" if isinstance(v, float) else f"{k.replace('_', ' ')} {v}" for k, v in figures.items())
-
-
-def _views(results: Mapping[str, Json]) -> list[dict[str, Any]]:
-    """Return what theory says of every view of an audit: the exact epsilon beside the claimed one."""
-    out = []
-    for point in (results.get("audit") or {}).get("grid", ()):
-        for view in point["views"]:
-            claim = view.get("claim") or {}
-            exact = view["exact"] if view.get("exact") is not None else view.get("epsilon")
-            row = {"at": said_of(point), "node": view.get("node"), "adversary": view.get("adversary"), "claim": claim.get("source")}
-            verdict = Verdict[view["verdict"]].words if view.get("verdict") else "-"
-            out.append(
-                {**row, "claimed": claim.get("epsilon"), "exact": exact, "mu": view.get("mu"), "verdict": verdict, "why": view.get("why")}
-            )
-    return out
 
 
 def _methods(results: Mapping[str, Json]) -> list[dict[str, Any]]:

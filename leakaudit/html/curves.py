@@ -129,7 +129,8 @@ def _ticks(values: Sequence[float], log: bool) -> list[float]:
     if log:
         first, last = math.floor(math.log10(low)), math.floor(math.log10(high)) + 1
         return [10.0**k for k in range(first, last + 1, math.ceil((last - first) / 5))]
-    low, high = min(low, 0.0), max(high, low + 1e-6, 1e-6)
+    low = min(low, 0.0)
+    high = max(high, 0.0, low + 1e-6)
     size = 10 ** math.floor(math.log10((high - low) / 5))
     each = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= (high - low) / 5 * (1 - 1e-9))
     return [k * each for k in range(math.floor(low / each + 1e-9), math.ceil(high / each - 1e-9) + 1)]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from leakaudit import pytest_plugin
+from leakaudit.cli import main
 from leakaudit.gate import baseline
 
 OWN = """
@@ -89,7 +90,7 @@ def test_a_run_that_does_not_use_it_imports_no_torch_and_loads_it_in_20_ms(tmp_p
 
 FORKED = """
 import json, os, sys
-import leakaudit.gate.files, pytest, skimage.data, torch
+import leakaudit.attacks.exact, leakaudit.gate.files, leakaudit.victims.dpsgd, pytest, skimage.data, skimage.metrics, torch
 sys.path.insert(0, os.getcwd())
 for line in sys.stdin:
     if (child := os.fork()) == 0:
@@ -221,12 +222,12 @@ def test_the_hooks_run_what_they_say(project: Path, repo: Path) -> None:
         return subprocess.run(command, shell=True, cwd=repo, env=environ, capture_output=True, check=False).returncode
 
     assert hook(config) == 0
-    assert run(repo, "leakaudit", "record", "fedsgd", "-o", "trace.pt", "--nodes", "2", "--rounds", "1", "-q").returncode == 0
+    assert main(["record", "fedsgd", "-o", str(repo / "trace.pt"), "--nodes", "2", "--rounds", "1", "-q"]) == 0
     shutil.copy(repo / "trace.pt", repo / "b.trace.pt")
     assert hook(trace, "trace.pt", "b.trace.pt") == 0
     with (repo / "b.trace.pt").open("r+b") as file:
         file.truncate(1000)
-    assert hook(trace, "trace.pt", "b.trace.pt") == 1
+    assert hook(trace, "b.trace.pt", "trace.pt") == 1
     pattern = re.compile(re.findall(r"^  files: (.*)$", hooks, re.M)[1])
     assert [bool(pattern.search(n)) for n in ("trace.pt", "a/b.trace.pt", "trace.truth.pt", "weights.pt")] == [True, True, False, False]
     (repo / "leakaudit.toml").write_text("[gate]\nsede = 1\n[check.a]\nrun = 'a:b'\n")

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from invoked import refused
 from PIL import Image
 
 from leakaudit import gallery, registry, results, tracefile
@@ -37,21 +38,6 @@ def place(tmp_path: Path, attacked: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     shutil.copytree(attacked, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """Run a call that must fail: code 2, one line, no file touched."""
-    before = {p: p.stat().st_mtime_ns for p in Path().rglob("*")}
-    capsys.readouterr()
-    try:
-        code = main([*argv])
-    except SystemExit as e:
-        code = int(str(e.code))
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert len(err.strip().splitlines()) == 1, err
-    assert {p: p.stat().st_mtime_ns for p in Path().rglob("*")} == before
-    return err
 
 
 def pictures(page: str) -> list[tuple[str, np.ndarray]]:
@@ -160,6 +146,7 @@ def test_best_median_worst_and_random_pictures_are_chosen() -> None:
 def test_few_pictures_are_all_shown_the_best_first() -> None:
     chosen = gallery.choose(entries(20.0, 40.0, 30.0), 16)
     assert [(where, one.rank) for where, one in chosen] == [("best", 40.0), ("median", 30.0), ("worst", 20.0)]
+    assert [where for where, _ in gallery.choose(entries(200.0, 200.0, 200.0), 16)] == ["", "", ""]
 
 
 def test_64_large_colour_pictures_stay_under_a_megabyte(tmp_path: Path) -> None:

@@ -171,6 +171,7 @@ def test_the_configuration_is_read_without_torch() -> None:
         ("def train(seed, path:\n    pass\n", r"SyntaxError in broken_\d\.py, line 1"),
         ("import os\n1 / 0\n", r"ZeroDivisionError in broken_\d\.py, line 2: division by zero"),
         ("def train(seed, path):\n    raise ValueError('no\\ndata')\n", r"ValueError in broken_\d\.py, line 2: no data"),
+        ("import networkx\ndef train(seed, path):\n    networkx.cycle_graph(-1)\n", r"NetworkXError in broken_\d\.py, line 3: "),
     ],
 )
 def test_a_program_that_fails_is_one_line_and_no_leak(text: str, said: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from leakaudit.errors import LeakauditError
-from leakaudit.gate import baseline, measures, rules
+from leakaudit.gate import baseline, judge, measures, rules
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, Worst
 from leakaudit.gate.config import Acceptance, Budget, Check, Gate
@@ -34,6 +35,18 @@ def base(of: Cell, digest: str | None = None, **samples: float) -> Baseline:
 
 def rule(kind: str = "budget", status: Status = Status.OK, name: str = "ring/node:1/analytic", value: float = 1.0) -> Rule:
     return Rule(kind, name, "psnr", status, "says", value, 0.5)
+
+
+@pytest.mark.parametrize("before", ["default", "error"])
+def test_a_run_lets_torch_repeat_itself_and_puts_its_choice_back(before: str) -> None:
+    torch.set_deterministic_debug_mode(before)
+    try:
+        with judge._deterministic():
+            assert torch.are_deterministic_algorithms_enabled()
+            assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.get_deterministic_debug_mode() == {"default": 0, "error": 2}[before]
+    finally:
+        torch.set_deterministic_debug_mode("default")
 
 
 # --- measures ---------------------------------------------------------------------------------------------------------

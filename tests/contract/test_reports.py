@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from PIL import Image
+from records import Record, column
 
 from leakaudit import registry, results
 from leakaudit.errors import LeakauditError
@@ -26,24 +27,12 @@ from leakaudit.scoring import score
 from leakaudit.trace import TaskSpec, Truth
 from leakaudit.wording import clean, summary
 
-Record = dict[str, Any]
 HOSTILE = (
     "<script>alert(1)</script>|`x`\n# big ![i](http://e.org/i) <img src=x> [l](javascript:x) "
     "@someone www.e.org \x1b[31mred\x07 \u202eevil ~~s~~ $m$"
 )
 PIECES = [*"ab1 \\`*_{}[]()#+-.!|~$<>&@:/=\n\t\"'", "www.", "http://", "&amp;", "\x1b", "\u202e", "é"]
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-
-
-def column(*values: float | bool | None) -> Record:
-    numbers = sorted(float(v) for v in values if v is not None)
-    middle = numbers[len(numbers) // 2] if numbers else None
-    return {
-        "per_image": list(values),
-        "min": min(numbers, default=None),
-        "median": middle,
-        "mean": sum(numbers) / len(numbers) if numbers else None,
-    }
 
 
 def finding(node: int, psnr: float | None = 40.0, exact: bool = False, certificate: str = "EXACT", **changes: Any) -> Record:

@@ -1,0 +1,54 @@
+"""Reference pages have every name that they are about: verbs and options, victims and attacks, the Python API, entries of records."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leakaudit
+from leakaudit import registry, results
+from leakaudit.cli import VERBS
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def generated() -> Any:
+    spec = importlib.util.spec_from_file_location("_generated", PROJECT / "docs/_generated.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_command_line_page_has_every_verb_and_option() -> None:
+    page = generated().command_line()
+    assert {line.split()[2] for line in page.split("\n") if line.startswith("## leakaudit ")} == set(VERBS)
+    for words in ("## leakaudit trace verify", "`--max-seconds SECONDS`", "`-o OUTPUT`, `--output OUTPUT`", "`--plugin MODULE`"):
+        assert words in page
+    assert "%(" not in page
+
+
+@pytest.mark.parametrize("group", ["victims", "attacks"])
+def test_the_registry_pages_have_every_name(group: str) -> None:
+    page = generated().leaves(group)
+    assert re.findall(r"^## (\S+)$", page, re.M) == registry.names(group)
+
+
+def test_the_api_page_has_every_public_name() -> None:
+    page = (PROJECT / "docs/api.md").read_text()
+    assert [n for n in leakaudit.__all__ if n != "__version__" and not re.search(rf":: {n}$", page, re.M)] == []
+
+
+@pytest.mark.parametrize("under", ["", "findings", "audit", "gate", "sweep"])
+def test_the_page_of_formats_has_every_entry_of_a_record(under: str) -> None:
+    page = (PROJECT / "docs/formats.md").read_text()
+    spec: Any = {**results.AUDIT, **results.CHECK, **results.SWEEP}
+    spec = spec[under] if under else spec
+    entries = spec[0] if isinstance(spec, list) else spec
+    missing = [key.removesuffix("?") for key in entries if f"`{key.removesuffix('?')}`" not in page]
+    assert missing == []

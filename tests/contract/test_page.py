@@ -1,0 +1,121 @@
+"""The HTML page: well-formed, inert whatever the names are, complete, and small for many findings."""
+
+from __future__ import annotations
+
+import html.parser
+import re
+import time
+
+import pytest
+from records import RECORDS, audit, gate_of_two_checks, rendered
+
+
+class Reader(html.parser.HTMLParser):
+    """Tags with their attributes, text, and ids."""
+
+    VOID = ("meta", "img", "br", "link", "input")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_page_is_well_formed_and_asks_for_nothing(name: str) -> None:
+    page = Reader(rendered("html", RECORDS[name]))
+    assert page.open == []
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "link", "iframe", "object", "embed", "form", "base", "foreignobject"}
+    for tag, attributes in page.tags:
+        assert not [a for a in attributes if a.startswith("on")], tag
+        for a in ("src", "href", "action", "xlink:href"):
+            assert (attributes.get(a) or "#").startswith(("#", "data:image/png;base64,")), (tag, attributes)
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(set(ids)) == len(ids)
+    links = {str(attributes["href"])[1:] for tag, attributes in page.tags if tag == "a"}
+    assert links <= set(ids)
+    policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_page_begins_with_the_verdict_and_ends_with_limits_and_sources(name: str) -> None:
+    of = RECORDS[name]
+    text = " ".join(Reader(rendered("html", of)).text.split())
+    places = [text.index(" ".join(part.split())) for part in (of["summary"][:12], "Scope and threat model", "Limits and responsible use")]
+    assert places == sorted(places)
+    for part in ("proves nothing", "it is no proof of privacy", "Provenance", "Glossary", of["provenance"]["digest"]):
+        assert part in text
+    assert not re.search(r"\b(is|are) (private|safe)\b", text)
+
+
+def test_hostile_names_are_text() -> None:
+    page = rendered("html", RECORDS["hostile"])
+    assert "<script" not in page
+    assert "onerror=alert(2)&gt;" in page
+    assert "{{7*7}}" in Reader(page).text
+    assert "49" not in Reader(page).text
+
+
+def test_what_is_missing_is_said_with_the_command_that_adds_it() -> None:
+    text = Reader(rendered("html", RECORDS["not scored"])).text
+    for command in ("leakaudit audit", "leakaudit check", "leakaudit score", "--against", "leakaudit report"):
+        assert command in text
+    judged = Reader(rendered("html", RECORDS["audit"])).text
+    assert "REFUTED" in judged
+    assert "Against epsilon" in judged
+    assert "No claim is judged" not in judged
+    assert "not scored" not in judged
+
+
+def test_a_page_with_2000_findings_is_quick_small_and_in_blocks() -> None:
+    of = audit(2000)
+    rendered("html", RECORDS["attack"])  # imports
+    start = time.process_time()
+    page = rendered("html", of)
+    assert time.process_time() - start < 3
+    assert len(page) < 1_000_000
+    read = Reader(page)
+    blocks = [a for tag, a in read.tags if tag == "details" and "id" in a]
+    assert [a["id"] for a in blocks if "open" in a] == ["worst"]
+    assert len(blocks) == 1 + 20
+    assert {f"#{a['id']}" for a in blocks} <= {str(a.get("href")) for tag, a in read.tags if tag == "a"}
+    assert sum(tag == "tr" for tag, _ in read.tags) > 2000
+
+
+def test_a_gate_shows_limits_controls_and_acceptances() -> None:
+    text = " ".join(Reader(rendered("html", RECORDS["gate"])).text.split())
+    for part in ("Over the limits", "Budgets and baseline", "Lint", "Controls", "Acceptances", "main/node:3/exact", "30 dB of node 5"):
+        assert part in text
+
+
+def test_a_gate_draws_its_network_with_the_adversary_marked() -> None:
+    page = Reader(rendered("html", RECORDS["gate"]))
+    marked = [(tag, a["class"]) for tag, a in page.tags if tag in ("rect", "circle") and str(a["class"]).startswith("node ")]
+    assert sorted(marked) == sorted([("rect", "node own"), ("circle", "node s4"), ("circle", "node s0")] + [("circle", "node unknown")] * 5)
+    assert "As node:3 hears it." in page.text
+    assert any(a.get("aria-label") == "Network of 8 nodes and 7 wires. node:3 hears 2 of the wires." for _, a in page.tags)
+    assert any(a.get("aria-label") == "What the leaks of each node gave away, by the rounds that they span." for _, a in page.tags)
+
+
+def test_a_gate_of_several_checks_draws_each_ones_network() -> None:
+    text = Reader(rendered("html", gate_of_two_checks())).text
+    assert "As node:3 hears it in check main." in text
+    assert "As node:0 hears it in check wide." in text

@@ -128,7 +128,7 @@ SUITE = (
     Bench("relations", ("values", "mu"), 60, relations),
     Bench("exact", ("--dtype", "float64", "--seeds", "1"), 60, exact),
     Bench("recorder", ("--megabytes", "128", "--repetitions", "5"), 60),
-    Bench("tap", ("--repetitions", "20"), 120, tap),
+    Bench("tap", (), 120, tap),
     Bench("sweep", (), 240),
     Bench("inverting", ("--speed", "--pictures", "2", "--steps", "600"), 120, inverting),
     Bench("victims", ("pdmm", "dpsgd", "dpnorm", "fedavg", "secured"), 240, victims),

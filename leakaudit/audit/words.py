@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from leakaudit import markdown as md
 from leakaudit.audit.record import words
 from leakaudit.bounds.empirical import MOST
 from leakaudit.console import printed
@@ -95,18 +95,8 @@ def figures(found: Mapping[str, Json]) -> str:
 
 def markdown(results: Mapping[str, Json], attacks: str) -> str:
     """Return the audit's part of the page above that of its attacks, which the renderer made."""
-    parts = ["# Audit", f"**{plain(results['summary'])}**"]
+    parts = ["# Audit", f"**{md.escape(results['summary'])}**"]
     if results["audit"]["figure"]:
         parts.append(f"![PSNR, SSIM and success against epsilon]({results['audit']['figure']})")
-    parts += ["## Verdicts", _table(HEADINGS, verdicts(results)), "## Attacks against epsilon", _table(CURVE, curves(results))]
+    parts += ["## Verdicts", md.table(HEADINGS, verdicts(results)), "## Attacks against epsilon", md.table(CURVE, curves(results))]
     return "\n\n".join([*parts, attacks])
-
-
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [headings, ["---"] * len(headings), *([plain(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def plain(text: object) -> str:
-    """Text without what Markdown or HTML would act on."""
-    return re.sub(r"([\\`*_\[\]#|~$<>])", r"\\\1", clean(text)).replace("@", "(at)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from leakaudit import markdown as md
 from leakaudit.gate.judge import Judged
 from leakaudit.gate.record import ordered, summary
 from leakaudit.gate.rules import Status
@@ -35,11 +36,9 @@ def text(results: Mapping[str, Json]) -> str:
 
 def markdown(results: Mapping[str, Json]) -> str:
     """Return the same as a Markdown page."""
-    rows = [f"| {MARKS[r['status']]} | {_cell(r['cell'])} | {_cell(_said(r))} |" for r in results["gate"]["rules"]]
-    table = ["| outcome | cell | what |", "| --- | --- | --- |", *rows]
-    notes = [f"- {_cell(note)}" for note in _notes(results)]
-    head = f"# Leakage gate: {results['gate']['verdict']}\n\n**{_cell(results['summary'])}**\n"
-    return "\n".join([head, *table, "", *notes]).rstrip() + "\n"
+    rows = [(MARKS[r["status"]], r["cell"], _said(r)) for r in results["gate"]["rules"]]
+    head = f"# Leakage gate: {results['gate']['verdict']}\n\n**{md.escape(results['summary'])}**"
+    return "\n\n".join(filter(None, [head, md.table(("outcome", "cell", "what"), rows), md.items(_notes(results))])) + "\n"
 
 
 def _said(rule: Mapping[str, Json]) -> str:
@@ -61,11 +60,6 @@ def _notes(results: Mapping[str, Json]) -> list[str]:
             node, reason = next(iter(cell["reasons"].items()))
             out.append(clean(f"{cell['name']}: {len(cell['reasons'])} nodes not attacked, node {node}: {reason}"))
     return out if results["complete"] else [*out, "the run was cut short: not every seed was tried"]
-
-
-def _cell(value: object) -> str:
-    out = clean(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "(at)")
-    return out.replace("|", "\\|").replace("`", "\\`").replace("*", "\\*").replace("_", "\\_").replace("[", "\\[")
 
 
 def failure(judged: Judged) -> str:

@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from leakaudit.audit.words import plain
+from leakaudit import markdown as md
 from leakaudit.console import printed
 from leakaudit.sweep.points import words
 from leakaudit.trace import Json
@@ -87,10 +87,8 @@ def text(results: Mapping[str, Json], width: int = 140, color: bool = False) -> 
 def markdown(results: Mapping[str, Json]) -> str:
     """Return a page with the figure."""
     headings, rows = table(results)
-    lines = [headings, ["---"] * len(headings), *([plain(cell) for cell in row] for row in rows)]
-    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    wrong = [f"- {plain(line)}" for line in troubles(results)]
-    parts = ["# Sweep", f"**{plain(results['summary'])}**", f"![{results['sweep']['across']}]({results['sweep']['figure']})", body]
+    figure = f"![{results['sweep']['across']}]({results['sweep']['figure']})"
+    parts = ["# Sweep", f"**{md.escape(results['summary'])}**", figure, md.table(headings, rows)]
     made = ", ".join(f"{name} {version}" for name, version in results["sweep"]["versions"].items())
-    parts += ["## What gave no result", "\n".join(wrong)] if wrong else []
-    return "\n\n".join([*parts, plain(f"Made with {made}.")]) + "\n"
+    parts += ["## What gave no result", md.items(wrong)] if (wrong := troubles(results)) else []
+    return "\n\n".join([*parts, md.escape(f"Made with {made}.")]) + "\n"

@@ -19,9 +19,9 @@ from records import Record, column
 
 from leakaudit import registry, results
 from leakaudit.errors import LeakauditError
+from leakaudit.markdown import escape
 from leakaudit.pictures import Pair, grid, pair_up, save
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.reports.markdown import escape
 from leakaudit.reports.text import render as render_text
 from leakaudit.scoring import score
 from leakaudit.trace import TaskSpec, Truth

@@ -130,7 +130,7 @@ SUITE = (
     Bench("recorder", ("--megabytes", "128", "--repetitions", "5"), 60),
     Bench("tap", (), 120, tap),
     Bench("sweep", (), 240),
-    Bench("inverting", ("--speed", "--pictures", "2", "--steps", "600"), 120, inverting),
+    Bench("inverting", ("--speed", "--pictures", "8", "--steps", "600"), 120, inverting),
     Bench("victims", ("pdmm", "dpsgd", "dpnorm", "fedavg", "secured"), 240, victims),
     Bench("gpu", (), 120),
     Bench("attacks", (), 900, attacks),  # last: it gets what is left

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from leakaudit import data, match, priors, registry
 from leakaudit.data import Dataset
@@ -55,29 +55,6 @@ NETWORKS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("convnet", {"act": "tanh"}),
     ("convnet", {"width": 64}),
 )
-
-
-class Block(nn.Module):
-    """Basic block of a ResNet (He et al. 2016) with batch normalisation."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        """Change the number of channels from `before` to `after`."""
-        super().__init__()
-        first, second = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.Conv2d(after, after, 3, 1, 1, bias=False)
-        self.main = nn.Sequential(first, nn.BatchNorm2d(after), nn.ReLU(), second, nn.BatchNorm2d(after))
-        short = [nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after)]
-        self.side = nn.Sequential(*([] if before == after and stride == 1 else short))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Output for a batch."""
-        return F.relu(self.main(x) + self.side(x))
-
-
-def narrow(shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """ResNet-10 for small images: 3x3 stem without pooling, 16 to 128 channels, 12 layers of batch normalisation."""
-    stem: list[nn.Module] = [nn.Conv2d(shape[0], 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    blocks = [Block(a, b, s) for a, b, s in ((16, 16, 1), (16, 32, 2), (32, 64, 2), (64, 128, 2))]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, outputs))
 
 
 def leak_of(task: Task, x: Tensor, y: Tensor, seed: int) -> GradientLeak:
@@ -224,7 +201,7 @@ def batch(
     dataset: Dataset, batches: int, evaluations: int, first: int, weights: Sequence[float], model: str, chosen: Sequence[str]
 ) -> None:
     """GradInversion and Inverting Gradients on four images and a network that normalises by the batch, at equal evaluations."""
-    task = Task.build(dataset.spec(model if model in MODELS else f"{__name__}:{model}"), dtype=D, trusted=True)
+    task = Task.build(dataset.spec(model if model in MODELS else f"_resnets:{model}"), dtype=D, trusted=True)
     held = cases(dataset, task, batches, 4, first)
     for weight in weights:
         each: dict[str, list[float]] = {kind: [] for kind in chosen}

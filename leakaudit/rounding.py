@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from leakaudit.errors import LeakauditError
+
 SHARPER = 40  # first width over the last
 LEAST = 1e-9  # width of the kink of a layer whose inputs are all zero
 
@@ -25,7 +27,9 @@ class Rounding:
     first: float
 
     def __post_init__(self) -> None:
-        """Begin at the first width."""
+        """Begin at the first width; raises LeakauditError where it is below 0."""
+        if self.first < 0:
+            raise LeakauditError(f"rounding: expected a width of at least 0, got {self.first}")
         self.share = self.first
 
     def at(self, done: float) -> None:
@@ -42,7 +46,7 @@ class Rounded(nn.Module):
         self.rounding = rounding
 
     def forward(self, z: Tensor) -> Tensor:
-        """Values of z, all of one network; the width is a constant in all derivatives."""
+        """Values, of the shape of z, which is of one network; the width is a constant in all derivatives."""
         return 0.5 * (z + (z * z + self._square(z.detach(), tuple(range(z.dim())))).sqrt())
 
     def bends(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,5 +28,5 @@ def table(values: Mapping[str, Any], *keys: str, what: object) -> Mapping[str, A
     for k, key in enumerate(keys):
         values = values.get(key, {})
         if not isinstance(values, dict):
-            raise LeakauditError(f"{what}: expected a table [{'.'.join(keys[: k + 1])}], got {values!r}")
+            raise LeakauditError(f"{what}: expected a table [{'.'.join(keys[: k + 1])}], got {values!r:.60}")
     return values

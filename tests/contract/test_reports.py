@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import records
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,35 +47,11 @@ def finding(node: int, psnr: float | None = 40.0, exact: bool = False, certifica
 
 def record(*found: Record, undetermined: tuple[Record, ...] = (), name: str = "pdmm", complete: bool = True) -> Record:
     not_tried = ["dlg", "coalitions of nodes"]
-    provenance = {
-        "versions": {"python": "3.11", "torch": "2.13.0", "lpips": None},
-        "shimmed": True,
-        "seeds": {"attack": 0},
-        "device": "cpu",
-        "threads": 1,
-        "trace": {"id": name, "sha256": "0" * 64},
-        "truth": {"sha256": None},
-        "settings": {"steps": 300},
-        "digest": "1" * 64,
-        "command": f"leakaudit attack {name}",
-        "started": "2030-01-31T12:00:00+00:00",
-        "seconds": 1.5,
-        "platform": "Linux",
-    }
-    out = {
-        "schema": results.SCHEMA,
-        "version": results.VERSION,
-        "kind": "attack",
-        "complete": complete,
-        "summary": summary(found, undetermined, not_tried, complete),
-        "trace": {"protocol": name, "nodes": 10, "edges": 20, "rounds": 5, "data": name, "model": name, "shape": [1, 25, 25], "classes": 2},
-        "findings": list(found),
-        "undetermined": list(undetermined),
-        "not_tried": not_tried,
-        "metrics": {"psnr": "dB", "lpips": "not measured (no weights)"},
-        "picture": "grid.png",
-        "provenance": provenance,
-    }
+    own = {"complete": complete, "summary": summary(found, undetermined, not_tried, complete), "not_tried": not_tried}
+    metrics = {"psnr": "dB", "lpips": "not measured (no weights)"}
+    out = records.record(*found, undetermined=undetermined, name=name, nodes=10) | own | {"metrics": metrics, "picture": "grid.png"}
+    out["trace"] |= {"edges": 20, "links": [[k, (k + step) % 10] for k in range(10) for step in (1, 2)]}
+    out["provenance"] |= {"shimmed": True, "settings": {"steps": 300}, "truth": {"sha256": None}, "command": f"leakaudit attack {name}"}
     results.validate(out)
     return out
 

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit.chaingrad import Chain
+from leakaudit.errors import LeakauditError
 from leakaudit.rounding import Rounded, Rounding
 from leakaudit.task import Task
 from leakaudit.trace import Layout, TaskSpec
@@ -95,6 +96,8 @@ def test_a_rounded_unit_is_squareplus_of_its_own_width() -> None:
         (bend,) = torch.autograd.grad(slope.sum(), one)
         torch.testing.assert_close((values[k], first[k], second[k]), (unit(one), slope, bend))
     assert all(bool(t.isfinite().all()) for t in unit.bends(torch.zeros(1, 3)))
+    with pytest.raises(LeakauditError, match="at least 0, got -1"):
+        Rounding(-1)
 
 
 def test_networks_without_relu_are_left_as_they_are_and_shortcuts_are_rounded() -> None:

@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint bench docs site
+.PHONY: help demo test selfcheck lint bench docs site
 help:  ## show this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/' | expand -t 8
 
@@ -14,6 +14,11 @@ demo: $(VENV)/.ready  ## record a run on real faces, attack it, show what came o
 
 test: $(VENV)/.ready  ## every test that is not slow
 	$(BIN)/pytest -m "not slow and not browser"
+
+selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's tests on cases nobody has seen
+	$(BIN)/leakaudit selfcheck
+	LEAKAUDIT_FRESH_SEED=$${LEAKAUDIT_FRESH_SEED:-$$(date +%s)} LEAKAUDIT_FRESH_CASES=$${LEAKAUDIT_FRESH_CASES:-200} \
+		$(BIN)/pytest -n auto --maxprocesses 4 tests/adversarial
 
 lint: $(VENV)/.ready  ## ruff and mypy strict
 	$(BIN)/ruff check

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import consistency, temporal
+from leakaudit import certify, consistency, temporal
 from leakaudit.errors import AttackError
+from leakaudit.gridrepair import Grid
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from leakaudit.task import Task
 
 NOISE_MARGIN = 10.0  # a second direction this far above the wire's own rounding is a second input
-GRID_MARGIN = 0.09  # rms distance to the pixel grid, in grid units, at which noise takes no pixel to another value; 0.289 for anything else
 
 
 @attack("analytic")
@@ -53,42 +53,27 @@ class Analytic:
         return None
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct the input; the certificate is EXACT where the stack has rank one to rounding and the input lies on the pixel grid."""
+        """Reconstruct the input; `certify.single` says what makes it exact."""
         if why := self.refuses(leak, task):
             raise AttackError(f"analytic cannot use this leak: {why}")
         stack = temporal.rows(leak, task)
         used = max(1, self.numbers // stack[0].numel())
-        stack = temporal.whiten(stack, leak, slice(used)).flatten(0, 1)
+        white = temporal.whiten(stack, leak, slice(used))
         step("analytic", 0, 1)
-        first, second, noise = _two_directions(stack)
+        first, second, noise = _two_directions(white.flatten(0, 1))
         step("analytic", 1, 1)
-        return self._judge(leak, task, first, second, noise, stack.norm().item())
-
-    def _judge(self, leak: GradientLeak, task: Task, first: Tensor, second: float, noise: float, signal: float) -> Reconstruction:
-        """Turn the right singular vector into an input and say how sure it is."""
+        signal = float(white.norm())
         ratio = second / signal if signal > 0 else 1.0
-        scale = first[-1].abs()
-        if not signal > NOISE_MARGIN * noise or scale < 1e-12:
+        if not signal > NOISE_MARGIN * noise or first[-1].abs() < 1e-12:
             return _nothing(leak, task, 1.0, "the gradients vanish or drown in the wire's noise")
-        mean, std = (
-            torch.tensor(v, dtype=first.dtype).reshape(-1, *[1] * (len(task.spec.shape) - 1)) for v in (task.spec.mean, task.spec.std)
-        )
-        x = (first[:-1] / first[-1]).reshape(task.spec.shape) * std + mean
-        single = second <= NOISE_MARGIN * noise
-        if not single and ratio > 0.05:
+        alone = second <= NOISE_MARGIN * noise
+        if not alone and ratio > 0.05:
             return _nothing(leak, task, ratio, "the rows span more than one input: the batch is larger than one")
-        certificate, note = Certificate.APPROXIMATE, ""
-        if task.spec.levels:
-            snapped = (x * task.spec.levels).round() / task.spec.levels
-            off = float((x - snapped).mul(task.spec.levels).square().mean().sqrt())
-            if single and off < GRID_MARGIN and x.min() > -0.01 and x.max() < 1.01:
-                certificate, x, note = Certificate.EXACT, snapped, f"off the pixel grid by {off:.1e} grid units before snapping"
-        elif single:
-            certificate = Certificate.EXACT
-        if task.spec.is_image:
-            x = x.clamp(0, 1)
-        x = x[None].to(task.dtype)
-        return Reconstruction(leak.node, "analytic", x, consistency.label(leak, task, x), certificate, ratio, note=note)
+        judged = certify.single(leak, task, white, first, Grid.of(task), alone)
+        x = judged.x.clamp(0, 1) if task.spec.is_image else judged.x
+        x = x.reshape(1, *task.spec.shape).to(task.dtype)
+        y = consistency.label(leak, task, x)
+        return Reconstruction(leak.node, "analytic", x, y, judged.certificate, ratio, note=judged.note, interval=judged.interval)
 
 
 def _nothing(leak: GradientLeak, task: Task, residual: float, note: str) -> Reconstruction:

@@ -9,13 +9,13 @@ count, `likeliest` weighs all rows and patterns together instead, and estimates 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import batchlabels, consistency, isolate, likeliest, noisyduals, temporal
+from leakaudit import batchlabels, certify, consistency, isolate, likeliest, noisyduals, temporal
 from leakaudit.errors import AttackError
 from leakaudit.gridrepair import Grid
 from leakaudit.isolate import Inputs
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from leakaudit.temporal import Span
 
 SHORTEST = 2  # rounds of a window
-SURE = 1e4  # ratio of the batch's least direction and the next one above which inputs without a grid are called exact ...
-QUIET = 10.0  # ... where that next one is below this many times the wire's own noise; 2 was seen, and 580 of samples whose rows are alike
 APART = 0.02  # rms distance of two estimates that count as two
 LEAVES = 0.15  # how far an estimate may leave [0, 1], root mean square, to be shown
 FAINT = 100.0  # ratio of the batch's least direction and white noise below which nothing but the likelihood helps
@@ -65,7 +63,7 @@ class Exact:
         if span is None:
             why = "the rows show no end of the batch: it is larger than the rows can tell, or the noise hides it"
             return Reconstruction(leak.node, "exact", torch.empty(0, *task.spec.shape), None, Certificate.FAILED, 1.0, note=why)
-        grid = _grid(task)
+        grid = Grid.of(task)
         found = Inputs(white.new_zeros(0, len(grid.mean)), white.new_zeros(0, len(grid.mean)))
         noisy = span.white and 1 < span.batch <= noisyduals.MOST
         if noisy:
@@ -78,7 +76,7 @@ class Exact:
             new = isolate.recover(groups, span.basis, grid, found.certified, self.visits, generator)
             found = new if len(new.certified) > len(found.certified) or not (tried or noisy) or new.complete else found
         step("exact", self.windows, self.windows)
-        return _judged(found, leak, task, span, grid, white)
+        return _judged(found, leak, task, span, grid, stack, white, generator)
 
 
 def _groups(stack: Tensor, leak: GradientLeak, length: int, span: Span, white: Tensor) -> Groups:
@@ -94,38 +92,42 @@ def _lengths(rounds: int, windows: int) -> list[int]:
     return [rounds // 2**k for k in range(windows) if not k or rounds // 2**k >= SHORTEST]
 
 
-def _grid(task: Task) -> Grid:
-    """Return the data's grid, with mean and standard deviation of every entry."""
-    like = torch.ones(task.spec.shape, dtype=torch.float64)
-    mean, std = (torch.tensor(v, dtype=torch.float64).reshape(-1, *[1] * (like.dim() - 1)) * like for v in (task.spec.mean, task.spec.std))
-    return Grid(task.spec.levels, mean.flatten(), std.flatten())
-
-
-def _judged(found: Inputs, leak: GradientLeak, task: Task, span: Span, grid: Grid, white: Tensor) -> Reconstruction:
-    """Put certified inputs first, then estimates, and say how sure each is."""
-    exact, wanted = len(found.certified), span.batch
-    rest = grid.denoised(_distinct(found, wanted - exact, task.spec.is_image))
-    flat = torch.cat([found.certified, rest])
+def _judged(
+    found: Inputs, leak: GradientLeak, task: Task, span: Span, grid: Grid, stack: Tensor, white: Tensor, generator: Generator
+) -> Reconstruction:
+    """Put proven inputs first, then the others, and say how sure each is."""
+    wanted = span.batch
+    if not grid.levels and found.complete:
+        judged = certify.table(leak, task, stack, white, span, grid, found.open, generator)
+        found = replace(found, open=judged.x)
+        proven = torch.zeros(0, dtype=torch.bool)
+        exact, certified, why, interval = 0, found.certified, judged.note, judged.interval
+    else:
+        batch = certify.batch(leak, task, stack, white, span, grid, found.certified, generator)
+        proven = torch.tensor(batch.exact, dtype=torch.bool)
+        exact, certified, why, interval = int(proven.sum()), batch.x, batch.why, None
+    rest = grid.denoised(_distinct(found, wanted - len(found.certified), task.spec.is_image))
+    flat = torch.cat([certified[proven], certified[~proven], rest])
     certificate, sentence = Certificate.FAILED, f"no input was isolated out of a batch of {wanted}"
-    if exact == wanted or (not grid.levels and found.complete and leak.batch in (None, wanted) and _ends(span, white)):
+    if exact == wanted:
         certificate, sentence = Certificate.EXACT, f"all {wanted} different inputs are exact"
+    elif interval is not None and len(flat) == wanted:
+        certificate, sentence = Certificate.INTERVAL, f"all {wanted} different inputs are found"
     elif len(flat):
         certificate = Certificate.APPROXIMATE
-        sentence = f"{exact} of {wanted} inputs exact (the first ones), {len(rest)} approximate, {wanted - len(flat)} not isolated"
+        missing = max(0, wanted - len(flat))
+        sentence = f"{exact} of {wanted} inputs exact (the first ones), {len(flat) - exact} approximate, {missing} not isolated"
     x = (flat.clamp(0, 1) if task.spec.is_image else flat).reshape(-1, *task.spec.shape).to(task.dtype)
     seen = f"batch of {wanted} by a drop of {span.clear:.0e} in the singular values"
     if leak.batch is not None and leak.batch != wanted:
         seen += f", {leak.batch} samples were announced: some repeat or show no gradient"
     y = None
-    if certificate is Certificate.EXACT:
+    if certificate in (Certificate.EXACT, Certificate.INTERVAL):
         y = consistency.label(leak, task, x) if wanted == 1 else batchlabels.labels(leak, task, x)
-    return Reconstruction(leak.node, "exact", x, y, certificate, _residual(flat, white, grid), note=f"{sentence}; {seen}", certified=exact)
-
-
-def _ends(span: Span, white: Tensor) -> bool:
-    """Whether nothing but noise follows the batch's directions; other samples whose rows hardly change do otherwise."""
-    rows, columns = white.flatten(0, 1).shape
-    return span.clear > SURE and float(span.sizes[span.batch]) < QUIET * (rows**0.5 + columns**0.5)
+    note = "; ".join(filter(None, (sentence, why, seen)))
+    interval = interval if certificate is Certificate.INTERVAL else None
+    residual = _residual(flat, white, grid)
+    return Reconstruction(leak.node, "exact", x, y, certificate, residual, note=note, certified=exact, interval=interval)
 
 
 def _distinct(found: Inputs, room: int, image: bool) -> Tensor:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import chain, labels, layerwise, objectives, optimise, priors
+from leakaudit import certify, chain, labels, layerwise, objectives, optimise, priors
 from leakaudit.chain import Layer
 from leakaudit.errors import AttackError
 from leakaudit.layerwise import Relations
@@ -66,7 +66,7 @@ class Rgap:
         return chain.unfit(task)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct the input; the certificate is EXACT where linear equations settled every layer and the whole gradient fits."""
+        """Reconstruct the input; EXACT needs linear equations for every layer, a grid, and `certify.whole_gradient`."""
         if why := self.refuses(leak, task):
             raise AttackError(f"rgap cannot use this leak: {why}")
         target = objectives.target(leak, task, 1, torch.float64)
@@ -88,7 +88,7 @@ class Rgap:
         residual = partial(objectives.misfit, target, task, y=y)
         x, near = _on_grid(task, x, residual)
         found = objectives.reconstruction("rgap", leak, task, target, x, y, residual, f"{near}{how}")
-        certain = h is not None and found.residual <= max(FITS, 4 * target.noise)
+        certain = h is not None and bool(near) and certify.whole_gradient(leak, task, x, found.residual, residual)
         return replace(found, certificate=Certificate.EXACT) if certain else found
 
     def _search(self, task: Task, layers: list[Layer], known: Relations, start: Point) -> Run:

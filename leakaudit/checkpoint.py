@@ -53,6 +53,7 @@ class Checkpoint:
             return
         tensors = {f"x{i}": f.x.detach().cpu().clone() for i, f in enumerate(found)}
         tensors |= {f"y{i}": f.y.detach().cpu().clone() for i, f in enumerate(found) if f.y is not None}
+        tensors |= {f"interval{i}": f.interval.detach().cpu().clone() for i, f in enumerate(found) if f.interval is not None}
         about = [{k: getattr(f, k) for k in VALUES} | {"certificate": f.certificate.name} for f in found]
         with replacing(self.folder / f"node{found[0].node}.pt") as file:
             torch.save({"format": FORMAT, "version": VERSION, "key": self.key, "meta": json.dumps(about), "tensors": tensors}, file)
@@ -89,4 +90,6 @@ def key(about: Mapping[str, Json]) -> str:
 def _rebuilt(one: Mapping[str, Any], tensors: Mapping[str, Tensor], i: int) -> Reconstruction:
     y = tensors.get(f"y{i}")
     x, y = tensors[f"x{i}"].clone(), None if y is None else y.clone()
-    return Reconstruction(x=x, y=y, certificate=Certificate[one["certificate"]], **{k: one[k] for k in VALUES})
+    interval = tensors.get(f"interval{i}")
+    interval = None if interval is None else interval.clone()
+    return Reconstruction(x=x, y=y, certificate=Certificate[one["certificate"]], interval=interval, **{k: one[k] for k in VALUES})

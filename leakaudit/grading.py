@@ -74,14 +74,16 @@ def counts(found: Iterable[Check]) -> dict[Level, int]:
 
 
 def level(finding: Mapping[str, Json]) -> Level:
-    """``error`` for a record given away (identical, or certified exact), ``warning`` for one that fits or is identified, else ``note``.
+    """``error`` for a record given away, ``warning`` for one that fits or is identified, else ``note``.
+
+    A record is given away if it is identical to the truth, certified exact, or known to within narrow intervals.
 
     In an audit the verdicts judge, and a finding is a warning at most.
     """
     scores, word = finding["scores"], finding["certificate"]["name"]
     recovered = scores is None or scores["not_recovered"] < len(scores["matched"])
     same = scores is not None and any(scores.get("exact", {}).get("per_image", ()))
-    if same or (word == "EXACT" and recovered):
+    if same or (word in ("EXACT", "INTERVAL") and recovered):
         return "warning" if "cell" in finding else "error"
     named = scores is not None and any(scores.get("identified", {}).get("per_image", ()))
     return "warning" if named or (word == "APPROXIMATE" and recovered) else "note"

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from leakaudit.task import Task
 
 OFF = 0.09  # largest rms distance to the grid, in grid units, at which noise takes no pixel to another value; 0.289 for anything else
 NEAR = 0.2  # the same at which rounding to the grid removes more noise than it adds
@@ -26,6 +30,14 @@ class Grid:
     levels: int
     mean: Tensor
     std: Tensor
+
+    @classmethod
+    def of(cls, task: Task) -> Grid:
+        """Return the grid of a task's data, with mean and standard deviation of every entry."""
+        like = torch.ones(task.spec.shape, dtype=torch.float64)
+        spread = [1] * (like.dim() - 1)
+        mean, std = (torch.tensor(v, dtype=torch.float64).reshape(-1, *spread) * like for v in (task.spec.mean, task.spec.std))
+        return cls(task.spec.levels, mean.flatten(), std.flatten())
 
     def pixels(self, rows: Tensor) -> Tensor:
         """Turn rows (n, p + 1) of inputs and a 1, each known up to its scale, into the data's units (n, p)."""
@@ -90,6 +102,55 @@ class Grid:
                 found: Tensor = whole[apart][0]
                 return found
         return None
+
+
+def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
+    """List all images x + sum_k a_k (companion_k - x) with pixels 0, 1/levels, ..., 1 that are none of those given.
+
+    Integer multiples are the obvious ones, such as 2x - y, but where images share a factor, so that all differences are multiples of
+    17, say, fractions count too. So the pixels where the companions differ most from x take every value, and all others must follow.
+
+    Args:
+        x: (p,) on the grid.
+        companions: (k, p) on the grid, k <= 2, and independent of x.
+        levels: Steps of the grid between 0 and 1.
+
+    Returns:
+        (n, p), or None if there are too many companions to try.
+    """
+    if not len(companions):
+        return x[None, :][:0]
+    start, ends = (x * levels).round().long(), (companions * levels).round().long()
+    sides = ends - start
+    pivot = _pivots(sides.double())
+    if len(companions) > 2 or pivot is None:
+        return None
+    values = torch.arange(levels + 1)
+    moves = torch.cartesian_prod(*[values - start[p] for p in pivot]).reshape(-1, len(pivot))
+    # a = moves @ inverse of the pivots' sides, with the determinant as common denominator, all in integers
+    corner = sides[:, pivot]
+    if len(pivot) == 1:
+        adjoint, denominator = torch.ones(1, 1, dtype=torch.long), int(corner)
+    else:
+        adjoint = torch.stack([torch.stack([corner[1, 1], -corner[0, 1]]), torch.stack([-corner[1, 0], corner[0, 0]])])
+        denominator = int(corner[0, 0] * corner[1, 1] - corner[0, 1] * corner[1, 0])
+    first = sides.abs().amin(0).topk(min(FIRST, len(x))).indices
+    found = []
+    for some in (moves @ adjoint).split(CHUNK):
+        look = _integers(start[first], some @ sides[:, first], denominator, levels)[1]
+        values_there, good = _integers(start, some[look] @ sides, denominator, levels)
+        found.append(values_there[good])
+    every = torch.cat(found)
+    given = torch.cat([start[None], ends])
+    new = (every[:, None] != given).any(2).all(1)
+    return every[new].to(x) / levels
+
+
+def _integers(start: Tensor, moves: Tensor, denominator: int, levels: int) -> tuple[Tensor, Tensor]:
+    """Return start + moves / denominator (n, p) and which rows (n,) of it are integers from 0 to levels."""
+    there = start + moves.div(denominator, rounding_mode="floor")
+    whole = (moves % denominator == 0).all(1)
+    return there, whole & (there >= 0).all(1) & (there <= levels).all(1)
 
 
 def _pivots(sides: Tensor) -> list[int] | None:

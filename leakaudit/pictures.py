@@ -23,14 +23,14 @@ TILE = 104  # pixels that the longer side of a picture gets, about
 KEPT = 64_000_000  # bytes of true images beside a result
 _GAP, _NEAR, _MARGIN, _LINE, _LEFT, _NARROW = 14, 6, 28, 17, 92, 84
 PAPER, INK, QUIET, EDGE, EMPTY = "#fbfbf9", "#1f2328", "#6b7280", "#d5d8dc", "#eceef0"
-_WORDS = {"exact": "#b42318", "approximate": "#9a5b00", "failed": "#6b7280"}
+_WORDS = {"exact": "#b42318", "interval": "#b42318", "approximate": "#9a5b00", "failed": "#6b7280"}
 
 
 @dataclass(frozen=True)
 class Pair:
     """One column: an original and what an attack made of it, both (c, h, w) in [0, 1] with 1 or 3 channels, either may be missing.
 
-    psnr in dB. certificate: ``exact``, ``approximate`` or ``failed``.
+    psnr in dB. certificate: ``exact``, ``interval``, ``approximate`` or ``failed``.
     """
 
     node: int

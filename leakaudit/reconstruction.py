@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class Certificate(Enum):
     """How sure a reconstruction is of itself, without the truth."""
 
-    EXACT = "reproduces every leaked equation to rounding, and is the only candidate that does"
+    EXACT = "reproduces every leaked equation to rounding, and no other input on the data's grid does"
+    INTERVAL = "every value lies within its interval at 99 % confidence; the data have no grid that would make it exact"
     APPROXIMATE = "fits the leak, others may fit as well"
     FAILED = "did not fit the leak; try more restarts or another attack"
 
@@ -28,7 +29,8 @@ class Reconstruction:
 
     x: (b, *shape) in the data's units, clamped to [0, 1] for images, b = 0 where nothing was found. y: (b,) labels, None where they
     were not found. certificate: of all inputs together; certified: how many of the first ones are exact each by itself.
-    residual: relative misfit of the leak. seconds: wall time. note: what a reader should know.
+    residual: relative misfit of the leak. seconds: wall time. note: what a reader should know. interval: (b, *shape) half-widths
+    within which all values lie at once, with INTERVAL only.
     """
 
     node: int
@@ -40,6 +42,7 @@ class Reconstruction:
     seconds: float = 0.0
     note: str = ""
     certified: int = 0
+    interval: Tensor | None = None
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:

@@ -22,7 +22,7 @@ HEADINGS = (
     *("identical", "label", "identified", "seconds"),
 )
 _ALWAYS = ("node", "attack", "leak of rounds", "certificate", "label", "seconds")
-_RANK = {"EXACT": 2, "APPROXIMATE": 1, "FAILED": 0}
+_RANK = {"EXACT": 3, "INTERVAL": 2, "APPROXIMATE": 1, "FAILED": 0}
 
 
 def clean(text: object) -> str:

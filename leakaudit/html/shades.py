@@ -8,7 +8,7 @@ from leakaudit.trace import Json
 from leakaudit.wording import best
 
 STEPS = ("nothing recovered", "under 10 dB", "10 to 20 dB", "20 to 30 dB", "30 dB or more", "identical, or certified exact")
-UNSCORED = {"EXACT": 5, "APPROXIMATE": 3, "FAILED": 0}
+UNSCORED = {"EXACT": 5, "INTERVAL": 5, "APPROXIMATE": 3, "FAILED": 0}
 _EDGES = (10.0, 20.0, 30.0)
 
 
@@ -20,7 +20,7 @@ def step(finding: Mapping[str, Json]) -> int:
     if best(scores, "exact", max):
         return 5
     psnr, error = best(scores, "psnr", max), best(scores, "relative_error", min)
-    if finding["certificate"]["name"] == "EXACT" and (psnr is not None or error is not None):
+    if finding["certificate"]["name"] in ("EXACT", "INTERVAL") and (psnr is not None or error is not None):
         return 5
     if psnr is not None:
         return 1 + sum(psnr >= edge for edge in _EDGES)

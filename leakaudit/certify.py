@@ -1,0 +1,376 @@
+"""When a reconstruction may be called exact: what has to be shown, in one place for every attack (docs/exact.md has the theorem).
+
+Four things have to be shown, from the leak and the public description of the task, without the truth:
+
+* **Evidence**: the rows tell how many inputs there are. Their singular values end at the noise of the wire, and there are more
+  independent rows than inputs, so that neither weight decay nor an average of several inputs can pass for one.
+* **Residual**: what the inputs leave unexplained is the noise that the rows themselves show. How much noise a protocol declares
+  never widens anything.
+* **Pixels**: every pixel lies within its own error of the grid k/levels, and this error is so small that rounding took none to
+  another value but with a probability of `MISTAKE` for the whole image.
+* **Uniqueness**: no other image on the grid could take the place of this one (`uniqueness`, `gridrepair.others_between`). If some
+  could, and the models are known, whole gradients are computed again, and only one may fit.
+
+Data without a grid are never called exact. They get an interval for every value.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from scipy.stats import norm as normal
+from scipy.stats import t as student
+from torch import Generator, Tensor
+
+from leakaudit import batchlabels, objectives, temporal, uniqueness
+from leakaudit.gridrepair import Grid, others_between
+from leakaudit.reconstruction import Certificate
+
+if TYPE_CHECKING:
+    from leakaudit.leak import GradientLeak
+    from leakaudit.task import Task
+    from leakaudit.temporal import Span
+
+SURE = 0.99  # confidence of intervals, for all values of a reconstruction together
+NARROW = 0.1  # widest interval, relative to the size of the data, that is called one
+MISTAKE = 1e-6  # probability of a wrong pixel anywhere in an image that is called exact
+CAUTION = 1.5  # errors are taken this many times as large as measured: they are not quite Gaussian, and measured themselves
+LEVEL = 0.02  # distance to the grid, in grid units, that needs no explanation: computing leaves it in ill-conditioned batches
+STRAY = 8.0  # errors in units of their standard deviation beyond which something else is in a pixel
+ENDS = 10.0  # singular values beyond the batch, in units of those of the wire's noise, that are nothing but noise; 2 was seen
+MARGIN = 2  # independent rows beyond the samples that must be there if fewer inputs than samples, or an unknown number, are seen
+WINDOWS = 3  # lengths of windows in which activity is looked at: all rounds, half of them, a quarter
+SHORTEST = 2  # rounds of a window
+TRIALS = 400  # most batches whose gradients are computed again
+FITS = 5.0  # relative residual of the right batch, in units of the leak's own errors, ...
+ROUNDED = 2e-6  # ... or of the models' rounding in float32
+PROBES = 32  # pixels that are moved by a grey level
+EQUAL = 1e-12  # relative residual that is rounding in float64
+MANY = 30  # rows beyond unknowns above which each column's own noise is well known
+COLUMNS = 512  # of the rows that are looked at together
+WORSE = 10.0  # times as much that every other batch must leave
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What is proven of the inputs (b, p) of a batch, all on the grid.
+
+    x: the inputs, exchanged for others where whole gradients decided. exact: which are proven. choices: for some of the others, the
+    images (k, p) that explain the rows as well. why: the first obligation that is not met, empty if all inputs are proven.
+    """
+
+    x: Tensor
+    exact: tuple[bool, ...]
+    choices: Mapping[int, Tensor]
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Single:
+    """What is proven of one input.
+
+    certificate: EXACT, INTERVAL or APPROXIMATE. x: (1, p), rounded to the grid if that is sure. interval: half-widths, or None.
+    note: what was seen, or which obligation is not met.
+    """
+
+    certificate: Certificate
+    x: Tensor
+    interval: Tensor | None
+    note: str
+
+
+def single(leak: GradientLeak, task: Task, white: Tensor, row: Tensor, grid: Grid, alone: bool) -> Single:
+    """Judge one input behind rows of rank one.
+
+    Args:
+        leak: What the rows come from.
+        task: What is trained.
+        white: (m, H, p + 1) rows of the first layer, whitened.
+        row: (p + 1,) their direction, the input as the first layer sees it and a 1.
+        grid: Of the data.
+        alone: Whether nothing but the wire's noise follows the first singular value.
+    """
+    found = Estimates.of(white, row[None])
+    x = found.pixels(grid)
+    why = scarce(leak, task, white, 1)
+    if not alone:
+        why = "more than the wire's rounding follows the first singular value"
+    if grid.levels:
+        snapped = grid.snapped(x)
+        off = float(((x - snapped) * grid.levels).abs().max())
+        if not why and float(wrong_pixel(found, grid, snapped)) >= MISTAKE:
+            why = "rounding may have taken a pixel to another value"
+        if why:
+            return Single(Certificate.APPROXIMATE, x, None, why)
+        return Single(Certificate.EXACT, snapped, None, f"every pixel was within {off:.1e} of a grey level before rounding")
+    if not why and leak.batch != 1:
+        why = "the batch size is not known to be one"
+    if why:
+        return Single(Certificate.APPROXIMATE, x, None, why)
+    return interval(x, found.half_widths(grid), task)
+
+
+def interval(x: Tensor, width: Tensor, task: Task) -> Single:
+    """Return values x (b, p) with their half-widths; APPROXIMATE if these are nearly as wide as the data themselves.
+
+    The widths take in that the values are stored in the task's own number format.
+    """
+    width = width + torch.finfo(task.dtype).eps * x.abs()
+    widest, size = float(width.max()), float(x.square().mean().sqrt())
+    said = f"every value within {widest:.1e} at {SURE:.0%} confidence for all of them together"
+    if not widest < NARROW * size:
+        return Single(Certificate.APPROXIMATE, x, None, f"{said}, which is {widest / max(size, 1e-300):.0%} of their size")
+    return Single(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
+
+
+def outputs(task: Task) -> int:
+    """Independent entries of the loss's slope in the model's outputs: those of cross-entropy add up to zero."""
+    if task.spec.loss == "cross_entropy":
+        return max(1, task.spec.classes - 1)
+    return max(1, task.spec.classes) if task.spec.loss == "squared" else 1
+
+
+def decays(leak: GradientLeak, task: Task) -> bool:
+    """Whether the rows may hold weight decay that was not taken out, since the models are unknown."""
+    return bool(task.l2) and leak.theta is None
+
+
+def ends(span: Span, white: Tensor) -> bool:
+    """Whether nothing but the wire's noise follows the batch's directions; samples whose rows hardly change would show there."""
+    rows, columns = white.flatten(0, 1).shape
+    quiet = ENDS * (math.sqrt(rows) + math.sqrt(columns))
+    return span.white or float(span.sizes[span.batch]) < quiet
+
+
+def batch(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, span: Span, grid: Grid, x: Tensor, generator: Generator) -> Batch:
+    """Judge a whole batch on the grid.
+
+    Args:
+        leak: What the rows come from.
+        task: What is trained.
+        stack: (m, H, p + 1) rows of the first layer.
+        white: The same, whitened over all rounds.
+        span: The space that they span.
+        grid: Of the data.
+        x: (n, p) different inputs on the grid; nothing is proven unless n is the dimension of that space.
+        generator: For dividing neurons into parts.
+    """
+    nothing = (False,) * len(x)
+    if len(x) != span.batch:
+        return Batch(x, nothing, {}, f"{len(x)} images on the grid stand for {span.batch} inputs")
+    if not ends(span, white):
+        return Batch(x, nothing, {}, "more than the wire's rounding follows the batch's singular values")
+    rows = stored(x, span.basis, grid)
+    inside = rows @ span.basis.T
+    if not bool(torch.linalg.cond(inside) < 1 / torch.finfo(inside.dtype).eps):
+        return Batch(x, nothing, {}, "the images depend on each other")
+    if why := scarce(leak, task, white, span.batch):
+        return Batch(x, nothing, {}, why)
+    sure = wrong_pixel(Estimates.of(white, rows), grid, x) < MISTAKE
+    near = companions(leak, task, stack, white, span, inside, generator)
+    choices: dict[int, Tensor] = {}
+    open_ = set[int]()
+    for k, others in enumerate(near):
+        found = others_between(x[k], x[sorted(others)], grid.levels)
+        if found is None:
+            open_.add(k)
+        elif len(found):
+            choices[k] = found
+    if choices and not open_ and bool(sure.all()):
+        chosen = by_gradients(leak, task, x, choices)
+        if chosen is not None:
+            return Batch(chosen, (True,) * len(x), {})
+    exact = tuple(bool(sure[k]) and k not in choices and k not in open_ for k in range(len(x)))
+    why = ""
+    if not bool(sure.all()):
+        why = "noise may have taken a pixel to another value"
+    elif choices:
+        why = "images that are alike leave several candidates"
+    elif open_:
+        why = "too few neurons tell the inputs apart"
+    return Batch(x, exact, choices, why)
+
+
+def table(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, span: Span, grid: Grid, x: Tensor, generator: Generator) -> Single:
+    """Judge a whole batch of data without a grid: intervals where activity proves every input; arguments as for `batch`."""
+    why = scarce(leak, task, white, span.batch)
+    if not ends(span, white):
+        why = "more than the wire's rounding follows the batch's singular values"
+    if leak.batch != span.batch:
+        why = "the batch size is not known, or some samples repeat"
+    if why or len(x) != span.batch:
+        return Single(Certificate.APPROXIMATE, x, None, why)
+    inside = grid.rows(x) @ span.basis.T
+    if any(companions(leak, task, stack, white, span, inside, generator)):
+        return Single(Certificate.APPROXIMATE, x, None, "too few neurons tell the inputs apart")
+    inside, mixed = uniqueness.refined(uniqueness.windows([white @ span.basis.T], span.noise), inside)
+    found = Estimates.of(white, inside @ span.basis)
+    values = found.pixels(grid)
+    quantile = float(normal.isf((1 - SURE) / (2 * values.numel())))
+    apart = (values[:, None] - values[None]).abs()
+    width = found.half_widths(grid) + quantile * (mixed[:, :, None] * apart).sum(1)
+    return interval(values, width, task)
+
+
+def companions(
+    leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, span: Span, inside: Tensor, generator: Generator
+) -> list[frozenset[int]]:
+    """Return for every input of a batch those that it may still hold, from activity over windows of several lengths."""
+    near = [frozenset(range(len(inside)))] * len(inside)
+    for k in range(WINDOWS):
+        length = len(stack) // 2**k
+        if (k and length < SHORTEST) or not any(near):
+            break
+        if k:
+            starts = range(0, len(stack) - length + 1, length)
+            parts = [temporal.whiten(stack, leak, slice(a, a + length)) for a in starts]
+        else:
+            parts = [white]
+        data = uniqueness.windows([part @ span.basis.T for part in parts], span.noise)
+        found = uniqueness.companions(data, inside, outputs(task), generator)
+        near = [old & new for old, new in zip(near, found, strict=True)]
+    return near
+
+
+def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
+    """Say why the rows may come from more samples than the inputs that they show, empty if they cannot."""
+    if leak.batch == inputs and not decays(leak, task):
+        return ""
+    over_time = white.flatten(1)
+    spread = torch.linalg.svdvals(torch.linalg.qr(over_time.T).R)
+    noise = ENDS * (math.sqrt(over_time.shape[1]) + math.sqrt(len(over_time)))
+    rounds = int((spread > max(noise, uniqueness.TIMES * float(spread[0]))).sum())
+    independent = rounds * min(outputs(task), white.shape[1])
+    if independent >= max(inputs, leak.batch or inputs) + MARGIN:
+        return ""
+    if leak.batch == inputs:
+        return f"weight decay is in the rows, the models are unknown, and {independent} independent rows cannot tell it apart"
+    return f"{independent} independent rows cannot tell {inputs} inputs from an average of more; give the batch size"
+
+
+def stored(x: Tensor, basis: Tensor, grid: Grid) -> Tensor:
+    """Return what the first layer saw of inputs (n, p), and a 1: k/levels as it is, or rounded to float32 by who stored it."""
+    versions = torch.stack([grid.rows(x), grid.rows(x.float().to(x))])
+    off = (versions - versions @ basis.T @ basis).norm(dim=2)
+    better = (off[0] < off[1])[:, None]
+    return torch.where(better, versions[0], versions[1])
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """Inputs that are estimated again, column by column, from all rows.
+
+    values: (b, p + 1), each known up to its scale. noise: (p + 1,) standard deviation of the rows' errors in each column, from what the
+    estimates leave of it: wires round large values more than small ones, and zeros not at all. gain: (b,) the error of an estimate
+    per unit of it. freedom: rows beyond unknowns.
+    """
+
+    values: Tensor
+    noise: Tensor
+    gain: Tensor
+    freedom: int
+
+    @classmethod
+    def of(cls, white: Tensor, rows: Tensor) -> Estimates:
+        """Estimate rows (b, p + 1) of inputs again from whitened rows (m, H, p + 1)."""
+        flat = white.flatten(0, 1)
+        slopes = torch.linalg.lstsq(rows.T, flat.T, driver="gelsd").solution.T
+        inverse = torch.linalg.pinv(slopes.T @ slopes, hermitian=True)
+        again = inverse @ (slopes.T @ flat)
+        blocks = zip(flat.split(COLUMNS, dim=1), again.split(COLUMNS, dim=1), strict=True)
+        left = torch.cat([(part - slopes @ found).square().sum(0) for part, found in blocks])
+        freedom = max(0, len(flat) - len(rows))
+        noise = (left / max(1, freedom)).sqrt()
+        if freedom < MANY:
+            # Few rows may agree by luck: no column is taken to be relatively more precise than all are together.
+            size = flat.square().mean(0).sqrt()
+            noise = noise.clamp_min((noise.norm() / size.norm().clamp_min(1e-300)) * size)
+        return cls(again, noise, inverse.diagonal().clamp_min(0).sqrt(), freedom)
+
+    def pixels(self, grid: Grid) -> Tensor:
+        """Inputs (b, p) in the data's units."""
+        return self.values[:, :-1] / self.values[:, -1:] * grid.std + grid.mean
+
+    def errors(self, grid: Grid, noise: Tensor) -> Tensor:
+        """Errors (b, p) in the data's units that errors `noise` (p + 1,) of the rows make."""
+        seen = self.values[:, :-1] / self.values[:, -1:]
+        both = torch.hypot(noise[:-1], seen * noise[-1])
+        return both * self.gain[:, None] / self.values[:, -1:].abs() * grid.std
+
+    def half_widths(self, grid: Grid) -> Tensor:
+        """Half-widths (b, p) of intervals that hold all values at once at the confidence `SURE`.
+
+        The error of a column is what its rows show, with Student's quantile for their number, or what the leak states, which is 1 in
+        whitened rows, if that is more.
+        """
+        tail = (1 - SURE) / (2 * self.values.numel())
+        shown = self.noise * float(student.isf(tail, self.freedom)) if self.freedom else torch.zeros_like(self.noise)
+        return self.errors(grid, shown.clamp_min(float(normal.isf(tail))))
+
+
+def wrong_pixel(estimates: Estimates, grid: Grid, x: Tensor) -> Tensor:
+    """Bound, for every image (b, p) on the grid, the probability that one of its pixels is another level; 1 if something else is in it."""
+    off = (estimates.pixels(grid) - x) * grid.levels
+    spread = estimates.errors(grid, estimates.noise) * grid.levels
+    missed = torch.special.erfc(0.5 / (CAUTION * spread.clamp_min(1e-12)) / math.sqrt(2)).sum(1)
+    strays = (off.abs() > STRAY * spread + LEVEL).any(1)
+    return torch.where(strays, torch.ones_like(missed), missed)
+
+
+def whole_gradient(leak: GradientLeak, task: Task, x: Tensor, left: float, residual: Callable[[Tensor], float]) -> bool:
+    """Whether one image on the grid, found by linear equations layer by layer, is the only one that gives the whole gradient.
+
+    The equations settle every layer, so that only rounding can make another image of it. What the image leaves of the gradient must be
+    as little as the rounding of its numbers, and much less than one grey level makes in any pixel that is tried.
+
+    Args:
+        leak: A plain gradient.
+        task: What is trained.
+        x: (1, *shape) on the grid.
+        left: Relative residual of x.
+        residual: The same, of other inputs.
+    """
+    if leak.batch != 1 or left > ROUNDED:
+        return False
+    flat, step = x.flatten(), 1 / task.spec.levels
+    places = torch.linspace(0, len(flat) - 1, min(PROBES, len(flat))).round().long()
+    for place in places.tolist():
+        other = flat.clone()
+        other[place] += -step if other[place] > 0.5 else step
+        if residual(other.reshape(x.shape)) < WORSE * max(left, EQUAL):
+            return False
+    return True
+
+
+def by_gradients(leak: GradientLeak, task: Task, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
+    """Return the one batch, of all that the choices allow, whose gradients at the known models are those of the leak, or None.
+
+    Args:
+        leak: Gradients of a known batch size, one step each.
+        task: What is trained.
+        x: (b, p) images.
+        choices: For some of them, others (k, p) that may stand in their place.
+    """
+    places = sorted(choices)
+    number = math.prod(1 + len(choices[k]) for k in places)
+    if leak.theta is None or leak.inner > 1 or leak.batch != len(x) or number > TRIALS:
+        return None
+    target = objectives.target(leak, task, 1, torch.float64)
+    left: list[tuple[float, Tensor]] = []
+    for some in itertools.product(*[[x[k], *choices[k]] for k in places]):
+        trial = x.clone()
+        trial[places] = torch.stack(some)
+        images = trial.reshape(-1, *task.spec.shape)
+        y = batchlabels.labels(leak, task, images)
+        if y is not None:
+            left.append((objectives.misfit(target, task, images, y), trial))
+    left.sort(key=lambda one: one[0])
+    if not left or left[0][0] > max(FITS * target.noise, ROUNDED):
+        return None
+    clear = len(left) == 1 or left[1][0] > WORSE * max(left[0][0], target.noise)
+    return left[0][1] if clear else None

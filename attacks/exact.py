@@ -103,6 +103,7 @@ def _judged(
         proven = torch.zeros(0, dtype=torch.bool)
         exact, certified, why, interval = 0, found.certified, judged.note, judged.interval
     else:
+        found = _rounded(found, wanted, grid)
         batch = certify.batch(leak, task, stack, white, span, grid, found.certified, generator)
         proven = torch.tensor(batch.exact, dtype=torch.bool)
         exact, certified, why, interval = int(proven.sum()), batch.x, batch.why, None
@@ -128,6 +129,13 @@ def _judged(
     interval = interval if certificate is Certificate.INTERVAL else None
     residual = _residual(flat, white, grid)
     return Reconstruction(leak.node, "exact", x, y, certificate, residual, note=note, certified=exact, interval=interval)
+
+
+def _rounded(found: Inputs, wanted: int, grid: Grid) -> Inputs:
+    """Round estimates too if every dual was found: then activity may prove them, even if they are black and white only."""
+    if not grid.levels or not found.complete or len(found.certified) + len(found.open) != wanted:
+        return found
+    return replace(found, certified=torch.cat([found.certified, grid.snapped(found.open)]), open=found.open[:0])
 
 
 def _distinct(found: Inputs, room: int, image: bool) -> Tensor:

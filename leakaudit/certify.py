@@ -9,16 +9,15 @@ Four things have to be shown, from the leak and the public description of the ta
 * **Pixels**: every pixel lies within its own error of the grid k/levels, and this error is so small that rounding took none to
   another value but with a probability of `MISTAKE` for the whole image.
 * **Uniqueness**: no other image on the grid could take the place of this one (`uniqueness`, `gridrepair.others_between`). If some
-  could, and the models are known, whole gradients are computed again, and only one may fit.
+  could, and the models are known, the slopes of the loss are computed again for each, and only one may fit.
 
 Data without a grid are never called exact. They get an interval for every value.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from scipy.stats import norm as normal
 from scipy.stats import t as student
 from torch import Generator, Tensor
 
-from leakaudit import batchlabels, objectives, temporal, uniqueness
+from leakaudit import temporal, uniqueness
 from leakaudit.gridrepair import Grid, others_between
 from leakaudit.reconstruction import Certificate
 
@@ -37,23 +36,26 @@ if TYPE_CHECKING:
     from leakaudit.temporal import Span
 
 SURE = 0.99  # confidence of intervals, for all values of a reconstruction together
+UNEVEN = 2.0  # wires round large numbers more than small ones: errors of some rows are so many times larger than the average
 NARROW = 0.1  # widest interval, relative to the size of the data, that is called one
 MISTAKE = 1e-6  # probability of a wrong pixel anywhere in an image that is called exact
 CAUTION = 1.5  # errors are taken this many times as large as measured: they are not quite Gaussian, and measured themselves
 LEVEL = 0.02  # distance to the grid, in grid units, that needs no explanation: computing leaves it in ill-conditioned batches
+HALFWAY = 0.25  # distance to the grid, in grid units, beyond which a pixel is nearly as close to another level
 STRAY = 8.0  # errors in units of their standard deviation beyond which something else is in a pixel
 ENDS = 10.0  # singular values beyond the batch, in units of those of the wire's noise, that are nothing but noise; 2 was seen
 MARGIN = 2  # independent rows beyond the samples that must be there if fewer inputs than samples, or an unknown number, are seen
 WINDOWS = 3  # lengths of windows in which activity is looked at: all rounds, half of them, a quarter
 SHORTEST = 2  # rounds of a window
-TRIALS = 400  # most batches whose gradients are computed again
-FITS = 5.0  # relative residual of the right batch, in units of the leak's own errors, ...
-ROUNDED = 2e-6  # ... or of the models' rounding in float32
+TRIALS = 20_000  # most batches whose slopes are compared
+FITS = 5.0  # distance of the right batch's slopes, in units of the leak's own errors
+ROUNDED = 2e-6  # relative residual of a whole gradient that is rounding in float32
+DEPENDENT = 1e6  # condition number of images on the grid that depend on each other; a difference of one level in one pixel makes 1e4
 PROBES = 32  # pixels that are moved by a grey level
 EQUAL = 1e-12  # relative residual that is rounding in float64
 MANY = 30  # rows beyond unknowns above which each column's own noise is well known
 COLUMNS = 512  # of the rows that are looked at together
-WORSE = 10.0  # times as much that every other batch must leave
+WORSE = 10.0  # times as much that everything else must leave
 
 
 @dataclass(frozen=True)
@@ -167,11 +169,14 @@ def batch(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, span: Sp
         return Batch(x, nothing, {}, "more than the wire's rounding follows the batch's singular values")
     rows = stored(x, span.basis, grid)
     inside = rows @ span.basis.T
-    if not bool(torch.linalg.cond(inside) < 1 / torch.finfo(inside.dtype).eps):
+    if not bool(torch.linalg.cond(inside) < DEPENDENT):
         return Batch(x, nothing, {}, "the images depend on each other")
     if why := scarce(leak, task, white, span.batch):
         return Batch(x, nothing, {}, why)
-    sure = wrong_pixel(Estimates.of(white, rows), grid, x) < MISTAKE
+    doubt = wrong_pixel(Estimates.of(white, rows), grid, x)
+    if bool((doubt == 1).any()):
+        return Batch(x, nothing, {}, "pixels are off the grid by more than their errors, so an image is a mixture")
+    sure = doubt < MISTAKE
     near = companions(leak, task, stack, white, span, inside, generator)
     choices: dict[int, Tensor] = {}
     open_ = set[int]()
@@ -182,7 +187,7 @@ def batch(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, span: Sp
         elif len(found):
             choices[k] = found
     if choices and not open_ and bool(sure.all()):
-        chosen = by_gradients(leak, task, x, choices)
+        chosen = by_slopes(leak, task, span, grid, x, choices)
         if chosen is not None:
             return Batch(chosen, (True,) * len(x), {})
     exact = tuple(bool(sure[k]) and k not in choices and k not in open_ for k in range(len(x)))
@@ -211,7 +216,7 @@ def table(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, span: Sp
     inside, mixed = uniqueness.refined(uniqueness.windows([white @ span.basis.T], span.noise), inside)
     found = Estimates.of(white, inside @ span.basis)
     values = found.pixels(grid)
-    quantile = float(normal.isf((1 - SURE) / (2 * values.numel())))
+    quantile = UNEVEN * float(normal.isf((1 - SURE) / (2 * values.numel())))
     apart = (values[:, None] - values[None]).abs()
     width = found.half_widths(grid) + quantile * (mixed[:, :, None] * apart).sum(1)
     return interval(values, width, task)
@@ -310,7 +315,7 @@ class Estimates:
         """
         tail = (1 - SURE) / (2 * self.values.numel())
         shown = self.noise * float(student.isf(tail, self.freedom)) if self.freedom else torch.zeros_like(self.noise)
-        return self.errors(grid, shown.clamp_min(float(normal.isf(tail))))
+        return self.errors(grid, UNEVEN * shown.clamp_min(float(normal.isf(tail))))
 
 
 def wrong_pixel(estimates: Estimates, grid: Grid, x: Tensor) -> Tensor:
@@ -318,7 +323,7 @@ def wrong_pixel(estimates: Estimates, grid: Grid, x: Tensor) -> Tensor:
     off = (estimates.pixels(grid) - x) * grid.levels
     spread = estimates.errors(grid, estimates.noise) * grid.levels
     missed = torch.special.erfc(0.5 / (CAUTION * spread.clamp_min(1e-12)) / math.sqrt(2)).sum(1)
-    strays = (off.abs() > STRAY * spread + LEVEL).any(1)
+    strays = (off.abs() > (STRAY * spread + LEVEL).clamp_max(HALFWAY)).any(1)
     return torch.where(strays, torch.ones_like(missed), missed)
 
 
@@ -347,30 +352,70 @@ def whole_gradient(leak: GradientLeak, task: Task, x: Tensor, left: float, resid
     return True
 
 
-def by_gradients(leak: GradientLeak, task: Task, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
-    """Return the one batch, of all that the choices allow, whose gradients at the known models are those of the leak, or None.
+def by_slopes(leak: GradientLeak, task: Task, span: Span, grid: Grid, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
+    """Return the one batch, of all that the choices allow, whose slopes are those that the known models give it, or None.
+
+    A batch X takes the rows apart, W = Delta X, into slopes Delta of the loss in the neurons, one column a sample. With the models
+    known, the same column follows from the sample and its label alone. Only the true batch agrees with itself: in any other, the
+    columns of samples that are alike are mixed with large factors.
 
     Args:
         leak: Gradients of a known batch size, one step each.
-        task: What is trained.
+        task: What is trained, with cross-entropy.
+        span: The space of the rows.
+        grid: Of the data.
         x: (b, p) images.
         choices: For some of them, others (k, p) that may stand in their place.
     """
-    places = sorted(choices)
-    number = math.prod(1 + len(choices[k]) for k in places)
-    if leak.theta is None or leak.inner > 1 or leak.batch != len(x) or number > TRIALS:
+    images = [torch.cat([x[k : k + 1], choices.get(k, x[:0])]) for k in range(len(x))]
+    number = math.prod(len(some) for some in images)
+    known = leak.theta is not None and leak.inner == 1 and leak.batch == len(x) and task.spec.loss == "cross_entropy"
+    if not known or number > TRIALS:
         return None
-    target = objectives.target(leak, task, 1, torch.float64)
-    left: list[tuple[float, Tensor]] = []
-    for some in itertools.product(*[[x[k], *choices[k]] for k in places]):
-        trial = x.clone()
-        trial[places] = torch.stack(some)
-        images = trial.reshape(-1, *task.spec.shape)
-        y = batchlabels.labels(leak, task, images)
-        if y is not None:
-            left.append((objectives.misfit(target, task, images, y), trial))
-    left.sort(key=lambda one: one[0])
-    if not left or left[0][0] > max(FITS * target.noise, ROUNDED):
+    row = int((leak.value.double().norm(dim=1) / leak.std.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
+    rows = temporal.rows(leak, task)[row]
+    noise = max(float(leak.std[row]), torch.finfo(leak.value.dtype).eps * float(rows.square().mean().sqrt()))
+    expected = [torch.stack([_slopes(leak, task, row, one) for one in some]) for some in images]  # (1 + k, classes, H) each
+    places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images]).reshape(-1, len(x))
+    inside = [stored(some, span.basis, grid) @ span.basis.T for some in images]
+    apart = torch.stack([inside[k][places[:, k]] for k in range(len(x))], dim=1)  # (trials, b, b)
+    duals, failed = torch.linalg.inv_ex(apart)
+    found = (rows @ span.basis.T) @ duals  # (trials, H, b)
+    worst = torch.zeros(len(places), dtype=torch.float64)
+    for k in range(len(x)):
+        wrong = found[:, None, :, k] - expected[k][places[:, k]] / len(x)
+        off = wrong.square().mean(2).amin(1).sqrt() / (noise * duals[:, :, k].norm(dim=1))
+        worst = torch.maximum(worst, off.nan_to_num(torch.inf))
+    worst[failed != 0] = torch.inf
+    # Exchanging two images makes the same batch, so only different sets count as others.
+    best = int(worst.argmin())
+    chosen = torch.stack([images[k][places[best, k]] for k in range(len(x))])
+    same = _same_sets(images, places, best)
+    others = worst[~same]
+    if float(worst[best]) > FITS or (len(others) and float(others.min()) < WORSE * max(1.0, float(worst[best]))):
         return None
-    clear = len(left) == 1 or left[1][0] > WORSE * max(left[0][0], target.noise)
-    return left[0][1] if clear else None
+    return chosen
+
+
+def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
+    """Slopes (classes, H) of one image's loss in the first layer's neurons, in one row of the leak, for every label."""
+    if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
+        raise ValueError("by_slopes needs known models and a first layer with a bias")
+    bias = task.layout.slices[task.first_linear[1]]
+    used = leak.combination[row].nonzero().flatten()
+    weights = leak.combination[row, used].double()
+    x = image.reshape(1, *task.spec.shape)
+    out = []
+    for label in range(task.spec.classes):
+        y = torch.tensor([label])
+        slopes = torch.stack([task.gradient(w.double(), x, y)[bias] - task.l2 * w.double()[bias] for w in leak.theta[used]])
+        out.append(weights @ slopes)
+    return torch.stack(out)
+
+
+def _same_sets(images: Sequence[Tensor], places: Tensor, best: int) -> Tensor:
+    """Tell which trials (n,) hold the same images as one of them, in any order."""
+    every = torch.unique(torch.cat(list(images)), dim=0, return_inverse=True)[1]
+    starts = torch.tensor([0, *[len(some) for some in images]]).cumsum(0)[:-1]
+    names = every[places + starts].sort(dim=1).values
+    return (names == names[best]).all(1)

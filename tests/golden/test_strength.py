@@ -25,6 +25,7 @@ from leakaudit.scenario import Scenario
 TABLE = Path(__file__).parent / "strength.toml"
 ROWS: list[dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))["row"]
 BEST = 100.0  # dB; above it rounding alone decides
+LEAST = 1e-12  # relative error; on some processors the result is bit for bit
 
 
 def cells() -> list[Any]:
@@ -45,7 +46,7 @@ def strength(row: dict[str, Any], seed: int) -> tuple[float, int, float]:
     leaks = api.leaks(recorder.trace, adversary, [row["node"]], row.get("gradients"))
     (found,) = api.attack(leaks, row["attack"], generator=Generator().manual_seed(seed), **row.get("set", {}))
     (score,) = api.score(found, recorder.truth_record)
-    near = score.psnr or [-20 * math.log10(e) for e in score.relative_error or () if e]
+    near = score.psnr or [-20 * math.log10(max(e, LEAST)) for e in score.relative_error or () if e is not None]
     median = statistics.median(float(v or 0) for v in near) if near else 0.0
     labels = score.labels_found
     return min(BEST, median), sum(map(bool, score.exact or ())), math.nan if labels is None else labels

@@ -1,0 +1,235 @@
+"""EXACT is never said of an image that is not in the batch, whatever the images look like and whatever spoils the messages.
+
+`lookalikes` makes the images; bench/certificates.py counts the same over thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lookalikes
+import numpy as np
+import pytest
+import torch
+from torch import Generator, Tensor
+
+import leakaudit as la
+from leakaudit import recording, uniqueness
+from leakaudit.gridrepair import others_between
+from leakaudit.reconstruction import Certificate
+from leakaudit.scenario import Scenario
+from leakaudit.uniqueness import Rows
+
+D = torch.float64
+LOUD = (1e-6, 1e-4, 1e-3, 1e-2, 1.0)
+
+
+def scenario(samples: int, seed: int = 0, **changes: Any) -> Scenario:
+    """Three nodes in a ring with faces and a fully connected network."""
+    shape: dict[str, Any] = {"victim": "dpsgd", "nodes": 3, "graph": "ring", "rounds": 8, "data": "faces", "model": "mlp"}
+    settings = {"hidden": 128, **changes.pop("set", {})}
+    return Scenario(**{**shape, **changes}, samples=samples, seed=seed, set=settings)
+
+
+def check(count: lookalikes.Count, least: float = 0.0) -> None:
+    """No false claim, and at least this share of all images called exact."""
+    assert not count.false, count.cases
+    assert count.claims >= least * count.images
+
+
+@pytest.mark.parametrize("family", lookalikes.FAMILIES)
+@pytest.mark.parametrize(("victim", "dtype"), [("dpsgd", "float32"), ("pdmm", "float64")])
+def test_images_that_are_alike(family: str, victim: str, dtype: str) -> None:
+    least = 1.0 if family in ("ordinary", "shifted", "mirrored", "posterised", "coarse sensor") else 0.0
+    check(lookalikes.attacked(scenario(4, victim=victim, dtype=dtype, seed=5), family, 5), least)
+
+
+def test_new_images_that_are_alike(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+    g = np.random.default_rng(fresh_seed)
+    names = list(lookalikes.FAMILIES)
+    for _ in range(fresh_cases(8)):
+        seed, samples = int(g.integers(1 << 30)), int(g.choice([2, 3, 4, 6]))
+        victim, dtype = str(g.choice(["dpsgd", "pdmm", "fedsgd", "dpnorm"])), str(g.choice(["float32", "float64"]))
+        rounds, hidden = int(g.integers(2, 14)), int(g.choice([32, 64, 128, 256]))
+        changed = {"graph": "star"} if victim == "fedsgd" else {}
+        case = scenario(samples, seed, victim=victim, dtype=dtype, rounds=rounds, set={"hidden": hidden}, **changed)
+        check(lookalikes.attacked(case, str(g.choice(names)), seed))
+
+
+@pytest.mark.parametrize("noise", LOUD)
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize(("victim", "name"), [("dpsgd", "sigma"), ("pdmm", "quantize")])
+def test_protective_noise_is_no_licence(victim: str, name: str, samples: int, noise: float) -> None:
+    check(lookalikes.attacked(scenario(samples, victim=victim, set={name: noise}), "noise of one level" if samples > 1 else "ordinary", 1))
+
+
+@pytest.mark.parametrize("noise", [1e-6, 1e-4, 1e-3])
+def test_rgap_under_noise(noise: float) -> None:
+    case = scenario(1, rounds=3, set={"hidden": 700, "act": "sigmoid", "sigma": noise})
+    assert lookalikes.attacked(case, "ordinary", 0, "rgap").claims == 0
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-2])
+def test_rgap_of_data_without_a_grid_is_never_exact(noise: float) -> None:
+    case = scenario(1, rounds=3, data="gaussians", set={"hidden": 8, "act": "sigmoid", "sigma": noise})
+    recorder = recording.record(recording.plan(case), None)
+    found = la.attack(la.leaks(recorder.trace), "rgap", generator=Generator().manual_seed(0))
+    assert all(one.certificate is not Certificate.EXACT for one in found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("batch", "model", "rounds"), [(1, "logistic", 1), (1, "mlp", 1), (1, "logistic", 4), (2, "mlp", 6)])
+def test_half_precision(dtype: torch.dtype, batch: int, model: str, rounds: int) -> None:
+    for family in ("ordinary", "binary", "noise of one level") if batch > 1 else ("ordinary", "binary"):
+        check(lookalikes.half(family, dtype, batch, 0, model, rounds))
+
+
+def sparse(count: int, generator: Generator) -> Tensor:
+    """Dark images with a few bright pixels, (12, 1, 1, 28, 28)."""
+    x = torch.zeros(12, 784)
+    for image in x:
+        image[torch.randperm(784, generator=generator)[:count]] = torch.randint(1, 256, (count,), generator=generator).float() / 255
+    return x.reshape(12, 1, 1, 28, 28)
+
+
+@pytest.mark.parametrize("count", [10, 40, 76])
+@pytest.mark.parametrize(("classes", "rounds"), [(10, 1), (3, 1), (10, 4)])
+def test_zeros_hide_the_rounding_of_a_half_precision_wire(count: int, classes: int, rounds: int, generator: Generator) -> None:
+    """Their rounding is relative: an average over all pixels says nothing about the bright ones."""
+    x = sparse(count, generator).double()
+    y = torch.randint(0, classes, (12, 1), generator=generator)
+    found, _ = exchanged(la.TaskSpec("logistic", shape=(1, 28, 28), classes=classes, levels=255), x, y, rounds, torch.bfloat16)
+    for one in found:
+        check(lookalikes.claimed(one, x[one.node], "sparse"))
+
+
+def exchanged(
+    spec: la.TaskSpec, x: Tensor, y: Tensor, rounds: int, dtype: torch.dtype, **params: float
+) -> tuple[list[la.Reconstruction], la.Trace]:
+    """Attack gradients that clients with data x (n, b, *shape) send to a server, in a recording of one's own."""
+    n = len(x)
+    task = la.Task.build(spec, dtype=D)
+    w = task.init(Generator().manual_seed(0)).double()
+    graph = la.Graph(n + 1, tuple((i, n) for i in range(n)))
+    with la.Recorder(None, protocol="fedsgd", task=spec, graph=graph, params={"lr": 0.1, **params}, dtype=dtype, public={"w0": w}) as r:
+        for t in range(1, rounds + 1):
+            r.send(round=t, src=n, dst=list(range(n)), kind="w", value=w)
+            gradients = [task.gradient(w, x[i], y[i]) for i in range(n)]
+            for i in range(n):
+                r.send(round=t, src=i, dst=n, kind="g", value=gradients[i])
+            w = w - 0.1 * sum(gradients) / n
+    return la.attack(la.leaks(r.trace), "auto", generator=Generator().manual_seed(0)), r.trace
+
+
+@pytest.mark.parametrize("model", ["binary", "linear", "softmax"])
+def test_one_row_is_no_evidence(model: str, generator: Generator) -> None:
+    """A stack of one row has rank one whatever is in it, here the average of four records whose number was not told."""
+    x = torch.rand(3, 4, 6, generator=generator, dtype=D)
+    specs = {
+        "binary": la.TaskSpec("logistic", shape=(6,), classes=2, loss="binary"),
+        "linear": la.TaskSpec("linear", shape=(6,), classes=1, loss="squared"),
+        "softmax": la.TaskSpec("logistic", shape=(6,), classes=2),
+    }
+    y = torch.randint(0, 2, (3, 4), generator=generator)
+    found, _ = exchanged(specs[model], x, y if model == "softmax" else y.double(), 1, D)
+    assert found
+    assert all(one.certificate in (Certificate.APPROXIMATE, Certificate.FAILED) for one in found)
+
+
+@pytest.mark.parametrize("data", ["faces", "gaussians"])
+def test_weight_decay_of_unknown_models_is_not_taken_for_the_input(data: str) -> None:
+    for rounds in (2, 3, 4):
+        case = Scenario("pdmm", nodes=3, graph="ring", rounds=rounds, data=data, samples=1, model="logistic", set={"l2": 0.5}, seed=1)
+        recorder = recording.record(recording.plan(case), None)
+        for one in la.attack(la.leaks(recorder.trace), generator=Generator().manual_seed(0)):
+            truth = recorder.truth_record.of(one.node)[0]
+            if one.certificate is Certificate.EXACT:
+                check(lookalikes.claimed(one, truth, "weight decay"))
+            if one.interval is not None:
+                assert bool(((one.x - truth).abs() <= one.interval).all())
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("victim", "samples", "extra"), [("dpsgd", 1, {}), ("dpsgd", 1, {"sigma": 1e-4}), ("pdmm", 2, {}), ("fedsgd", 2, {})]
+)
+def test_intervals_hold_the_truth(victim: str, samples: int, extra: dict[str, float], seed: int) -> None:
+    graph = {} if victim == "fedsgd" else {"graph": "ring"}
+    case = Scenario(
+        victim, nodes=3, rounds=10, data="gaussians", samples=samples, model="mlp", set={"hidden": 64, **extra}, seed=seed, **graph
+    )
+    recorder = recording.record(recording.plan(case), None)
+    found = la.attack(la.leaks(recorder.trace), generator=Generator().manual_seed(0))
+    held = [one for one in found if one.interval is not None]
+    assert len(held) >= 2
+    for one in held:
+        assert one.interval is not None
+        apart = (one.x[:, None] - recorder.truth_record.of(one.node)[0][None]).abs()
+        nearest = apart.flatten(2).amax(2).argmin(1)
+        assert bool((apart[torch.arange(len(nearest)), nearest] <= one.interval).all())
+
+
+def planted(active: Tensor, rounds: int, generator: Generator, noise: float = 1e-12) -> Rows:
+    """Rows of a batch of unit vectors that fires as `active` (units, b) says."""
+    units, b = active.shape
+    slopes = torch.randn(units, rounds, b, generator=generator, dtype=D) * active[:, None]
+    return Rows(slopes + noise * torch.randn(slopes.shape, generator=generator, dtype=D), noise, torch.arange(units))
+
+
+def test_activity_proves_the_right_inputs_and_no_mixture(generator: Generator) -> None:
+    """Against planted patterns: true inputs are proven, and every other basis of the same space is not."""
+    b = 5
+    data = planted(torch.rand(80, b, generator=generator) < 0.7, 6, generator)
+    true = torch.eye(b, dtype=D)
+    assert uniqueness.companions(data, true, 9, generator) == [frozenset()] * b
+    for a, c in ((0, 1), (2, 3), (4, 0)):
+        mixed = true.clone()
+        mixed[a] = 2 * true[a] - true[c]
+        assert uniqueness.companions(data, mixed, 9, generator)[a]
+
+
+def test_an_input_that_always_fires_with_another_one_has_it_as_a_companion(generator: Generator) -> None:
+    active = torch.rand(80, 4, generator=generator) < 0.7
+    active[:, 1] &= active[:, 0]
+    data = planted(active, 6, generator)
+    found = uniqueness.companions(data, torch.eye(4, dtype=D), 9, generator)
+    assert found[1] == {0}
+    assert not found[0]
+    assert not found[2]
+
+
+def test_two_that_fire_together_are_companions_of_each_other(generator: Generator) -> None:
+    active = torch.rand(80, 4, generator=generator) < 0.7
+    active[:, 1] = active[:, 0]
+    found = uniqueness.companions(planted(active, 6, generator), torch.eye(4, dtype=D), 9, generator)
+    assert found[0] == {1}
+    assert found[1] == {0}
+
+
+def test_two_classes_in_one_round_prove_nothing(generator: Generator) -> None:
+    """All neurons with one pattern see the same combination, which looks like an input of its own."""
+    active = torch.rand(200, 2, generator=generator) < 0.7
+    slopes = torch.randn(200, 1, 1, generator=generator, dtype=D) * torch.tensor([0.4, 0.6], dtype=D) * active[:, None]
+    data = Rows(slopes + 1e-12 * torch.randn(slopes.shape, generator=generator, dtype=D), 1e-12, torch.arange(200))
+    assert any(uniqueness.companions(data, torch.eye(2, dtype=D), 1, generator))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_all_other_images_between_are_listed(count: int, generator: Generator) -> None:
+    """Against brute force over every image with these few grey levels."""
+    levels, pixels = 4, 6
+    for _ in range(20):
+        x, *others = torch.randint(0, levels + 1, (1 + count, pixels), generator=generator)
+        sides = torch.stack(others) - x
+        if int(torch.linalg.matrix_rank(sides.double())) < count:
+            continue
+        every = torch.cartesian_prod(*[torch.arange(levels + 1)] * pixels)
+        apart = (every - x).double()
+        solution = torch.linalg.lstsq(sides.double().T, apart.T).solution
+        inside = (sides.double().T @ solution - apart.T).abs().amax(0) < 1e-9
+        given = torch.stack([x, *others])
+        want = {tuple(row.tolist()) for row in every[inside]} - {tuple(row.tolist()) for row in given}
+        found = others_between(x.double() / levels, torch.stack(others).double() / levels, levels)
+        assert found is not None
+        assert {tuple((row * levels).round().long().tolist()) for row in found} == want

@@ -16,6 +16,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit import batchlabels, certify, consistency, isolate, likeliest, noisyduals, temporal
+from leakaudit.certify import Heard
 from leakaudit.errors import AttackError
 from leakaudit.gridrepair import Grid
 from leakaudit.isolate import Inputs
@@ -76,7 +77,7 @@ class Exact:
             new = isolate.recover(groups, span.basis, grid, found.certified, self.visits, generator)
             found = new if len(new.certified) > len(found.certified) or not (tried or noisy) or new.complete else found
         step("exact", self.windows, self.windows)
-        return _judged(found, leak, task, span, grid, stack, white, generator)
+        return _judged(found, Heard(leak, task, stack, white, span, grid, generator))
 
 
 def _groups(stack: Tensor, leak: GradientLeak, length: int, span: Span, white: Tensor) -> Groups:
@@ -92,19 +93,18 @@ def _lengths(rounds: int, windows: int) -> list[int]:
     return [rounds // 2**k for k in range(windows) if not k or rounds // 2**k >= SHORTEST]
 
 
-def _judged(
-    found: Inputs, leak: GradientLeak, task: Task, span: Span, grid: Grid, stack: Tensor, white: Tensor, generator: Generator
-) -> Reconstruction:
+def _judged(found: Inputs, heard: Heard) -> Reconstruction:
     """Put proven inputs first, then the others, and say how sure each is."""
+    leak, task, span, grid = heard.leak, heard.task, heard.span, heard.grid
     wanted = span.batch
     if not grid.levels and found.complete:
-        judged = certify.table(leak, task, stack, white, span, grid, found.open, generator)
+        judged = certify.table(heard, found.open)
         found = replace(found, open=judged.x)
         proven = torch.zeros(0, dtype=torch.bool)
         exact, certified, why, interval = 0, found.certified, judged.note, judged.interval
     else:
         found = _rounded(found, wanted, grid)
-        batch = certify.batch(leak, task, stack, white, span, grid, found.certified, generator)
+        batch = certify.batch(heard, found.certified, found.open)
         proven = torch.tensor(batch.exact, dtype=torch.bool)
         exact, certified, why, interval = int(proven.sum()), batch.x, batch.why, None
     rest = grid.denoised(_distinct(found, wanted - len(found.certified), task.spec.is_image))
@@ -127,7 +127,7 @@ def _judged(
         y = consistency.label(leak, task, x) if wanted == 1 else batchlabels.labels(leak, task, x)
     note = "; ".join(filter(None, (sentence, why, seen)))
     interval = interval if certificate is Certificate.INTERVAL else None
-    residual = _residual(flat, white, grid)
+    residual = _residual(flat, heard.white, grid)
     return Reconstruction(leak.node, "exact", x, y, certificate, residual, note=note, certified=exact, interval=interval)
 
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from scipy.stats import norm as normal
-from scipy.stats import t as student
+from scipy.special import ndtri, stdtrit
 from torch import Generator, Tensor
 
 from leakaudit import temporal, uniqueness
@@ -47,10 +46,12 @@ ENDS = 10.0  # singular values beyond the batch, in units of those of the wire's
 MARGIN = 2  # independent rows beyond the samples that must be there if fewer inputs than samples, or an unknown number, are seen
 WINDOWS = 3  # lengths of windows in which activity is looked at: all rounds, half of them, a quarter
 SHORTEST = 2  # rounds of a window
-TRIALS = 20_000  # most batches whose slopes are compared
+TRIALS = 20_000  # most batches whose slopes are compared, ...
+GRADIENTS = 5_000  # ... and gradients of single images that this may take: some seconds
 FITS = 5.0  # distance of the right batch's slopes, in units of the leak's own errors
 ROUNDED = 2e-6  # relative residual of a whole gradient that is rounding in float32
 DEPENDENT = 1e6  # condition number of images on the grid that depend on each other; a difference of one level in one pixel makes 1e4
+APART = 1e-5  # part of an image outside the others' space that makes it independent; a level in one of 3072 pixels is 1e-4
 PROBES = 32  # pixels that are moved by a grey level
 EQUAL = 1e-12  # relative residual that is rounding in float64
 MANY = 30  # rows beyond unknowns above which each column's own noise is well known
@@ -149,97 +150,148 @@ def ends(span: Span, white: Tensor) -> bool:
     return span.white or float(span.sizes[span.batch]) < quiet
 
 
-def batch(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, span: Span, grid: Grid, x: Tensor, generator: Generator) -> Batch:
-    """Judge a whole batch on the grid.
+@dataclass(frozen=True)
+class Heard:
+    """What a batch is judged by.
+
+    leak: what the rows come from. task: what is trained. stack: (m, H, p + 1) rows of the first layer. white: the same, whitened over
+    all rounds. span: the space that they span. grid: of the data. generator: for dividing neurons into parts.
+    """
+
+    leak: GradientLeak
+    task: Task
+    stack: Tensor
+    white: Tensor
+    span: Span
+    grid: Grid
+    generator: Generator
+
+
+def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
+    """Judge images on the grid.
 
     Args:
-        leak: What the rows come from.
-        task: What is trained.
-        stack: (m, H, p + 1) rows of the first layer.
-        white: The same, whitened over all rounds.
-        span: The space that they span.
-        grid: Of the data.
-        x: (n, p) different inputs on the grid; nothing is proven unless n is the dimension of that space.
-        generator: For dividing neurons into parts.
+        heard: The rows and what they come from.
+        x: (n, p) different images on the grid. If they depend on each other, the first ones that do not are judged.
+        estimates: (k, p) of the other inputs, as many as are needed beside x.
     """
+    grid, span = heard.grid, heard.span
+    picked = _independent(torch.cat([x, estimates]), heard)
+    x, estimates = x[picked[picked < len(x)]], estimates[picked[picked >= len(x)] - len(x)]
     nothing = (False,) * len(x)
-    if len(x) != span.batch:
-        return Batch(x, nothing, {}, f"{len(x)} images on the grid stand for {span.batch} inputs")
-    if not ends(span, white):
-        return Batch(x, nothing, {}, "more than the wire's rounding follows the batch's singular values")
-    rows = stored(x, span.basis, grid)
+    if len(x) + len(estimates) != span.batch:
+        return Batch(x, nothing, {}, f"{len(x)} images on the grid and {len(estimates)} estimates stand for {span.batch} inputs")
+    if why := _unclear(heard):
+        return Batch(x, nothing, {}, why)
+    rows, doubt = _settled(heard, x, estimates)
     inside = rows @ span.basis.T
     if not bool(torch.linalg.cond(inside) < DEPENDENT):
         return Batch(x, nothing, {}, "the images depend on each other")
-    if why := scarce(leak, task, white, span.batch):
-        return Batch(x, nothing, {}, why)
-    doubt = wrong_pixel(Estimates.of(white, rows), grid, x)
-    if bool((doubt == 1).any()):
-        return Batch(x, nothing, {}, "pixels are off the grid by more than their errors, so an image is a mixture")
     sure = doubt < MISTAKE
-    near = companions(leak, task, stack, white, span, inside, generator)
+    strays = {k for k in range(span.batch) if float(doubt[k]) == 1}
     choices: dict[int, Tensor] = {}
-    open_ = set[int]()
-    for k, others in enumerate(near):
+    unlisted = set(strays)
+    for k, others in enumerate(companions(heard, inside)):
+        if k in strays or others & strays:
+            unlisted.add(k)
+            continue
         found = others_between(x[k], x[sorted(others)], grid.levels)
         if found is None:
-            open_.add(k)
+            unlisted.add(k)
         elif len(found):
             choices[k] = found
-    if choices and not open_ and bool(sure.all()):
-        chosen = by_slopes(leak, task, span, grid, x, choices)
+    if choices and not unlisted and bool(sure.all()):
+        chosen = by_slopes(heard, x, choices)
         if chosen is not None:
             return Batch(chosen, (True,) * len(x), {})
-    exact = tuple(bool(sure[k]) and k not in choices and k not in open_ for k in range(len(x)))
-    why = ""
-    if not bool(sure.all()):
-        why = "noise may have taken a pixel to another value"
-    elif choices:
-        why = "images that are alike leave several candidates"
-    elif open_:
-        why = "too few neurons tell the inputs apart"
-    return Batch(x, exact, choices, why)
+    exact = tuple(bool(sure[k]) and k not in choices and k not in unlisted for k in range(len(x)))
+    if all(exact):
+        return Batch(x, exact, choices)
+    if choices:
+        return Batch(x, exact, choices, "images that are alike leave several candidates")
+    if unlisted - strays:
+        return Batch(x, exact, choices, "too few neurons tell some inputs apart")
+    return Batch(x, exact, choices, "noise may have taken a pixel to another value")
 
 
-def table(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, span: Span, grid: Grid, x: Tensor, generator: Generator) -> Single:
-    """Judge a whole batch of data without a grid: intervals where activity proves every input; arguments as for `batch`."""
-    why = scarce(leak, task, white, span.batch)
-    if not ends(span, white):
-        why = "more than the wire's rounding follows the batch's singular values"
-    if leak.batch != span.batch:
+def table(heard: Heard, x: Tensor) -> Single:
+    """Judge a whole batch of data without a grid: intervals if activity proves every input, estimated as x (b, p)."""
+    leak, span = heard.leak, heard.span
+    why = _unclear(heard)
+    if leak.batch != span.batch or len(x) != span.batch:
         why = "the batch size is not known, or some samples repeat"
-    if why or len(x) != span.batch:
+    if why:
         return Single(Certificate.APPROXIMATE, x, None, why)
-    inside = grid.rows(x) @ span.basis.T
-    if any(companions(leak, task, stack, white, span, inside, generator)):
+    inside = heard.grid.rows(x) @ span.basis.T
+    if any(companions(heard, inside)):
         return Single(Certificate.APPROXIMATE, x, None, "too few neurons tell the inputs apart")
-    inside, mixed = uniqueness.refined(uniqueness.windows([white @ span.basis.T], span.noise), inside)
-    found = Estimates.of(white, inside @ span.basis)
-    values = found.pixels(grid)
-    quantile = UNEVEN * float(normal.isf((1 - SURE) / (2 * values.numel())))
+    inside, mixed = uniqueness.refined(uniqueness.windows([heard.white @ span.basis.T], span.noise), inside)
+    found = Estimates.of(heard.white, inside @ span.basis)
+    values = found.pixels(heard.grid)
+    quantile = -UNEVEN * float(ndtri((1 - SURE) / (2 * values.numel())))
     apart = (values[:, None] - values[None]).abs()
-    width = found.half_widths(grid) + quantile * (mixed[:, :, None] * apart).sum(1)
-    return interval(values, width, task)
+    width = found.half_widths(heard.grid) + quantile * (mixed[:, :, None] * apart).sum(1)
+    return interval(values, width, heard.task)
 
 
-def companions(
-    leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, span: Span, inside: Tensor, generator: Generator
-) -> list[frozenset[int]]:
-    """Return for every input of a batch those that it may still hold, from activity over windows of several lengths."""
+def companions(heard: Heard, inside: Tensor) -> list[frozenset[int]]:
+    """Return for every input of a batch, (b, b) in the rows' space, those that it may still hold, by activity in several windows."""
     near = [frozenset(range(len(inside)))] * len(inside)
+    rounds, basis = len(heard.stack), heard.span.basis
     for k in range(WINDOWS):
-        length = len(stack) // 2**k
+        length = rounds // 2**k
         if (k and length < SHORTEST) or not any(near):
             break
         if k:
-            starts = range(0, len(stack) - length + 1, length)
-            parts = [temporal.whiten(stack, leak, slice(a, a + length)) for a in starts]
+            starts = range(0, rounds - length + 1, length)
+            parts = [temporal.whiten(heard.stack, heard.leak, slice(a, a + length)) for a in starts]
         else:
-            parts = [white]
-        data = uniqueness.windows([part @ span.basis.T for part in parts], span.noise)
-        found = uniqueness.companions(data, inside, outputs(task), generator)
+            parts = [heard.white]
+        data = uniqueness.windows([part @ basis.T for part in parts], heard.span.noise)
+        found = uniqueness.companions(data, inside, outputs(heard.task), heard.generator)
         near = [old & new for old, new in zip(near, found, strict=True)]
     return near
+
+
+def _unclear(heard: Heard) -> str:
+    """Say why the rows do not tell the number of inputs for sure, empty if they do."""
+    if not ends(heard.span, heard.white):
+        return "more than the wire's rounding follows the batch's singular values"
+    return scarce(heard.leak, heard.task, heard.white, heard.span.batch)
+
+
+def _independent(x: Tensor, heard: Heard) -> Tensor:
+    """Choose places of inputs (n, p) that do not depend on those before them, as many as there are inputs."""
+    inside = stored(x, heard.span.basis, heard.grid) @ heard.span.basis.T
+    chosen, basis = list[int](), inside.new_zeros(inside.shape[1], 0)
+    for k, row in enumerate(inside):
+        rest = row - basis @ (basis.T @ row)
+        rest = rest - basis @ (basis.T @ rest)
+        if len(chosen) < heard.span.batch and float(rest.norm()) > APART * float(row.norm()):
+            chosen.append(k)
+            basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
+    return torch.tensor(chosen, dtype=torch.long)
+
+
+def _settled(heard: Heard, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inputs as rows (b, p + 1), and for each the probability of a wrong pixel, 1 if it is not on the grid.
+
+    An image with something else in it is a mixture that happens to lie near the grid. Its estimate from the rows takes its place,
+    since the others are judged beside it; this can show more such images.
+    """
+    grid = heard.grid
+    rows = torch.cat([stored(x, heard.span.basis, grid), grid.rows(estimates)])
+    rounded = torch.cat([x, grid.snapped(estimates)])
+    strays = torch.arange(len(rows)) >= len(x)
+    while True:
+        found = Estimates.of(heard.white, rows)
+        doubt = wrong_pixel(found, grid, rounded)
+        doubt[strays] = 1
+        new = (doubt == 1) & ~strays
+        if not bool(new.any()):
+            return rows, doubt
+        strays |= new
+        rows[new] = found.values[new] / found.values[new, -1:]
 
 
 def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
@@ -314,8 +366,8 @@ class Estimates:
         whitened rows, if that is more.
         """
         tail = (1 - SURE) / (2 * self.values.numel())
-        shown = self.noise * float(student.isf(tail, self.freedom)) if self.freedom else torch.zeros_like(self.noise)
-        return self.errors(grid, UNEVEN * shown.clamp_min(float(normal.isf(tail))))
+        shown = -self.noise * float(stdtrit(self.freedom, tail)) if self.freedom else torch.zeros_like(self.noise)
+        return self.errors(grid, UNEVEN * shown.clamp_min(-float(ndtri(tail))))
 
 
 def wrong_pixel(estimates: Estimates, grid: Grid, x: Tensor) -> Tensor:
@@ -352,7 +404,7 @@ def whole_gradient(leak: GradientLeak, task: Task, x: Tensor, left: float, resid
     return True
 
 
-def by_slopes(leak: GradientLeak, task: Task, span: Span, grid: Grid, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
+def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
     """Return the one batch, of all that the choices allow, whose slopes are those that the known models give it, or None.
 
     A batch X takes the rows apart, W = Delta X, into slopes Delta of the loss in the neurons, one column a sample. With the models
@@ -360,24 +412,24 @@ def by_slopes(leak: GradientLeak, task: Task, span: Span, grid: Grid, x: Tensor,
     columns of samples that are alike are mixed with large factors.
 
     Args:
-        leak: Gradients of a known batch size, one step each.
-        task: What is trained, with cross-entropy.
-        span: The space of the rows.
-        grid: Of the data.
+        heard: Gradients of a known batch size, one step each, of a network with cross-entropy.
         x: (b, p) images.
         choices: For some of them, others (k, p) that may stand in their place.
     """
+    leak, task, span = heard.leak, heard.task, heard.span
     images = [torch.cat([x[k : k + 1], choices.get(k, x[:0])]) for k in range(len(x))]
     number = math.prod(len(some) for some in images)
     known = leak.theta is not None and leak.inner == 1 and leak.batch == len(x) and task.spec.loss == "cross_entropy"
-    if not known or number > TRIALS:
+    if not known or number > TRIALS or leak.theta is None:
         return None
     row = int((leak.value.double().norm(dim=1) / leak.std.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
+    if sum(map(len, images)) * task.spec.classes * int(leak.combination[row].count_nonzero()) > GRADIENTS:
+        return None
     rows = temporal.rows(leak, task)[row]
     noise = max(float(leak.std[row]), torch.finfo(leak.value.dtype).eps * float(rows.square().mean().sqrt()))
     expected = [torch.stack([_slopes(leak, task, row, one) for one in some]) for some in images]  # (1 + k, classes, H) each
     places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images]).reshape(-1, len(x))
-    inside = [stored(some, span.basis, grid) @ span.basis.T for some in images]
+    inside = [stored(some, span.basis, heard.grid) @ span.basis.T for some in images]
     apart = torch.stack([inside[k][places[:, k]] for k in range(len(x))], dim=1)  # (trials, b, b)
     duals, failed = torch.linalg.inv_ex(apart)
     found = (rows @ span.basis.T) @ duals  # (trials, H, b)
@@ -418,4 +470,5 @@ def _same_sets(images: Sequence[Tensor], places: Tensor, best: int) -> Tensor:
     every = torch.unique(torch.cat(list(images)), dim=0, return_inverse=True)[1]
     starts = torch.tensor([0, *[len(some) for some in images]]).cumsum(0)[:-1]
     names = every[places + starts].sort(dim=1).values
-    return (names == names[best]).all(1)
+    same: Tensor = (names == names[best]).all(1)
+    return same

@@ -96,7 +96,8 @@ def _patterns(size: Tensor) -> Tensor:
     At neurons with the same active samples, a combination of duals vanishes everywhere at once if it makes the loss's slopes vanish.
     These have as many entries as the loss has outputs, in each of the rounds that differ: with more samples than that, it can happen.
     """
-    return torch.unique((size > ZERO).long(), dim=0, return_inverse=True)[1]
+    numbers: Tensor = torch.unique((size > ZERO).long(), dim=0, return_inverse=True)[1]
+    return numbers
 
 
 @dataclass(frozen=True)

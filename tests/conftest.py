@@ -72,6 +72,26 @@ def shared_data() -> Callable[[str], Path]:
     return find
 
 
+@pytest.fixture(scope="session")
+def fresh_seed() -> int:
+    """Seed of the random cases in tests/adversarial; print it in a failure's message, so that the case can be drawn again.
+
+    `make test` draws the same few cases each time. `make selfcheck` and nightly runs ask for others, and for more of them:
+    ``LEAKAUDIT_FRESH_SEED=20261122 LEAKAUDIT_FRESH_CASES=200 pytest tests/adversarial``.
+    """
+    return int(os.environ.get("LEAKAUDIT_FRESH_SEED", "0"))
+
+
+@pytest.fixture(scope="session")
+def fresh_cases() -> Callable[[int], int]:
+    """`fresh_cases(n)`: how many random cases a test draws, n unless LEAKAUDIT_FRESH_CASES asks for another number."""
+
+    def number(usual: int) -> int:
+        return int(os.environ.get("LEAKAUDIT_FRESH_CASES", usual))
+
+    return number
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     """A fresh generator with seed 0."""

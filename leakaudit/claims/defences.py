@@ -7,7 +7,7 @@ from torch import Tensor
 
 from leakaudit import api
 from leakaudit.adversary import Adversary
-from leakaudit.claims.pdmm import ATTACKED, EXACT, LISTENS, PLANE, input_error
+from leakaudit.claims.pdmm import EXACT, LISTENS, PLANE, input_error
 from leakaudit.claims.row import Finding, Quality, Quote, Row
 from leakaudit.claims.runs import Run, fresh, planned, protocol, run
 from leakaudit.relations import determined, know
@@ -16,7 +16,8 @@ from leakaudit.verdict import Verdict, against
 
 CONSTANTS = {"rho": 0.1, "alpha": 0.2, "z0": 1.0}
 CELLS = (1e-3, 1e-2, 1e-1)
-STEPS = (2, 5, 20)
+STEPS = (2, 5)
+ATTACKED = range(4)  # nodes of the 60 whose inputs are computed
 STOPS = (5, 20, 100)
 LOST = 0.05  # share of the samples, 3 of 60: an accuracy that is lower by more counts as affected
 CONDITIONS = (1.0, 2.0, 10.0, 100.0)  # beta / m

@@ -25,7 +25,20 @@ from leakaudit.progress import step
 
 __all__ = ["PAPERS", "ROWS", "Finding", "Judged", "Quality", "Quote", "Row", "judge", "select"]
 
-FILES = (dpnorm, tabletwo, ecl, recal, relay, dkm, dkmtheory, secured, averaging, pdmm, defences, others)
+FILES = (
+    dpnorm,
+    tabletwo,
+    ecl,
+    recal,
+    relay,
+    dkm,
+    dkmtheory,
+    secured,
+    averaging,
+    pdmm,
+    defences,
+    others,
+)
 ROWS: tuple[Row, ...] = tuple(sorted((row for file in FILES for row in file.ROWS), key=lambda row: row.number))
 PAPERS = tuple(sorted({row.paper for row in ROWS}))
 
@@ -43,7 +56,10 @@ def select(papers: Collection[str] = (), numbers: Collection[int] = ()) -> tuple
     Raises:
         LeakauditError: a paper or a number is not on the scoreboard.
     """
-    for name, asked, known in (("paper", papers, PAPERS), ("row", numbers, [row.number for row in ROWS])):
+    for name, asked, known in (
+        ("paper", papers, PAPERS),
+        ("row", numbers, [row.number for row in ROWS]),
+    ):
         if missing := [a for a in asked if a not in known]:
             raise LeakauditError(f"there is no {name} {missing[0]} on the scoreboard; it has {', '.join(map(str, known))}")
     return tuple(row for row in ROWS if (not papers or row.paper in papers) and (not numbers or row.number in numbers))

@@ -22,7 +22,8 @@ FIGURE_4 = 1e-13  # mean squared error after four iterations that the paper repo
 class Averaging:
     """What eqs. (4) to (6) make of the peers' models.
 
-    z: (I + 1, d), the estimates of the average from z^0 = 0 on. lam: (I + 1, n, d), the duals. mean: (d,), the average.
+    z: (I + 1, d), the estimates of the average from z^0 = 0 on. lam: (I + 1, n, d), the duals.
+    mean: (d,), the average.
     """
 
     z: Tensor
@@ -64,7 +65,14 @@ def _sums() -> tuple[Finding, ...]:
     sums = made.lam.sum(1).abs().amax(1)
     start, later = float(sums[0]), float(sums[1:].max())
     says = f"{PEERS} peers, duals drawn from [0, 1): at most {later:.1e} from iteration 1 on, {start:.1f} at the start"
-    return (Finding("from the first iteration on", against(later > ROUNDING), says, {"start": start, "later": later}),)
+    return (
+        Finding(
+            "from the first iteration on",
+            against(later > ROUNDING),
+            says,
+            {"start": start, "later": later},
+        ),
+    )
 
 
 def _linear_rate() -> tuple[Finding, ...]:
@@ -84,8 +92,8 @@ def _linear_rate() -> tuple[Finding, ...]:
         Finding(
             "the first iteration, as the proof has it",
             against(ratios[0] > rate * (1 + ROUNDING)),
-            f"the error of z^1 is {ratios[0]:.1f} times that of z^0: the proof uses Lemma II.1 for lam^0, which is drawn from [0, 1) and "
-            "does not add up to zero",
+            f"the error of z^1 is {ratios[0]:.1f} times that of z^0: the proof uses Lemma II.1 "
+            "for lam^0, which is drawn from [0, 1) and does not add up to zero",
             figures,
         ),
     )
@@ -98,8 +106,9 @@ def _figure_4() -> tuple[Finding, ...]:
     small = [rho for rho in PENALTIES if found["float64"][rho] < FIGURE_4]
     best = min(found["float32"].values())
     says = (
-        f"rho and the number format are not printed. With duals from [0, 1) an error below {FIGURE_4:g} needs rho of at most about "
-        f"{max(small):g} in float64; in float32, where 1 / rho enlarges rounding, the best of {len(PENALTIES)} rho has {best:.1e}"
+        "rho and the number format are not printed. With duals from [0, 1) an error below "
+        f"{FIGURE_4:g} needs rho of at most about {max(small):g} in float64; in float32, where 1 "
+        f"/ rho enlarges rounding, the best of {len(PENALTIES)} rho has {best:.1e}"
         if small
         else "no rho that was tried has an error so small"
     )
@@ -119,8 +128,9 @@ def _two_iterations() -> tuple[Finding, ...]:
         Finding(
             "test accuracy after training with 2 iterations",
             Verdict.INCONCLUSIVE,
-            "FEMNIST is not trained here and rho is not printed. Since duals from [0, 1) have mean 1/2, z^2 is off the average by about "
-            f"1 / (2 + rho)^2 in every coordinate: {listed}",
+            "FEMNIST is not trained here and rho is not printed. Since duals from [0, 1) have "
+            "mean 1/2, z^2 is off the average by about 1 / (2 + rho)^2 in every coordinate: "
+            f"{listed}",
             {"shift": shifts},
         ),
         Finding(
@@ -151,8 +161,14 @@ ROWS = (
         claim="the estimate converges to the average linearly at the rate rho / (rho + 2)",
         quality=Quality.READ,
         quotes=(
-            Quote("Lemma II.2", "The consensus variable converges to the average linearly at a rate of"),
-            Quote("section VI-A", "peers initialize $\\lambda$ by sampling from a uniform distribution on $[0, 1)$"),
+            Quote(
+                "Lemma II.2",
+                "The consensus variable converges to the average linearly at a rate of",
+            ),
+            Quote(
+                "section VI-A",
+                "peers initialize $\\lambda$ by sampling from a uniform distribution on $[0, 1)$",
+            ),
         ),
         assumes=(DUALS,),
         judge=_linear_rate,
@@ -175,7 +191,10 @@ ROWS = (
         quality=Quality.READ,
         quotes=(
             Quote("section VI-A", "while offering the estimation closer to true average"),
-            Quote("section VI-C", "the estimation error due to early termination does not adversely affect the test accuracy"),
+            Quote(
+                "section VI-C",
+                "the estimation error due to early termination does not adversely affect the test accuracy",
+            ),
         ),
         assumes=(DUALS, "models with entries of about .05"),
         judge=_two_iterations,

@@ -41,8 +41,9 @@ def _quantisation() -> tuple[Finding, ...]:
         found[f"{cell:g}"] = [_inputs(_trained(stop, quantize=cell)) for stop in (20, 100)]
     listed = ", ".join(f"{early:.2g} and {late:.2g} with cells of {cell}" for cell, (early, late) in found.items())
     says = (
-        f"the width of the cells is not in our copy, and decides: median error of the inputs by one-step differences at t_max = 20 and "
-        f"100: {listed}. It does not fall with t_max, and is small from the start where cells are small"
+        "the width of the cells is not in our copy, and decides: median error of the inputs by "
+        f"one-step differences at t_max = 20 and 100: {listed}. It does not fall with t_max, and "
+        "is small from the start where cells are small"
     )
     return (Finding("error of the inputs", Verdict.UNSUPPORTED, says, {"error": found}),)
 
@@ -51,10 +52,17 @@ def _inexact() -> tuple[Finding, ...]:
     found = {str(steps): _inputs(_trained(10, k_max=steps)) for steps in STEPS}
     listed = ", ".join(f"{error:.1e} at k_max = {steps}" for steps, error in found.items())
     says = (
-        f"median error of the inputs: {listed}. The wire gives a weighted sum of the inner gradients, and with one sample each of them is "
-        "a multiple of the same input"
+        f"median error of the inputs: {listed}. The wire gives a weighted sum of the inner "
+        "gradients, and with one sample each of them is a multiple of the same input"
     )
-    return (Finding("logistic regression, one sample a node", against(max(found.values()) < EXACT), says, {"error": found}),)
+    return (
+        Finding(
+            "logistic regression, one sample a node",
+            against(max(found.values()) < EXACT),
+            says,
+            {"error": found},
+        ),
+    )
 
 
 def _accuracy(done: Run) -> float:
@@ -106,15 +114,16 @@ def _against_a_server() -> tuple[Finding, ...]:
         Finding(
             "no more information than with a server (Corollary 1)",
             against(own > central or not differences),
-            f"of {rounds} gradients of a node an eavesdropper determines {central} combinations with a server, {own} with PDMM, all of "
-            "them differences; what can be computed from less tells no more",
+            f"of {rounds} gradients of a node an eavesdropper determines {central} combinations "
+            f"with a server, {own} with PDMM, all of them differences; what can be computed from "
+            "less tells no more",
             {"server": central, "pdmm": own},
         ),
         Finding(
             "strictly less in any practical case",
             against(error < EXACT),
-            f"logistic regression with one sample a node: differences already give the inputs to {error:.1e}, so that gradients have "
-            "nothing to add about them",
+            "logistic regression with one sample a node: differences already give the inputs to "
+            f"{error:.1e}, so that gradients have nothing to add about them",
             {"error": error},
         ),
     )
@@ -123,9 +132,13 @@ def _against_a_server() -> tuple[Finding, ...]:
 def contracts(graph: Graph, curvatures: Tensor, mu: float, rho: float) -> float:
     """Return what is left of an error of the models after 2^SQUARINGS rounds of QA-PDMM on scalar quadratics.
 
-    f_i(w) = a_i w^2 / 2, so that errors follow the linear map of eqs. (4.9) and (4.12) with theta = 1:
-    w_i <- (mu w_i - a_i w_i - sum_j B_{i|j} z_{i|j}) / (mu + rho d_i) and z_{j|i} <- z_{i|j} + 2 rho B_{i|j} w_i. Its powers are made
-    by squaring. Errors of z in the subspace that does not converge keep their size; they do not reach the models.
+    f_i(w) = a_i w^2 / 2, so that errors follow the linear map of eqs. (4.9) and (4.12), theta = 1:
+
+        w_i     <- (mu w_i - a_i w_i - sum_j B_{i|j} z_{i|j}) / (mu + rho d_i)
+        z_{j|i} <- z_{i|j} + 2 rho B_{i|j} w_i
+
+    Its powers are made by squaring. Errors of z in the subspace that does not converge keep their
+    size; they do not reach the models.
 
     Args:
         graph: of the nodes.
@@ -181,8 +194,8 @@ def _quadratic_condition() -> tuple[Finding, ...]:
         Finding(
             "needed: mu must be above it (section 4.3)",
             against(below[worst] < VANISHED),
-            f"at beta / m = {worst} the limit is {float(worst) ** 2 / 2:g} m, and mu = beta = {worst} m "
-            f"converges, too: {below[worst]:.0e} is left",
+            f"at beta / m = {worst} the limit is {float(worst) ** 2 / 2:g} m, and mu = beta = "
+            f"{worst} m converges, too: {below[worst]:.0e} is left",
             {"left": below},
         ),
     )
@@ -197,7 +210,12 @@ ROWS = (
         source="Yu 2023, sections 6.2 and 6.3",
         claim="quantisation keeps reconstructions from improving",
         quality=Quality.READ,
-        quotes=(Quote("section 6.3", "the quantizer can effectively prevent the improvement of reconstruction accuracy"),),
+        quotes=(
+            Quote(
+                "section 6.3",
+                "the quantizer can effectively prevent the improvement of reconstruction accuracy",
+            ),
+        ),
         assumes=(LISTENS, EXAMPLE, "fixed cells, whose width only the figure shows"),
         judge=_quantisation,
     ),
@@ -232,9 +250,13 @@ ROWS = (
         quality=Quality.READ,
         quotes=(
             Quote(
-                "section 7.1", "optimization-based decentralized FL outperforms the average consensus-based FL in the centralized topology"
+                "section 7.1",
+                "optimization-based decentralized FL outperforms the average consensus-based FL in the centralized topology",
             ),
-            Quote("appendix, after Corollary 1", "we will have strict inequality in any practical case"),
+            Quote(
+                "appendix, after Corollary 1",
+                "we will have strict inequality in any practical case",
+            ),
         ),
         assumes=(LISTENS, "z^0 is random and unheard", EXAMPLE),
         judge=_against_a_server,
@@ -249,7 +271,10 @@ ROWS = (
             Quote("Theorem 2", "Assume f(w) is m-strongly convex and β-smooth"),
             Quote("section 4.3", "could accelerate convergence but must satisfy"),
         ),
-        assumes=("m-strongly convex and beta-smooth losses: scalar quadratics with curvatures from m to beta", "theta = 1, rho = .4 m"),
+        assumes=(
+            "m-strongly convex and beta-smooth losses: scalar quadratics with curvatures from m to beta",
+            "theta = 1, rho = .4 m",
+        ),
         judge=_quadratic_condition,
     ),
 )

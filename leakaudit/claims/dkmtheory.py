@@ -30,10 +30,12 @@ def bound(epsilon: float, delta: float, agents: int, loss: float) -> float:
 def memorised(delta: float, loss: float, items: int, records: int) -> float:
     """Return the exact generalisation gap of an algorithm that is (0, delta)-private.
 
-    Records are uniform on `items` values. With chance delta the algorithm returns x = 1 on the values in its data and 0 elsewhere,
-    else x = 0. The loss R (1 - x_value) is linear in x and lies in [0, R] on [0, 1]^items. What it returns depends on the data with
-    chance delta only, so the total variation between any two data sets is at most delta. If it memorises, the empirical loss is 0 and
-    the true loss is R times the share of values that are not in the data, (1 - 1/items)^records on average.
+    Records are uniform on `items` values. With chance delta the algorithm returns x = 1 on the
+    values in its data and 0 elsewhere, else x = 0. The loss R (1 - x_value) is linear in x and lies
+    in [0, R] on [0, 1]^items. What it returns depends on the data with chance delta only, so the
+    total variation between any two data sets is at most delta. If it memorises, the empirical loss
+    is 0 and the true loss is R times the share of values that are not in the data, on average
+    (1 - 1/items)^records.
 
     Args:
         delta: chance of memorising.
@@ -51,7 +53,8 @@ def _generalisation() -> tuple[Finding, ...]:
     gap = memorised(DELTA, LOSS, ITEMS, AGENTS * RECORDS)
     allowed = bound(0.0, DELTA, AGENTS, LOSS)
     repaired = LOSS * DELTA  # R delta in place of M delta, at epsilon = 0
-    # any (epsilon, delta) algorithm: exchanging a record with a fresh one moves an expectation in [0, R] by at most R times this
+    # any (epsilon, delta) algorithm: exchanging a record with a fresh one moves an expectation in
+    # [0, R] by at most R times this
     farthest = LOSS * (math.expm1(EPSILON) + 2 * DELTA) / (math.exp(EPSILON) + 1)
     usual = bound(EPSILON, DELTA, AGENTS, LOSS)
     until = -math.log1p(-(gap - allowed) / (LOSS - allowed))  # where the bound reaches the gap
@@ -59,9 +62,10 @@ def _generalisation() -> tuple[Finding, ...]:
         Finding(
             "as printed, for losses up to R above the number of agents M",
             against(gap > allowed * SURE),
-            f"M = {AGENTS}, N = {RECORDS}, delta = {DELTA:g}, R = {LOSS:g}: memorising with chance delta is (0, delta)-private and has "
-            f"a gap of {gap:.5f}, where the bound tends to {allowed:.5f} as epsilon falls to 0. The term M delta does not scale with R; "
-            f"this example exceeds the bound only for epsilon below about {until:.1e}",
+            f"M = {AGENTS}, N = {RECORDS}, delta = {DELTA:g}, R = {LOSS:g}: memorising with "
+            f"chance delta is (0, delta)-private and has a gap of {gap:.5f}, where the bound "
+            f"tends to {allowed:.5f} as epsilon falls to 0. The term M delta does not scale with "
+            f"R; this example exceeds the bound only for epsilon below about {until:.1e}",
             {"gap": gap, "allowed": allowed, "below_epsilon": until},
         ),
         Finding(
@@ -73,8 +77,8 @@ def _generalisation() -> tuple[Finding, ...]:
         Finding(
             "at the paper's epsilon and delta",
             against(farthest > usual * SURE),
-            f"({EPSILON:g}, {DELTA:g}): no algorithm has a gap above R (e^epsilon - 1 + 2 delta) / (e^epsilon + 1) = {farthest:.2f}, the "
-            f"bound is {usual:.2f}",
+            f"({EPSILON:g}, {DELTA:g}): no algorithm has a gap above R (e^epsilon - 1 + 2 delta) "
+            f"/ (e^epsilon + 1) = {farthest:.2f}, the bound is {usual:.2f}",
             {"farthest": farthest, "allowed": usual},
         ),
     )
@@ -112,8 +116,9 @@ def _finite_sample() -> tuple[Finding, ...]:
 def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float, float]:
     """Return the most that Theorem 4 can promise: its epsilon_1, the sum, and the largest delta' over all allowed a_m.
 
-    delta' = 1 - prod(1 - e^(-a_m) q_m) + 1 - prod(1 - q_m) with q_m = delta_m / (1 + e^epsilon_m). It falls in every a_m, so a_m = 0
-    is an upper value. Nothing in it depends on the lost tilde of delta.
+    delta' = 1 - prod(1 - e^(-a_m) q_m) + 1 - prod(1 - q_m) with q_m = delta_m / (1 + e^epsilon_m).
+    It falls in every a_m, so a_m = 0 is an upper value. Nothing in it depends on the lost tilde of
+    delta.
     """
     parts = [delta / (1 + math.exp(epsilon)) for epsilon, delta in zip(epsilons, deltas, strict=True)]
     lost = -math.expm1(math.fsum(math.log1p(-part) for part in parts))
@@ -123,8 +128,9 @@ def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float,
 def _two_agents() -> Finding:
     """Judge two agents that iterate twice, W = 1/2, where a record moves T(x) - x of its agent by a vector of length 1 / alpha.
 
-    What agent 1 broadcasts is hidden by its own noise (standard deviation 2.5) in both rounds, in the second also by half of agent
-    2's (standard deviation 125), which agent 1's broadcasts do not show and agent 2's do. Linear losses have T(x) - x constant.
+    What agent 1 broadcasts is hidden by its own noise (standard deviation 2.5) in both rounds, in
+    the second also by half of agent 2's (standard deviation 125), which agent 1's broadcasts do not
+    show and agent 2's do. Linear losses have T(x) - x constant.
     """
     quiet, loud, share = 2.5, 125.0, 0.5
 
@@ -136,34 +142,54 @@ def _two_agents() -> Finding:
         """Return mu of its record in the other agent's broadcasts alone: half of its first one arrives in the other's second."""
         return share / math.hypot(share * std, other)
 
-    marginal = [max(own(quiet, loud), passed(loud, quiet)), max(own(loud, quiet), passed(quiet, loud))]
+    marginal = [
+        max(own(quiet, loud), passed(loud, quiet)),
+        max(own(loud, quiet), passed(quiet, loud)),
+    ]
     joint = math.sqrt(2) / quiet
     epsilons = [1.0, 0.05]
     deltas = [gaussian.delta(epsilon, mu) for epsilon, mu in zip(epsilons, marginal, strict=True)]
     total, promised = composed(epsilons, deltas)
     true = gaussian.delta(total, joint)
     says = (
-        f"two agents, two rounds, Gaussian noise of {quiet:g} and {loud:g}: agent by agent ({epsilons[0]:g}, {deltas[0]:.1e}) and "
-        f"({epsilons[1]:g}, {deltas[1]:.1e}), together delta {true:.1e} at {total:g} where the theorem says at most {promised:.1e}: "
-        "one agent's broadcasts remove the other's noise"
+        f"two agents, two rounds, Gaussian noise of {quiet:g} and {loud:g}: agent by agent "
+        f"({epsilons[0]:g}, {deltas[0]:.1e}) and ({epsilons[1]:g}, {deltas[1]:.1e}), together "
+        f"delta {true:.1e} at {total:g} where the theorem says at most {promised:.1e}: one "
+        "agent's broadcasts remove the other's noise"
     )
-    figures = {"marginal": marginal, "joint": joint, "deltas": deltas, "true_delta": true, "claimed_delta": promised}
+    figures = {
+        "marginal": marginal,
+        "joint": joint,
+        "deltas": deltas,
+        "true_delta": true,
+        "claimed_delta": promised,
+    }
     return Finding("two agents of the iteration", against(true > promised * SURE), says, figures)
 
 
 def _composition() -> tuple[Finding, ...]:
     total, promised = composed([EPSILON] * AGENTS, [DELTA] * AGENTS)
     released = [approximate(EPSILON, DELTA, Adjacency.REPLACE)] * AGENTS
-    # Kairouz, Oh, Viswanath 2015: randomised response that leaks with chance delta reaches the optimal composition
+    # Kairouz, Oh, Viswanath 2015: randomised response that leaks with chance delta reaches the
+    # optimal composition
     true = compose(released).delta(total)
     alone, single = composed([EPSILON], [DELTA])
     says = (
-        f"{AGENTS} independent ({EPSILON:g}, {DELTA:g}) releases of one record reach delta {true:.6f} at epsilon "
-        f"{total:g}, the theorem says at most {promised:.6f}; of one agent it says ({alone:g}, {single:.6f}), less "
-        f"than the ({EPSILON:g}, {DELTA:g}) that it starts from"
+        f"{AGENTS} independent ({EPSILON:g}, {DELTA:g}) releases of one record reach delta "
+        f"{true:.6f} at epsilon {total:g}, the theorem says at most {promised:.6f}; of one agent "
+        f"it says ({alone:g}, {single:.6f}), less than the ({EPSILON:g}, {DELTA:g}) that it "
+        "starts from"
     )
     figures = {"true_delta": true, "claimed_delta": promised, "claimed_of_one": single}
-    return (_two_agents(), Finding("independent releases", against(true > promised * SURE and single < DELTA), says, figures))
+    return (
+        _two_agents(),
+        Finding(
+            "independent releases",
+            against(true > promised * SURE and single < DELTA),
+            says,
+            figures,
+        ),
+    )
 
 
 def _mixed_noise() -> tuple[Finding, ...]:
@@ -184,8 +210,8 @@ def _mixed_noise() -> tuple[Finding, ...]:
         Finding(
             "noise with a mean, as printed",
             against(moved > allowed * SURE),
-            f"a ring of {AGENTS} in {size} dimensions, mean 1 and variance 1: {moved:.2f}, the bound says {allowed:.2f}. A mean that all "
-            "agents share passes through W undamped",
+            f"a ring of {AGENTS} in {size} dimensions, mean 1 and variance 1: {moved:.2f}, the "
+            f"bound says {allowed:.2f}. A mean that all agents share passes through W undamped",
             {"exact": moved, "bound": allowed, "lambda": second},
         ),
         Finding(
@@ -205,7 +231,10 @@ ROWS = (
         claim="the generalisation error of a private algorithm is at most (1 - e^-epsilon) R + e^-epsilon M delta",
         quality=Quality.READ,
         quotes=(Quote("Theorem 2", "e^{-\\epsilon})R + e^{-\\epsilon}M\\delta"),),
-        assumes=("(2) the loss lies in [0, R], for some R > 0", "the algorithm is (epsilon, delta)-private over all M N records"),
+        assumes=(
+            "(2) the loss lies in [0, R], for some R > 0",
+            "the algorithm is (epsilon, delta)-private over all M N records",
+        ),
         judge=_generalisation,
     ),
     Row(
@@ -215,7 +244,10 @@ ROWS = (
         claim="the true loss exceeds the empirical one by more than a with at most the chance that it prints",
         quality=Quality.READ,
         quotes=(Quote("Theorem 3", "\\text{ for any } \\epsilon > 0"),),
-        assumes=("as Theorem 2", "its epsilon is two numbers: the privacy and the accuracy a, which the print does not tell apart"),
+        assumes=(
+            "as Theorem 2",
+            "its epsilon is two numbers: the privacy and the accuracy a, which the print does not tell apart",
+        ),
         judge=_finite_sample,
     ),
     Row(
@@ -225,7 +257,10 @@ ROWS = (
         claim="agents that are (epsilon_m, delta_m)-private are together (epsilon', delta')-private",
         quality=Quality.READ,
         quotes=(Quote("Theorem 4", "For any fixed m"),),
-        assumes=("an agent's guarantee is that of its own iterates", "the largest delta' that any a_m allows, epsilon_1 for epsilon'"),
+        assumes=(
+            "an agent's guarantee is that of its own iterates",
+            "the largest delta' that any a_m allows, epsilon_1 for epsilon'",
+        ),
         judge=_composition,
     ),
     Row(

@@ -19,7 +19,15 @@ STOPS = (100, 400, 1600)
 def _reached(graph: str, eta: str = "node") -> tuple[float, float]:
     """Return how far the models of ECL end from the optimum, and from the one whose losses are weighted by the degrees."""
     settings = {"sigma": 0.0, "mu": 0.2, "eta": eta, "l2": 0.1}
-    done = run(victim="dpnorm", rounds=1500, samples=10, split="classes:1", wires="none", set=settings, **{**RING, "graph": graph})
+    done = run(
+        victim="dpnorm",
+        rounds=1500,
+        samples=10,
+        split="classes:1",
+        wires="none",
+        set=settings,
+        **{**RING, "graph": graph},
+    )
     model = done.truth.states["w"][-1]
     degrees = torch.tensor([len(n) for n in done.plan.graph.neighbours], dtype=torch.float64)
     plain = optimum(done.problem)
@@ -32,12 +40,17 @@ def _fixed_point() -> tuple[Finding, ...]:
     star, weighted = _reached("star")
     common, _ = _reached("star", "common")
     says = (
-        f"the models end {star:.3f} off the optimum, and {weighted:.1e} off argmin sum_i E_i f_i; the paper assumes equal degrees. One eta "
-        f"for all repairs it ({common:.1e})"
+        f"the models end {star:.3f} off the optimum, and {weighted:.1e} off argmin sum_i E_i f_i; "
+        f"the paper assumes equal degrees. One eta for all repairs it ({common:.1e})"
     )
     figures = {"off": star, "off_weighted": weighted, "off_common": common}
     return (
-        Finding("equal degrees (a ring)", against(ring > ROUNDING), f"the models end {ring:.1e} off the optimum", {"off": ring}),
+        Finding(
+            "equal degrees (a ring)",
+            against(ring > ROUNDING),
+            f"the models end {ring:.1e} off the optimum",
+            {"off": ring},
+        ),
         Finding("unequal degrees (a star)", Verdict.UNCLAIMED, says, figures),
     )
 
@@ -57,9 +70,18 @@ def _divergence(done: Run, rounds: int) -> float:
 
 def _rate() -> tuple[Finding, ...]:
     settings = {"sigma": 0.0, "mu": 0.2, "inner": 1, "l2": 0.01}
-    done = run(victim="dpnorm", rounds=max(STOPS), samples=10, split="classes:1", wires="none", set=settings, **RING)
+    done = run(
+        victim="dpnorm",
+        rounds=max(STOPS),
+        samples=10,
+        split="classes:1",
+        wires="none",
+        set=settings,
+        **RING,
+    )
     found = {stop: _divergence(done, stop) for stop in STOPS}
-    # (9) allows 1/R + E/(N R) + 1/sqrt(B R) for K = 1: the slowest term falls by sqrt(4) from one stop to the next
+    # (9) allows 1/R + E/(N R) + 1/sqrt(B R) for K = 1: the slowest term falls by sqrt(4) from one
+    # stop to the next
     slower = any(found[late] > found[early] / (late / early) ** 0.5 for early, late in pairwise(STOPS))
     listed = ", ".join(f"{value:.1e} at R = {stop}" for stop, value in found.items())
     return (
@@ -116,7 +138,10 @@ ROWS = (
         source="DP-Norm, Algorithm 1 and Theorem 2",
         claim="all nodes reach the consensus optimum if sigma = alpha = 0 and degrees are equal",
         quality=Quality.READ,
-        quotes=(Quote("section V-C", "the primal model and dual variables reach their stationary point"), REGULAR),
+        quotes=(
+            Quote("section V-C", "the primal model and dual variables reach their stationary point"),
+            REGULAR,
+        ),
         assumes=("convex losses", "every node has as many neighbours"),
         judge=_fixed_point,
     ),
@@ -127,7 +152,10 @@ ROWS = (
         claim="the divergence from the optimum falls at the rate of eq. (9)",
         quality=Quality.READ,
         quotes=(Quote("Theorem 2", "with an appropriate choice of"), REGULAR),
-        assumes=("(A1) to (A3), convex losses, equal degrees", "judged at sigma = alpha = 0, full batches, K = 1, mu = .2"),
+        assumes=(
+            "(A1) to (A3), convex losses, equal degrees",
+            "judged at sigma = alpha = 0, full batches, K = 1, mu = .2",
+        ),
         judge=_rate,
     ),
     Row(
@@ -136,7 +164,12 @@ ROWS = (
         source="DP-Norm, section IV-A and appendix A-B, Figure 4",
         claim="noise makes norms explode at alpha = 0, and alpha > 0 mitigates it",
         quality=Quality.READ,
-        quotes=(Quote("appendix A-B", "the denoising process in the DP-Norm mitigated explosive norm increase"),),
+        quotes=(
+            Quote(
+                "appendix A-B",
+                "the denoising process in the DP-Norm mitigated explosive norm increase",
+            ),
+        ),
         assumes=("judged on logistic regression of a ring of 6 with l2 = .1, not on the paper's data",),
         judge=_norms,
     ),

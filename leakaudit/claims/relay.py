@@ -1,6 +1,7 @@
 """DP-RECAL (paper 001): whether it converges (Theorems 2 and 3), and what its tables compare.
 
-The formulas of the paper are lost in our copy of its text; what is judged here was reconstructed (the protocol's docstring says how).
+The formulas of the paper are lost in our copy of its text; what is judged here was reconstructed
+(the protocol's docstring says how).
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from leakaudit.claims.row import Finding, Quality, Quote, Row
 from leakaudit.claims.runs import optimum, planned, protocol, run
 from leakaudit.verdict import Verdict, against
 
-NODES, RING = 8, {"graph": "ring", "data": "gaussians", "model": "logistic", "samples": 10, "wires": "none"}
+NODES, RING = (
+    8,
+    {"graph": "ring", "data": "gaussians", "model": "logistic", "samples": 10, "wires": "none"},
+)
 ACTIVATIONS = 4000
 CLOSE, DECAY = 1e-6, 0.9
 PLF = 300  # activations of the busiest node in the paper's Table IV
@@ -42,7 +46,8 @@ def _convergence() -> tuple[Finding, ...]:
 
 
 def _linear() -> tuple[Finding, ...]:
-    # each stretch of a linear convergence has about the same slope; half of the first leaves room for the luck of the walk
+    # each stretch of a linear convergence has about the same slope; half of the first leaves room
+    # for the luck of the walk
     at = (500, 1000, 2000, 3000)
     errors = _errors(at)
     slopes = [math.log(late / early) / (b - a) for a, b, early, late in zip(at, at[1:], errors, errors[1:], strict=False)]
@@ -60,15 +65,30 @@ def _linear() -> tuple[Finding, ...]:
 
 def _orders() -> tuple[Finding, ...]:
     says = (
-        "the entries of Tables I to III are lost in our copy of the text. They are orders of growth whose constants depend on step sizes "
-        "and conditioning, so that no run on one network could refute them"
+        "the entries of Tables I to III are lost in our copy of the text. They are orders of "
+        "growth whose constants depend on step sizes and conditioning, so that no run on one "
+        "network could refute them"
     )
     return (Finding("lower PLF and fewer communications than others", Verdict.UNSUPPORTED, says),)
 
 
 def _communications() -> tuple[Finding, ...]:
-    plan = planned(victim="recal", nodes=NODES, rounds=8 * PLF, graph="ring", data="gaussians", model="logistic")
-    made = protocol(victim="recal", nodes=NODES, rounds=8 * PLF, graph="ring", data="gaussians", model="logistic")
+    plan = planned(
+        victim="recal",
+        nodes=NODES,
+        rounds=8 * PLF,
+        graph="ring",
+        data="gaussians",
+        model="logistic",
+    )
+    made = protocol(
+        victim="recal",
+        nodes=NODES,
+        rounds=8 * PLF,
+        graph="ring",
+        data="gaussians",
+        model="logistic",
+    )
     active = made.public["active"][:-1]
     counts = torch.nn.functional.one_hot(active, NODES).cumsum(0)
     busiest = counts.amax(1)
@@ -86,8 +106,9 @@ def _communications() -> tuple[Finding, ...]:
         Finding(
             "fewer communications at PLF 300",
             against(moves >= broadcasts),
-            f"a walk on a ring of {NODES} passes the baton {moves} times until a node has been active {PLF} times, NIDS sends {broadcasts} "
-            f"messages in {PLF} rounds. The baton is two vectors: {vectors} are sent",
+            f"a walk on a ring of {NODES} passes the baton {moves} times until a node has been "
+            f"active {PLF} times, NIDS sends {broadcasts} messages in {PLF} rounds. The baton is "
+            f"two vectors: {vectors} are sent",
             {"passes": moves, "vectors": vectors, "nids": broadcasts},
         ),
         Finding(
@@ -101,7 +122,10 @@ def _communications() -> tuple[Finding, ...]:
 
 LOST = "the protocol is reconstructed; step sizes tau = .2, s = .5 on every node"
 STRONG = "judged on logistic regression with l2 = .1, which is smooth and strongly convex"
-TABLE = Quote("section VII-A", "holds not only better convergence accuracy but also less communication complexity")
+TABLE = Quote(
+    "section VII-A",
+    "holds not only better convergence accuracy but also less communication complexity",
+)
 
 ROWS = (
     Row(
@@ -120,7 +144,12 @@ ROWS = (
         source="DP-RECAL, Theorem 3",
         claim="it converges linearly under metric subregularity",
         quality=Quality.RECONSTRUCTED,
-        quotes=(Quote("section IV-C", "we establish the global linear convergence of DP-RECAL under metric subregularity"),),
+        quotes=(
+            Quote(
+                "section IV-C",
+                "we establish the global linear convergence of DP-RECAL under metric subregularity",
+            ),
+        ),
         assumes=(LOST, STRONG, "judged without noise"),
         judge=_linear,
     ),
@@ -131,7 +160,10 @@ ROWS = (
         claim="lower PLF and fewer communications than ADMM, EXTRA, NIDS and RW-ADMM on most networks",
         quality=Quality.RECONSTRUCTED,
         quotes=(
-            Quote("section VI", "DP-RECAL exhibits superior communication efficiency and better security than any compared algorithms"),
+            Quote(
+                "section VI",
+                "DP-RECAL exhibits superior communication efficiency and better security than any compared algorithms",
+            ),
         ),
         assumes=("the entries of the tables are lost",),
         judge=_orders,

@@ -40,7 +40,8 @@ class Quote:
 class Finding:
     """One statement and what was measured of it.
 
-    about: what is judged. says: the outcome in one sentence, figures included. figures: the same for programs.
+    about: what is judged. says: the outcome in one sentence, figures included. figures: the same
+    for programs.
     """
 
     about: str
@@ -50,17 +51,23 @@ class Finding:
 
     def to_json(self) -> dict[str, Json]:
         """Return plain values."""
-        return {"about": self.about, "verdict": self.verdict.name, "says": self.says, "figures": dict(self.figures)}
+        return {
+            "about": self.about,
+            "verdict": self.verdict.name,
+            "says": self.says,
+            "figures": dict(self.figures),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A published claim.
 
-    number: of the scoreboard. paper: 000 to 004, ``other`` for papers of other groups. source: paper and theorem. claim: what the
-    paper states. quality: how well we know it. quotes: the paper's own words, empty if the paper was not at hand. assumes: what the
-    paper assumes, and what we had to assume to judge it. judge: computes the findings; the first is on the claim as it is published,
-    the others on its variants.
+    number: of the scoreboard. paper: 000 to 004, ``other`` for papers of other groups. source:
+    paper and theorem. claim: what the paper states. quality: how well we know it. quotes: the
+    paper's own words, empty if the paper was not at hand. assumes: what the paper assumes, and what
+    we had to assume to judge it. judge: computes the findings; the first is on the claim as it is
+    published, the others on its variants.
     """
 
     number: int

@@ -34,7 +34,10 @@ STEPS = ROUNDS * LOCAL
 SHORT = 20
 SHARE = BATCH / RECORDS
 PENALTY = 1e-4  # rho of DP-ADMM in the paper's appendix A-D
-REPLACED, JOINED = (1.0, -1.0), (1.0, 0.0)  # what a record adds to a batch sum in the one data set, and in the other
+REPLACED, JOINED = (
+    (1.0, -1.0),
+    (1.0, 0.0),
+)  # what a record adds to a batch sum in the one data set, and in the other
 DEVIATIONS, THRESHOLDS = 12, 2_000
 Array = NDArray[np.float64]
 
@@ -42,9 +45,11 @@ Array = NDArray[np.float64]
 def reached(steps: int, rate: float, noise: float, moves: tuple[float, float], delta: float) -> float:
     """Return an epsilon that subsampled releases reach: the best threshold on their sum is an event of that likelihood.
 
-    All other records have constant losses and this one has a linear loss, so a release is N(0, noise^2), moved by ``moves[0]`` in
-    the one data set or ``moves[1]`` in the other whenever the batch holds the record. The sum of all releases then has the law of
-    ``move * B + noise sqrt(steps) Z`` with B binomial, and every event E gives log((P(E) - delta) / Q(E)) as a lower bound.
+    All other records have constant losses and this one has a linear loss, so a release is N(0,
+    noise^2), moved by ``moves[0]`` in the one data set or ``moves[1]`` in the other whenever the
+    batch holds the record. The sum of all releases then has the law of ``move * B + noise
+    sqrt(steps) Z`` with B binomial, and every event E gives log((P(E) - delta) / Q(E)) as a lower
+    bound.
 
     Args:
         steps: number of releases, each with fresh noise and a fresh batch.
@@ -58,7 +63,10 @@ def reached(steps: int, rate: float, noise: float, moves: tuple[float, float], d
     """
     spread = noise * math.sqrt(steps)
     mean, deviation = steps * rate, math.sqrt(steps * rate * (1 - rate))
-    counts = np.arange(max(0, math.floor(mean - DEVIATIONS * deviation)), min(steps, math.ceil(mean + DEVIATIONS * deviation)) + 1)
+    counts = np.arange(
+        max(0, math.floor(mean - DEVIATIONS * deviation)),
+        min(steps, math.ceil(mean + DEVIATIONS * deviation)) + 1,
+    )
     weights = binom.pmf(counts, steps, rate)
     high, low = moves
     thresholds = np.linspace(low * mean - 8 * spread, high * mean + 8 * spread, THRESHOLDS)
@@ -79,14 +87,29 @@ def reached(steps: int, rate: float, noise: float, moves: tuple[float, float], d
 
 def _sgd_noise() -> float:
     """Return Table II's sigma of DP-SGD at (1, .001) in the paper's setting."""
-    settings = {"alpha": STEP, "steps": LOCAL, "noise": "step", "epsilon": NOMINAL, "delta": DELTA, "horizon": ROUNDS}
+    settings = {
+        "alpha": STEP,
+        "steps": LOCAL,
+        "noise": "step",
+        "epsilon": NOMINAL,
+        "delta": DELTA,
+        "horizon": ROUNDS,
+    }
     victim = cast(Any, registry.configure(registry.get("victims", "dpsgd"), settings))
     return float(victim.std(RECORDS))
 
 
 def _admm_noise() -> float:
     """Return Table II's sigma of DP-ADMM at (1, .001), in units of the gradient: eta and D drop out there."""
-    settings = {"rho": PENALTY, "eta": 1 / STEP, "steps": LOCAL, "epsilon": NOMINAL, "delta": DELTA, "horizon": ROUNDS, "records": RECORDS}
+    settings = {
+        "rho": PENALTY,
+        "eta": 1 / STEP,
+        "steps": LOCAL,
+        "epsilon": NOMINAL,
+        "delta": DELTA,
+        "horizon": ROUNDS,
+        "records": RECORDS,
+    }
     victim = cast(Any, registry.configure(registry.get("victims", "dpadmm"), settings))
     return float(victim.noise)
 
@@ -94,7 +117,14 @@ def _admm_noise() -> float:
 def _public_batches() -> dict[str, float]:
     """Return the epsilon of DP-SGD if everybody knows that the record is in every second batch: no credit for sampling."""
     rounds = 20
-    settings = {"alpha": STEP, "order": "adapt", "noise": "step", "epsilon": NOMINAL, "delta": DELTA, "horizon": rounds}
+    settings = {
+        "alpha": STEP,
+        "order": "adapt",
+        "noise": "step",
+        "epsilon": NOMINAL,
+        "delta": DELTA,
+        "horizon": rounds,
+    }
     made = protocol(victim="dpsgd", rounds=rounds, samples=1, set={**settings, "samples": RECORDS}, **RING)
     view = view_of_a_node(made)
     steps = view.declared.gradients(0)
@@ -140,11 +170,19 @@ def _admm_row() -> tuple[Finding, ...]:
     secret = reached(STEPS, SHARE, noise, REPLACED, DELTA)
     public = gaussian.epsilon(DELTA, 2 * math.sqrt(STEPS * SHARE) / noise)
     says = (
-        f"one replaced record: linear losses reach epsilon {secret:.3f} with secret batches; exact composition gives {public:.3f} for "
-        f"a record in every second batch that everybody knows, if every one of the {STEPS} steps is seen. In units of the gradient "
-        "the noise depends on neither rho nor eta^{k,r}"
+        f"one replaced record: linear losses reach epsilon {secret:.3f} with secret batches; "
+        f"exact composition gives {public:.3f} for a record in every second batch that everybody "
+        f"knows, if every one of the {STEPS} steps is seen. In units of the gradient the noise "
+        f"depends on neither rho nor eta^{{k,r}}"
     )
-    return (Finding("the printed noise", against(secret > NOMINAL or public > NOMINAL), says, {"secret": secret, "public": public}),)
+    return (
+        Finding(
+            "the printed noise",
+            against(secret > NOMINAL or public > NOMINAL),
+            says,
+            {"secret": secret, "public": public},
+        ),
+    )
 
 
 def _total_noise() -> tuple[Finding, ...]:
@@ -161,7 +199,10 @@ def _total_noise() -> tuple[Finding, ...]:
     exact = own * record(view_of_a_node(made), 2) / needed
     sgd = reached(STEPS, SHARE, others["DP-SGD"] * BATCH / STEP, REPLACED, DELTA)
     same = others["DP-SGD"] * gaussian.least_mu(sgd, DELTA) / needed  # the sum of so many steps is all but normal
-    equal = {"DP-Norm": [ROUNDS * exact, ROUNDS * exact**2], "DP-SGD": [STEPS * same, STEPS * same**2]}
+    equal = {
+        "DP-Norm": [ROUNDS * exact, ROUNDS * exact**2],
+        "DP-SGD": [STEPS * same, STEPS * same**2],
+    }
     levels = ", ".join(f"{name} {std:.4f}" for name, std in {"DP-Norm": own, **others}.items())
     return (
         Finding(
@@ -179,8 +220,9 @@ def _total_noise() -> tuple[Finding, ...]:
         Finding(
             "if both had an epsilon of 1 by exact accounting",
             Verdict.UNCLAIMED,
-            f"DP-Norm {equal['DP-Norm'][0]:.0f} and {equal['DP-Norm'][1]:.2g} by the bound of row 15 for a record in every second batch, "
-            f"DP-SGD {equal['DP-SGD'][0]:.0f} and {equal['DP-SGD'][1]:.2g}: the two sums then disagree",
+            f"DP-Norm {equal['DP-Norm'][0]:.0f} and {equal['DP-Norm'][1]:.2g} by the bound of row "
+            f"15 for a record in every second batch, DP-SGD {equal['DP-SGD'][0]:.0f} and "
+            f"{equal['DP-SGD'][1]:.2g}: the two sums then disagree",
             equal,
         ),
     )
@@ -190,11 +232,19 @@ def _ranking() -> tuple[Finding, ...]:
     sgd = reached(STEPS, SHARE, _sgd_noise() * BATCH / STEP, REPLACED, DELTA)
     admm = reached(STEPS, SHARE, _admm_noise() * BATCH, REPLACED, DELTA)
     says = (
-        f"five methods on Fashion-MNIST for {ROUNDS} rounds of {LOCAL} steps are not trained here, and the weight of the regulariser is "
-        f"not printed. The nominal epsilon {NOMINAL:g} is no equal ground either: replacing a record reaches {sgd:.2f} with the printed "
-        f"noise of DP-SGD and {admm:.2f} with that of DP-ADMM"
+        f"five methods on Fashion-MNIST for {ROUNDS} rounds of {LOCAL} steps are not trained "
+        f"here, and the weight of the regulariser is not printed. The nominal epsilon {NOMINAL:g} "
+        f"is no equal ground either: replacing a record reaches {sgd:.2f} with the printed noise "
+        f"of DP-SGD and {admm:.2f} with that of DP-ADMM"
     )
-    return (Finding("test accuracy at equal epsilon", Verdict.INCONCLUSIVE, says, {"dpsgd": sgd, "dpadmm": admm}),)
+    return (
+        Finding(
+            "test accuracy at equal epsilon",
+            Verdict.INCONCLUSIVE,
+            says,
+            {"dpsgd": sgd, "dpadmm": admm},
+        ),
+    )
 
 
 A1 = "(A1) gradients of a record have norm at most G = 1"
@@ -211,7 +261,10 @@ ROWS = (
         quality=Quality.READ,
         quotes=(
             LEVEL,
-            Quote("Table II", "does not use a data sample of the local subset more than once in the mini-batch"),
+            Quote(
+                "Table II",
+                "does not use a data sample of the local subset more than once in the mini-batch",
+            ),
             Quote("section II-B", "where one data sample is different from the other"),
         ),
         assumes=(A1, FRESH, SETTING),
@@ -227,7 +280,11 @@ ROWS = (
             Quote("section V-D", "DP-Norm can guarantee DP with less noise in total"),
             Quote("section VI-B", "less noise σ_i in total than that in other methods"),
         ),
-        assumes=(SETTING, "each method takes the noise that Table II prints for it", "eta of DP-ADMM is 1 / mu, rho = 1e-4"),
+        assumes=(
+            SETTING,
+            "each method takes the noise that Table II prints for it",
+            "eta of DP-ADMM is 1 / mu, rho = 1e-4",
+        ),
         judge=_total_noise,
     ),
     Row(
@@ -236,7 +293,12 @@ ROWS = (
         source="DP-Norm, section VI-B, Figure 2",
         claim="DP-Norm is more accurate than DP-SGD and DP-ADMM at equal epsilon",
         quality=Quality.READ,
-        quotes=(Quote("appendix A-C", "the test accuracy of DP-SGD is lower than that of DP-Norm in all cases"),),
+        quotes=(
+            Quote(
+                "appendix A-C",
+                "the test accuracy of DP-SGD is lower than that of DP-Norm in all cases",
+            ),
+        ),
         assumes=("Fashion-MNIST, a ring of 6 nodes with 6 of 10 classes each", SETTING),
         judge=_ranking,
     ),
@@ -246,7 +308,13 @@ ROWS = (
         source="DP-Norm, Table II, row DP-ADMM",
         claim="its noise makes DP-ADMM (epsilon, delta)-private",
         quality=Quality.READ,
-        quotes=(LEVEL, Quote("Table II", "Add \\mathbf{n}_i to update \\mathbf{w}_i for each inner-loop iteration")),
+        quotes=(
+            LEVEL,
+            Quote(
+                "Table II",
+                "Add \\mathbf{n}_i to update \\mathbf{w}_i for each inner-loop iteration",
+            ),
+        ),
         assumes=(A1, FRESH, SETTING),
         judge=_admm_row,
     ),

@@ -14,7 +14,17 @@ from numpy.typing import NDArray
 from scipy import integrate, optimize, stats
 
 from leakaudit.bounds import gaussian
-from leakaudit.claims import ROWS, Quality, Row, averaging, defences, dkmtheory, judge, select, tabletwo
+from leakaudit.claims import (
+    ROWS,
+    Quality,
+    Row,
+    averaging,
+    defences,
+    dkmtheory,
+    judge,
+    select,
+    tabletwo,
+)
 from leakaudit.claims.runs import planned, run
 from leakaudit.verdict import Verdict
 
@@ -23,7 +33,7 @@ FIVE = ("000", "001", "002", "003", "004")
 IDS = [f"row{row.number}" for row in ROWS]
 
 
-# --- words ------------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def normal(text: str) -> str:
@@ -63,7 +73,7 @@ def test_what_is_lost_or_not_repeated_is_never_judged() -> None:
         assert found.verdict in (Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE)
 
 
-# --- rows 8 and 21: sampling ------------------------------------------------------------------------------------------
+# --- rows 8 and 21: sampling ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "place", "replaced"), [(8, 0, True), (8, 1, False), (21, 0, True)])
@@ -71,8 +81,12 @@ def test_sampling_is_credited_as_privacy_loss_distributions_do(number: int, plac
     """They are upper bounds, the rows' thresholds lower ones: both within .001."""
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     steps, rate = 20_000, 0.5
-    # by hand, in units of G / B: DP-SGD sqrt(K R log(1/delta)) B / (epsilon d), DP-ADMM 2 sqrt(2 K R log(1.25/delta)) B / (epsilon d)
-    noise = {8: rate * math.sqrt(steps * math.log(1000)), 21: 2 * rate * math.sqrt(2 * steps * math.log(1250))}[number]
+    # by hand, in units of G / B: DP-SGD sqrt(K R log(1/delta)) B / (epsilon d), DP-ADMM 2 sqrt(2 K
+    # R log(1.25/delta)) B / (epsilon d)
+    noise = {
+        8: rate * math.sqrt(steps * math.log(1000)),
+        21: 2 * rate * math.sqrt(2 * steps * math.log(1250)),
+    }[number]
     relation = pld.NeighborRel.REPLACE_ONE if replaced else pld.NeighborRel.ADD_OR_REMOVE_ONE
     one = pld.from_gaussian_mechanism(noise, value_discretization_interval=1e-4, sampling_prob=rate, neighboring_relation=relation)
     upper = one.self_compose(steps).get_epsilon_for_delta(1e-3)
@@ -86,7 +100,11 @@ def test_a_threshold_on_one_release_is_the_best_test(fresh_seed: int, fresh_case
     """One release: the likelihood ratio rises, so the exact epsilon solves integral (p - e^epsilon q)+ = delta."""
     random = np.random.default_rng(fresh_seed)
     for _ in range(fresh_cases(6)):
-        rate, noise, delta = random.uniform(0.05, 0.95), random.uniform(0.4, 2), 10 ** random.uniform(-3, -1.5)
+        rate, noise, delta = (
+            random.uniform(0.05, 0.95),
+            random.uniform(0.4, 2),
+            10 ** random.uniform(-3, -1.5),
+        )
         moves = [(1.0, -1.0), (1.0, 0.0)][random.integers(2)]
 
         x = np.linspace(-2 - 9 * noise, 2 + 9 * noise, 40_001)
@@ -104,7 +122,7 @@ def test_a_threshold_on_one_release_is_the_best_test(fresh_seed: int, fresh_case
         assert found == pytest.approx(exact, abs=2e-3), (rate, noise, delta, moves)
 
 
-# --- rows 28 to 31: DP-dKM --------------------------------------------------------------------------------------------
+# --- rows 28 to 31: DP-dKM ------------------------------------------------------------------------
 
 
 def test_the_memorising_algorithm_by_enumeration() -> None:
@@ -114,7 +132,10 @@ def test_the_memorising_algorithm_by_enumeration() -> None:
     for data in itertools.product(range(items), repeat=records):
         memory = np.zeros(items)
         memory[list(data)] = 1
-        law = {tuple(memory): delta, (0.0,) * items: 1 - delta}  # what it returns, and with what chance
+        law = {
+            tuple(memory): delta,
+            (0.0,) * items: 1 - delta,
+        }  # what it returns, and with what chance
         gap = 0.0
         for answer, chance in law.items():
             losses = loss * (1 - np.array(answer))
@@ -215,13 +236,22 @@ def test_the_noise_of_the_mixing_step_by_drawing_it() -> None:
         assert exact == pytest.approx(norms.mean(), abs=5 * norms.std() / math.sqrt(len(norms)))
 
 
-# --- rows 32 to 36: the averaging -------------------------------------------------------------------------------------
+# --- rows 32 to 36: the averaging -----------------------------------------------------------------
 
 
 def test_the_averaging_is_that_of_the_registered_protocol() -> None:
     rho = 0.7
     settings = {"rho": rho, "iterations": 5, "partitions": 4, "local_steps": 2}
-    done = run(victim="secured", nodes=9, graph="complete", rounds=5, data="gaussians", samples=3, model="logistic", set=settings)
+    done = run(
+        victim="secured",
+        nodes=9,
+        graph="complete",
+        rounds=5,
+        data="gaussians",
+        samples=3,
+        model="logistic",
+        set=settings,
+    )
     states = done.truth.states
     made = averaging.average(states["w"][1], states["lam0"][1] + 0.5, rho, 5)
     assert torch.allclose(made.lam[1:], states["lam"][1:], atol=1e-12)
@@ -238,7 +268,7 @@ def test_the_first_iteration_by_hand(fresh_seed: int) -> None:
         assert (made.z[1] - made.mean).numpy() == pytest.approx(off, abs=1e-12)
 
 
-# --- rows 38 and 41: PDMM ---------------------------------------------------------------------------------------------
+# --- rows 38 and 41: PDMM -------------------------------------------------------------------------
 
 
 def test_inner_steps_hide_no_input(fresh_seed: int) -> None:

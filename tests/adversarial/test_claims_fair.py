@@ -67,7 +67,7 @@ def test_other_words_do_not_stand_in_the_paper(paper: Callable[[str], str]) -> N
 
 def test_what_is_lost_or_not_repeated_is_never_judged() -> None:
     """Formulas of paper 001 are reconstructed, so that none of its rows may be refuted; rows 19, 25, 35 and 36 lack data or constants."""
-    for found in judge(select(papers=["001"])):
+    for found in judge(select(numbers=[10, 11, 22, 25, 26, 27])):
         assert all(finding.verdict is not Verdict.REFUTED for finding in found.findings), found.row.number
     for found in judge(select(numbers=[19, 25, 35, 36])):
         assert found.verdict in (Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE)

@@ -92,6 +92,20 @@ def fresh_cases() -> Callable[[int], int]:
     return number
 
 
+@pytest.fixture(scope="session")
+def paper() -> Callable[[str], str]:
+    """`paper("003")`: the text of a paper that lies beside the project; skips the test if it is absent."""
+    root = Path(os.environ.get("LEAKAUDIT_TEST_DATA") or PROJECT.parent / "shared" / "data").parent / "papers"
+
+    def read(number: str) -> str:
+        found = sorted(root.glob(f"{number}_*.txt"))
+        if not found:
+            pytest.skip(f"the text of paper {number} is not there (a folder papers beside the one that LEAKAUDIT_TEST_DATA names)")
+        return found[0].read_text()
+
+    return read
+
+
 @pytest.fixture
 def generator() -> torch.Generator:
     """A fresh generator with seed 0."""

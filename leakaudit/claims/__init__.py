@@ -5,22 +5,61 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 
-from leakaudit.claims import dkm, dpnorm, others, pdmm, recal, secured
-from leakaudit.claims.row import Finding, Judged, Row
+from leakaudit.claims import (
+    averaging,
+    defences,
+    dkm,
+    dkmtheory,
+    dpnorm,
+    ecl,
+    others,
+    pdmm,
+    recal,
+    relay,
+    secured,
+    tabletwo,
+)
+from leakaudit.claims.row import Finding, Judged, Quality, Quote, Row
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 
-__all__ = ["PAPERS", "ROWS", "Finding", "Judged", "Row", "judge", "select"]
+__all__ = ["PAPERS", "ROWS", "Finding", "Judged", "Quality", "Quote", "Row", "judge", "select"]
 
-ROWS: tuple[Row, ...] = tuple(
-    sorted((row for paper in (secured, dkm, pdmm, dpnorm, recal, others) for row in paper.ROWS), key=lambda row: row.number)
+FILES = (
+    dpnorm,
+    tabletwo,
+    ecl,
+    recal,
+    relay,
+    dkm,
+    dkmtheory,
+    secured,
+    averaging,
+    pdmm,
+    defences,
+    others,
 )
+ROWS: tuple[Row, ...] = tuple(sorted((row for file in FILES for row in file.ROWS), key=lambda row: row.number))
 PAPERS = tuple(sorted({row.paper for row in ROWS}))
 
 
 def select(papers: Collection[str] = (), numbers: Collection[int] = ()) -> tuple[Row, ...]:
-    """Return the rows of these papers and these numbers, all where none are named; raises LeakauditError for what is not there."""
-    for name, asked, known in (("paper", papers, PAPERS), ("row", numbers, [row.number for row in ROWS])):
+    """Return the rows of some papers and numbers.
+
+    Args:
+        papers: names of papers, all if empty.
+        numbers: of rows, all if empty.
+
+    Returns:
+        The rows that have one of the papers and one of the numbers, by number.
+
+    Raises:
+        LeakauditError: a paper or a number is not on the scoreboard.
+    """
+    for name, asked, known in (
+        ("paper", papers, PAPERS),
+        ("row", numbers, [row.number for row in ROWS]),
+    ):
         if missing := [a for a in asked if a not in known]:
             raise LeakauditError(f"there is no {name} {missing[0]} on the scoreboard; it has {', '.join(map(str, known))}")
     return tuple(row for row in ROWS if (not papers or row.paper in papers) and (not numbers or row.number in numbers))

@@ -1,9 +1,11 @@
-"""A row of the scoreboard: a published claim, and the function that judges it by computing."""
+"""A row of the scoreboard: a published claim, where it is printed, and the function that judges it by computing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
@@ -11,11 +13,35 @@ from leakaudit.verdict import Verdict
 Figures = Mapping[str, Json]
 
 
+class Quality(Enum):
+    """How well we know what the paper states; the value is the sentence that a reader sees."""
+
+    READ = "read in the paper's text"
+    RECONSTRUCTED = "formulas are lost in our copy of the text, and were reconstructed"
+    RECALLED = "recalled from memory; the paper was not at hand"
+
+
+@dataclass(frozen=True)
+class Quote:
+    """A few words of a paper, verbatim.
+
+    place: section, theorem or equation where they stand. text: the words.
+    """
+
+    place: str
+    text: str
+
+    def to_json(self) -> dict[str, Json]:
+        """Return plain values."""
+        return {"place": self.place, "text": self.text}
+
+
 @dataclass(frozen=True)
 class Finding:
     """One statement and what was measured of it.
 
-    about: what is judged. says: the outcome in one sentence, figures included. figures: the same for programs.
+    about: what is judged. says: the outcome in one sentence, figures included. figures: the same
+    for programs.
     """
 
     about: str
@@ -24,22 +50,33 @@ class Finding:
     figures: Figures = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Json]:
-        """Plain values."""
-        return {"about": self.about, "verdict": self.verdict.name, "says": self.says, "figures": dict(self.figures)}
+        """Return plain values."""
+        return {
+            "about": self.about,
+            "verdict": self.verdict.name,
+            "says": self.says,
+            "figures": dict(self.figures),
+        }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """A published claim.
 
-    number: of the scoreboard. paper: 000 to 004, ``other`` for papers of other groups. source: paper and theorem. claim: what it says.
-    judge: computes the findings; the first is on the claim as it is published, the others on its variants.
+    number: of the scoreboard. paper: 000 to 004, ``other`` for papers of other groups. source:
+    paper and theorem. claim: what the paper states. quality: how well we know it. quotes: the
+    paper's own words, empty if the paper was not at hand. assumes: what the paper assumes, and what
+    we had to assume to judge it. judge: computes the findings; the first is on the claim as it is
+    published, the others on its variants.
     """
 
     number: int
     paper: str
     source: str
     claim: str
+    quality: Quality
+    quotes: tuple[Quote, ...] = ()
+    assumes: tuple[str, ...]
     judge: Callable[[], tuple[Finding, ...]]
 
     @property
@@ -62,14 +99,22 @@ class Judged:
         return self.findings[0].verdict
 
     def to_json(self) -> dict[str, Json]:
-        """Plain values."""
+        """Return plain values."""
         return {
             "row": self.row.number,
             "paper": self.row.paper,
             "source": self.row.source,
             "claim": self.row.claim,
+            "quality": self.row.quality.name.lower(),
+            "quotes": [quote.to_json() for quote in self.row.quotes],
+            "assumes": list(self.row.assumes),
             "verdict": self.verdict.name,
             "findings": [f.to_json() for f in self.findings],
             "command": self.row.command,
             "seconds": round(self.seconds, 2),
         }
+
+
+def plain(value: float) -> float | str:
+    """Return a number for JSON; infinity is the text ``inf``."""
+    return "inf" if value == math.inf else value

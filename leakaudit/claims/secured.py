@@ -1,4 +1,4 @@
-"""SecureD-FL (paper 003): how many iterations of its averaging reveal nothing."""
+"""SecureD-FL (paper 003): how many iterations of its averaging reveal a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from leakaudit import api
 from leakaudit.adversary import Adversary
-from leakaudit.claims.row import Finding, Row
+from leakaudit.claims.row import Finding, Quality, Quote, Row
 from leakaudit.claims.runs import protocol, run
 from leakaudit.declared import Protocol
 from leakaudit.relations import Knowledge, determined_each, know
@@ -87,4 +87,39 @@ def _theorem_3_2() -> tuple[Finding, ...]:
     )
 
 
-ROWS = (Row(1, "003", "SecureD-FL, Theorem III.2", "2 t_g - 1 iterations of the averaging reveal nothing of a peer's model", _theorem_3_2),)
+def _lemma_3_1() -> tuple[Finding, ...]:
+    settings = {"rho": 0.8, "iterations": 3, "partitions": 1, "group_size": 9, "local_steps": 1}
+    made = protocol(victim="secured", nodes=9, graph="complete", rounds=3, data="gaussians", model="logistic", set=settings)
+    first = _first(made, (0,), 3)
+    told = set(first.values()) == {2} and len(first) == 8
+    says = f"nine peers in one group: one curious peer determines {len(first)} of 8 models, the first at iteration {min(first.values())}"
+    return (Finding("two consecutive iterations", against(not told), says, {"peers": 9, "iteration": first.get(1)}),)
+
+
+HONEST = "honest-but-curious peers that know rho"
+
+ROWS = (
+    Row(
+        number=1,
+        paper="003",
+        source="SecureD-FL, Theorem III.2",
+        claim="2 t_g - 1 iterations of the averaging reveal nothing of a peer's model",
+        quality=Quality.READ,
+        quotes=(
+            Quote("section I", "ADMM can run for at most $2k - 1$ iterations without revealing private local model parameters"),
+            Quote("proof of Theorem III.2", "the intermediate equations can be discarded from the attacker's point of view"),
+        ),
+        assumes=(HONEST, "one curious peer", "groups of s = 3 > t_g / (t_g - 1)", "lam^0 is random and unheard"),
+        judge=_theorem_3_2,
+    ),
+    Row(
+        number=34,
+        paper="003",
+        source="SecureD-FL, Lemma III.1",
+        claim="if all talk to all, two consecutive iterations give a curious peer every model",
+        quality=Quality.READ,
+        quotes=(Quote("Lemma III.1", "when it collects messages for at least two consecutive iterations"),),
+        assumes=(HONEST, "lam^0 is random and unheard"),
+        judge=_lemma_3_1,
+    ),
+)

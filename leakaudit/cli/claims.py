@@ -12,7 +12,7 @@ from leakaudit.cli import settings, shared
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from leakaudit.claims import Judged
+    from leakaudit.claims import Judged, Row
     from leakaudit.verdict import Verdict
 
 NOTE = "NOT REFUTED means that nothing tried here exceeded the claim; it is no proof. A row begins with the claim as it is published."
@@ -56,10 +56,19 @@ def _write(found: list[Judged]) -> None:
     out = console.stdout()
     for one in found:
         out.print(Text.assemble((f"{one.row.number:>2}  {one.row.source}", "bold"), f": {one.row.claim}"))
+        for line in _origin(one.row):
+            out.print(Padding(Text(line, style="dim"), (0, 0, 0, 4)))
         for finding in one.findings:
             out.print(Padding(Text.assemble(_verdict(finding.verdict), f"  {finding.about}: {finding.says}"), (0, 0, 0, 4)))
         out.print(Padding(Text(f"{one.row.command}  ({one.seconds:.1f} s)", style="dim"), (0, 0, 1, 4)))
     out.print(Text(NOTE, style="dim"))
+
+
+def _origin(row: Row) -> list[str]:
+    """Return how well the claim is known, its words with their places, and what is assumed, one line each."""
+    quoted = "; ".join(f'"{quote.text}" ({quote.place})' for quote in row.quotes)
+    known = f"{row.quality.name.lower()}: {quoted}" if quoted else row.quality.value
+    return [known, f"assumes: {'; '.join(row.assumes)}"]
 
 
 def _verdict(verdict: Verdict) -> Text:

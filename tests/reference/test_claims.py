@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.verdict import Verdict, against
 
 REFUTED, STANDS, UNCLAIMED = Verdict.REFUTED, Verdict.NOT_REFUTED, Verdict.UNCLAIMED
+UNSUPPORTED, INCONCLUSIVE = Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE
 
 
 @lru_cache
@@ -33,9 +35,9 @@ def figures(number: int, place: int = 0) -> Any:
 
 
 def test_every_claim_has_a_row_a_paper_and_a_command_that_repeats_it() -> None:
-    assert [row.number for row in ROWS] == list(range(1, 17))
+    assert [row.number for row in ROWS] == list(range(1, 42))
     assert PAPERS == ("000", "001", "002", "003", "004", "other")
-    assert [row.number for row in select(papers=["003", "001"])] == [1, 10, 11]
+    assert [row.number for row in select(papers=["003", "001"])] == [1, 10, 11, *range(22, 28), *range(32, 37)]
     assert [row.number for row in select(papers=["002"], numbers=[3, 4])] == [3]
     assert all(row.command == f"leakaudit claims --row {row.number}" for row in ROWS)
     assert against(True) is REFUTED
@@ -104,31 +106,37 @@ def test_6_what_is_learnt() -> None:
 
 
 def test_7_theorem_1_in_both_forms() -> None:
-    assert verdicts(7) == [REFUTED, STANDS, REFUTED]
-    true = figures(7)["epsilon"]
+    """The form of its proof is judged first; the printed one may owe its root to the extraction of the text."""
+    assert verdicts(7) == [STANDS, REFUTED, REFUTED]
+    assert (figures(7)["noise"], figures(7)["needed"]) == pytest.approx((167.7, 115.1), abs=0.06)
+    assert figures(7)["times"] == pytest.approx(1.46, abs=5e-3)
+    true = figures(7, 1)["epsilon"]
     assert [true[e] for e in ("0.25", "0.1", "0.05")] == pytest.approx([0.33, 0.215, 0.157], abs=2e-3)
     assert true["1"] < 1
-    assert (figures(7, 1)["noise"], figures(7, 1)["needed"]) == pytest.approx((167.7, 115.1), abs=0.06)
-    assert figures(7, 1)["times"] == pytest.approx(1.46, abs=5e-3)
+    assert "in our copy" in judged(7).findings[1].about
     run = figures(7, 2)["epsilon"]
     assert run["1"] == pytest.approx(0.209, abs=1e-3)  # RELATIONS.md: L = 0, a record in every batch
     assert run["0.1"] < 0.1
     assert run["0.02"] > 0.02
 
 
-def test_8_the_noise_of_table_2() -> None:
-    assert verdicts(8) == [REFUTED]
-    assert list(figures(8)["epsilon"].values()) == pytest.approx([1.48, 3.44], abs=5e-3)
+def test_8_the_noise_of_table_2_with_its_sampling_credited() -> None:
+    """tests/adversarial/test_claims_fair.py compares these with privacy loss distributions."""
+    assert verdicts(8) == [REFUTED, STANDS, UNCLAIMED]
+    assert figures(8)["epsilon"] == pytest.approx(2.245, abs=1e-3)
+    assert figures(8, 1)["epsilon"] == pytest.approx(0.976, abs=1e-3)
+    assert list(figures(8, 2)["epsilon"].values()) == pytest.approx([1.48, 3.44], abs=5e-3)
 
 
-def test_9_the_fixed_point() -> None:
-    assert verdicts(9) == [REFUTED, STANDS]
-    assert figures(9)["off"] > 0.1
-    assert max(figures(9)["off_weighted"], figures(9)["off_common"], figures(9, 1)["off"]) < 1e-11
+def test_9_the_fixed_point_for_the_equal_degrees_that_the_paper_assumes() -> None:
+    assert verdicts(9) == [STANDS, UNCLAIMED]
+    star = figures(9, 1)
+    assert star["off"] > 0.1
+    assert max(star["off_weighted"], star["off_common"], figures(9)["off"]) < 1e-11
 
 
 def test_10_noise_on_x_and_on_lam() -> None:
-    assert verdicts(10) == [STANDS, REFUTED, REFUTED]
+    assert verdicts(10) == [STANDS, UNSUPPORTED, UNSUPPORTED]
     x, lam, full = (figures(10, k) for k in range(3))
     assert x["mu"] == pytest.approx((sum((0.2 / 0.4) ** 2 / 0.97**c for c in range(x["plf"]))) ** 0.5, rel=1e-9)
     assert lam["mu"] == "inf"
@@ -137,7 +145,7 @@ def test_10_noise_on_x_and_on_lam() -> None:
 
 
 def test_11_activations() -> None:
-    assert verdicts(11) == [REFUTED, STANDS]
+    assert verdicts(11) == [UNSUPPORTED, STANDS]
     assert figures(11)["moves"] == 0
     assert figures(11)["log10_chance"] < -200
 
@@ -149,10 +157,11 @@ def test_12_the_sensitivity_bound_is_vacuous() -> None:
     assert f["broadcast"] >= f["measured"] > 0
 
 
-def test_13_subspace_perturbation() -> None:
-    assert verdicts(13) == [REFUTED, REFUTED, STANDS]
-    assert figures(13)["relative_error"] < 1e-9
-    assert all(t["edges"] < t["of"] and 6 <= t["nodes"] <= 10 for t in figures(13, 1)["taps"])
+def test_13_subspace_perturbation_hides_single_gradients() -> None:
+    assert verdicts(13) == [STANDS, UNCLAIMED, UNCLAIMED]
+    assert figures(13)["determined"] is False
+    assert figures(13, 1)["relative_error"] < 1e-9
+    assert all(t["edges"] < t["of"] and 6 <= t["nodes"] <= 10 for t in figures(13, 2)["taps"])
 
 
 def test_14_distance() -> None:
@@ -177,6 +186,108 @@ def test_16_primal_perturbation() -> None:
     assert 0.98 * f["bound"] < f["measured"] <= f["bound"]
 
 
+def test_17_the_rate_without_noise() -> None:
+    assert verdicts(17) == [STANDS, UNSUPPORTED]
+    falls = list(figures(17)["divergence"].values())
+    assert falls[0] > 5 * falls[1] > 25 * falls[2] > 0
+
+
+@pytest.mark.slow
+def test_18_noise_in_total() -> None:
+    """Table II by hand: sqrt(K R log(1/delta)) mu / (epsilon d), and J Delta_2 of row 7."""
+    assert verdicts(18) == [REFUTED, STANDS, UNCLAIMED]
+    sigma = figures(18)["sigma"]
+    assert sigma["DP-SGD"] == pytest.approx(math.sqrt(20_000 * math.log(1000)) * 0.03 / 4000, rel=1e-12)
+    assert sigma["DP-ADMM"] == pytest.approx(2 / (4e-4 + 1 / 0.03) * math.sqrt(40_000 * math.log(1250)) / 4000, rel=1e-12)
+    assert sigma["DP-Norm"] == pytest.approx(167.697 * 0.00102, rel=1e-5)
+    assert figures(18)["sums"]["DP-Norm"] > 2 * figures(18)["sums"]["DP-ADMM"]
+    equal = figures(18, 2)
+    assert equal["DP-Norm"][0] < equal["DP-SGD"][0]
+    assert equal["DP-Norm"][1] > equal["DP-SGD"][1]
+
+
+def test_19_what_is_not_trained_is_inconclusive() -> None:
+    assert verdicts(19) == [INCONCLUSIVE]
+    assert figures(19)["dpsgd"] > 2 > 1 > figures(19)["dpadmm"]
+
+
+def test_20_norms() -> None:
+    assert verdicts(20) == [STANDS, UNCLAIMED]
+    f = figures(20)
+    assert f["louder"][1] == pytest.approx(2 * f["plain"][1], rel=0.02)  # the noise rules
+    assert f["plain"][1] > 3 * f["damped"][1] > 3 * f["quiet"][1]
+    assert f["growth"] == pytest.approx(1, abs=0.1)
+
+
+def test_21_the_noise_of_dp_admm() -> None:
+    assert verdicts(21) == [STANDS]
+    assert (figures(21)["secret"], figures(21)["public"]) == pytest.approx((0.634, 0.957), abs=1e-3)
+
+
+def test_22_budgets_add_up_over_activations() -> None:
+    assert verdicts(22) == [STANDS, STANDS]
+    assert figures(22)["exact"] == pytest.approx(figures(22)["said"], rel=1e-8)
+    assert sum(figures(22, 1)["activations"]) == 160
+
+
+def test_23_and_24_it_converges() -> None:
+    assert verdicts(23) == [STANDS]
+    assert verdicts(24) == [STANDS]
+    assert figures(23)["errors"][-1] < 1e-8
+    assert all(slope == pytest.approx(-0.007, abs=0.0015) for slope in figures(24)["slopes"])
+
+
+def test_25_and_26_tables_that_are_lost() -> None:
+    assert verdicts(25) == [UNSUPPORTED]
+    assert verdicts(26) == [INCONCLUSIVE, STANDS, UNSUPPORTED]
+    assert 1800 < figures(26, 1)["passes"] < 2400
+    assert figures(26, 2)["plf"] > 300
+
+
+def test_27_the_second_message() -> None:
+    assert verdicts(27) == [STANDS, UNSUPPORTED]
+    assert figures(27)["both"] == pytest.approx(figures(27)["alone"], rel=1e-8)
+    assert figures(27, 1)["both"] == "inf"
+
+
+def test_28_to_31_theorems_of_dkm() -> None:
+    assert verdicts(28) == [REFUTED, STANDS, STANDS]
+    assert verdicts(29) == [STANDS, REFUTED]
+    assert verdicts(30) == [REFUTED, REFUTED]
+    assert verdicts(31) == [REFUTED, STANDS]
+
+
+def test_32_to_36_the_averaging() -> None:
+    assert verdicts(32) == [STANDS]
+    assert verdicts(33) == [STANDS, REFUTED]
+    assert figures(33)["ratios"][1:] == pytest.approx([0.2] * 11, rel=1e-6)
+    assert verdicts(34) == [STANDS]
+    assert figures(34) == {"peers": 9, "iteration": 2}
+    assert verdicts(35) == [UNSUPPORTED]
+    assert figures(35)["float64"]["0.002"] < 1e-13 < min(figures(35)["float32"].values())
+    assert verdicts(36) == [INCONCLUSIVE, STANDS]
+
+
+@pytest.mark.slow
+def test_37_to_39_defences() -> None:
+    assert verdicts(37) == [UNSUPPORTED]
+    errors = figures(37)["error"]
+    assert errors["0.001"] < 0.01 < 0.1 < errors["0.01"] < errors["0.1"]
+    assert verdicts(38) == [REFUTED]
+    assert max(figures(38)["error"].values()) < 1e-9
+    assert verdicts(39) == [STANDS, UNSUPPORTED]
+    assert figures(39)["undefended"] > 0.9 > 0.8 > figures(39)["t_max"]["5"]
+
+
+def test_40_against_a_server() -> None:
+    assert verdicts(40) == [STANDS, REFUTED]
+    assert figures(40)["pdmm"] < figures(40)["server"] == 6
+
+
+def test_41_the_condition_on_mu() -> None:
+    assert verdicts(41) == [STANDS, REFUTED]
+
+
 def test_a_row_repeats_to_the_last_digit() -> None:
     for number in (3, 10, 13):
         (again,) = judge(select(numbers=[number]))
@@ -194,15 +305,18 @@ def test_json_on_stdout_and_progress_aside(capsys: pytest.CaptureFixture[str]) -
     rows = json.loads(out)
     assert [(r["row"], r["verdict"], r["command"]) for r in rows] == [
         (8, "REFUTED", "leakaudit claims --row 8"),
-        (11, "REFUTED", "leakaudit claims --row 11"),
+        (11, "UNSUPPORTED", "leakaudit claims --row 11"),
     ]
-    assert set(rows[0]) == {"row", "paper", "source", "claim", "verdict", "findings", "command", "seconds"}
+    fields = {"row", "paper", "source", "claim", "quality", "quotes", "assumes", "verdict", "findings", "command", "seconds"}
+    assert set(rows[0]) == fields
+    assert [r["quality"] for r in rows] == ["read", "reconstructed"]
+    assert rows[0]["quotes"][2] == {"place": "section II-B", "text": "where one data sample is different from the other"}
 
 
 def test_text_holds_verdict_evidence_and_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", "--paper", "001", "--row", "10", "-q"]) == 0
     out = capsys.readouterr().out
-    for part in ("Theorem 4", "NOT REFUTED  noise on x", " REFUTED  noise on lam", "mu = inf", "leakaudit claims --row 10"):
+    for part in ("Theorem 4", "NOT REFUTED  noise on x", "UNSUPPORTED  if the noise", "mu = inf", "leakaudit claims --row 10"):
         assert part in out
 
 

@@ -30,7 +30,7 @@ class Protocol:
     """A victim with its constants on a graph, over a number of rounds, with the public tensors that hold its schedule.
 
     missing: why messages of the run were not received, in words, empty if all were: then the relations between nodes are not those
-    declared, and only each node's own still hold.
+    declared, and only each node's own still hold. holds: the last round in which all do.
     """
 
     victim: Victim
@@ -38,6 +38,7 @@ class Protocol:
     rounds: int
     public: Mapping[str, Tensor]
     missing: str = ""
+    holds: int = 0
 
     @cached_property
     def whole(self) -> Relations:
@@ -104,7 +105,9 @@ def played(trace: Trace) -> Protocol:
     """
     planned = trace.provenance.get("planned")
     begun = not trace.complete and isinstance(planned, int) and planned > trace.rounds
-    return replace(protocol_of(trace, trace.rounds + begun), missing=gaps.lost(trace))
+    missing = gaps.lost(trace)
+    holds = max(gaps.sound(trace) or 0, 0) if missing else 0
+    return replace(protocol_of(trace, trace.rounds + begun), missing=missing, holds=holds)
 
 
 def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:

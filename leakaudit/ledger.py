@@ -143,7 +143,7 @@ def _between(entry: Entry) -> str:
     if entry.exact is None:
         return "there is no epsilon for records to compare with the claim; give --smoothness"
     if entry.least is None:
-        return f"epsilon is {entry.exact:.4g} at most, and messages are missing, so that nothing is known to reach it"
+        return f"epsilon is {entry.exact:.4g} at most, and nothing is known to reach it"
     return f"epsilon lies between {entry.least:.4g} and {entry.exact:.4g}, the claim between them"
 
 

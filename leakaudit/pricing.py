@@ -149,7 +149,10 @@ def _price(protocol: Protocol, adversary: Adversary, asked: Price, smoothness: f
         return _with_epsilons(nothing)
     if protocol.missing:
         return _faulty(protocol, adversary, asked, smoothness)
-    own = _View.of(_knowledge(protocol, node, adversary), node)
+    try:
+        own = _View.of(_knowledge(protocol, node, adversary), node)
+    except LeakauditError as e:
+        return _elsewhere(protocol, asked, smoothness, str(e))
     turns = _turns(protocol, own)
     every = range(len(own.targets))
     found = replace(asked, certificate=own.bound.certificate, gradients=len(every), enters=len(every))
@@ -289,26 +292,38 @@ def _alone(protocol: Protocol, node: int) -> Knowledge | None:
     return alone(protocol.whole, node)
 
 
+def _elsewhere(protocol: Protocol, asked: Price, smoothness: float | None, why: str) -> Price:
+    """Return the price for one who hears all messages of the node, when the listener's own view cannot be priced.
+
+    No value is known to be reached then. Raises LeakauditError, which says why, if there is no price either.
+    """
+    views = [view for view in _stronger(protocol, asked.node) if not view.bound.leaking]
+    if not views:
+        raise LeakauditError(why)
+    every = len(views[0].targets)
+    turns = _turns(protocol, views[0])
+    found = replace(asked, certificate=views[0].bound.certificate, gradients=every, enters=_most(turns, every))
+    priced = _levelled(found, views, turns, smoothness)
+    return replace(priced, level=f"{priced.level} ({why})")
+
+
 def _faulty(protocol: Protocol, adversary: Adversary, asked: Price, smoothness: float | None) -> Price:
     """Return the price of a run in which messages were lost, over all its rounds.
 
-    Each of the node's steps is as declared, but for received vectors: a lost one is replaced by another that is known. So what the
-    node sends is priced for one who hears all its messages, lost ones included (`relations.alone`). That never is less than what a
-    listener of the run without the fault has.
+    Each step of the node is as declared, except for received vectors: a lost one is replaced by another that is known. So what the
+    node sends is priced for one who hears all its messages, lost ones included (`relations.alone`). A listener of the run without
+    the fault never has more.
     """
-    node = asked.node
-    views = _stronger(protocol, node)
-    if not views:
-        raise LeakauditError(f"{protocol.missing}, and the node's own relations do not bound what it sends; record without the fault")
-    everything = views[0]
-    every = len(everything.targets)
-    turns = _turns(protocol, everything)
-    found = replace(asked, certificate=everything.bound.certificate, gradients=every, enters=_most(turns, every))
-    priced = _levelled(found, views, turns, smoothness)
-    if priced.mu is None and everything.bound.leaking:
-        some = ", ".join(map(str, everything.bound.leaking[:3]))
-        raise LeakauditError(f"{protocol.missing}; with every message of the node, {some} would be known without noise")
-    return replace(priced, level=f"{priced.level}; {protocol.missing}, and count as heard")
+    why = f"{protocol.missing}, so every message of the node counts as heard"
+    try:
+        return _elsewhere(protocol, asked, smoothness, why)
+    except LeakauditError:
+        if protocol.holds:  # a leak of the rounds before the first loss is a leak of the run
+            before = replace(protocol, rounds=protocol.holds, missing="")
+            leaking = _price(before, adversary, asked, None)
+            if leaking.mu == math.inf:
+                return leaking
+        raise LeakauditError(f"{why}, and then its noise hides nothing; record without the fault") from None
 
 
 def _turns(protocol: Protocol, view: _View) -> Turns | None:

@@ -141,7 +141,7 @@ def judged(entry: Entry, comparable: bool) -> Entry:
 def _between(entry: Entry) -> str:
     """Say why neither verdict follows."""
     if entry.exact is None:
-        return "there is no epsilon for records to compare with the claim; give --smoothness"
+        return "there is no epsilon for records to compare with the claim; give a smoothness"
     if entry.least is None:
         return f"epsilon is {entry.exact:.4g} at most, and nothing is known to reach it"
     return f"epsilon lies between {entry.least:.4g} and {entry.exact:.4g}, the claim between them"

@@ -6,10 +6,12 @@ either sign, another one for each node; the adversary is an outsider, taps, or a
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -21,6 +23,7 @@ from torch import Tensor
 from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
+from leakaudit.cli import main
 from leakaudit.declared import Protocol
 from leakaudit.errors import LeakauditError
 from leakaudit.graph import make
@@ -262,7 +265,7 @@ def test_a_claim_about_records_is_not_settled_by_the_figure_of_the_node() -> Non
     made = protocol("dpnorm", make("ring", 4, torch.Generator()), 4, sigma=0.1, records=8)
     (plain,), (smooth,) = (entries(made, named([Adversary()], [0], 4), smoothness=s) for s in (None, 0.5))
     assert plain.verdict is Verdict.INCONCLUSIVE
-    assert "give --smoothness" in plain.why
+    assert "give a smoothness" in plain.why
     assert plain.exact is None
     assert plain.ratio is None
     assert smooth.verdict is Verdict.NOT_REFUTED
@@ -274,3 +277,55 @@ def test_a_smoothness_below_zero_is_refused() -> None:
     assert found.mu is None
     with pytest.raises(LeakauditError):
         next(price(made, Adversary(), [9]))
+
+
+GATE = """
+[gate]
+seeds = 1
+baseline = ""
+[check.main]
+attacks = ["analytic"]
+sensitivity = 1.0
+{smoothness}
+[check.main.scenario]
+victim = "dpsgd"
+nodes = 4
+graph = "star"
+rounds = 5
+data = "gaussians:40"
+model = "logistic"
+set = {{ sigma = 0.5, alpha = 0.3, order = "{order}" }}
+[[budget]]
+measure = "epsilon"
+most = 7.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("order", "smoothness", "code", "said"),
+    [
+        ("combine", "", 3, "add smoothness = L, a Lipschitz constant of a node's gradients, to [check.main]"),
+        ("combine", "smoothness = 6.0", 1, "epsilon of one record 189.8"),
+        ("combine", "smoothness = 0.0", 0, "epsilon of one record 6.174, at most 7"),
+        ("adapt", "", 0, "epsilon of one record 6.174, at most 7"),
+    ],
+)
+def test_a_budget_of_epsilon_asks_for_the_models_or_a_smoothness(
+    order: str,
+    smoothness: str,
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The default D-PSGD passed a budget of 7 with the figure of the node, 6.17, where a record reaches 33.2."""
+    monkeypatch.chdir(tmp_path)
+    Path("leakaudit.toml").write_text(GATE.format(order=order, smoothness=smoothness))
+    assert main(["check", "-o", "out", "-q"]) == code
+    shown = " ".join(capsys.readouterr().out.split())
+    assert said in shown
+    record = json.loads(Path("out/results.json").read_text())
+    (cell,) = record["gate"]["cells"]
+    assert cell["rounds_priced"] == 5
+    assert (cell["epsilon"] is None) == (code == 3)

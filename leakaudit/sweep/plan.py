@@ -22,11 +22,13 @@ NOISE = ("noise", "constant", "delta", "sensitivity", "smoothness")  # how an ep
 class SweepPlan:
     """The grid.
 
-    over: values of fields of the scenario, and of constants that every victim or the model has. own: attack or victim -> its
-    hyper-parameter or constant -> values, for its cells alone. set: hyper-parameters and constants by attack or victim. epsilon, noise,
-    constant, delta, sensitivity, smoothness: as in an audit, for the worst of the adversaries. attacks: names, or ``auto``. seeds: of the
-    scenario and the attack. nodes: attacked, all by default. gradients: of a leak at most. psnr: dB from which a record counts as recovered.
-    figure: the axis of the figure, by name.
+    over: values of fields of the scenario, and of constants that every victim or the model has.
+    own: attack or victim -> its hyper-parameter or constant -> values, for its cells alone. set:
+    hyper-parameters and constants by attack or victim. epsilon, noise, constant, delta,
+    sensitivity, smoothness: as in an audit, for the worst of the adversaries. attacks: names, or
+    ``auto``. seeds: of the scenario and the attack. nodes: attacked, all by default. gradients: of
+    a leak at most. psnr: dB from which a record counts as recovered. figure: the axis of the
+    figure, by name.
     """
 
     scenario: Scenario

@@ -157,7 +157,7 @@ def _price(protocol: Protocol, adversary: Adversary, asked: Price, smoothness: f
     every = range(len(own.targets))
     found = replace(asked, certificate=own.bound.certificate, gradients=len(every), enters=len(every))
     if own.bound.leaking:
-        linear = moved * reached(own.knowledge, own.targets, every)
+        linear = moved * _quadratic(own, every, 0.0)  # constant gradients: a difference of two of them hides these
         leaks = replace(found, mu=math.inf, attained=math.inf, linear=linear, reached=math.inf, node_mu=math.inf, level=LEAKS)
         return _with_epsilons(replace(leaks, leaking=tuple(map(str, own.bound.leaking))))
     entered: Sequence[int] = every

@@ -14,7 +14,7 @@ from leakaudit.bounds import gaussian
 from leakaudit.declared import Protocol
 from leakaudit.listeners import Listener
 from leakaudit.pricing import Price, price
-from leakaudit.relations import Relations
+from leakaudit.relations import Relations, Turns
 from leakaudit.trace import Graph, Json
 from leakaudit.victim import Victim
 
@@ -32,6 +32,10 @@ class Louder:
     def stationary(self) -> bool:
         """As the victim's."""
         return self.victim.stationary
+
+    def turns(self, rounds: int) -> Turns | None:
+        """As the victim's."""
+        return self.victim.turns(rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the victim's relations with every noise `factor` times as loud."""
@@ -80,7 +84,7 @@ class Advice:
 
 
 def advise(protocol: Protocol, listener: Listener, found: Price, epsilon: float, delta: float, smoothness: float | None) -> Advice | None:
-    """Return the noise that makes this view (epsilon, delta)-DP and no more; None where the view has no price."""
+    """Return the noise that makes this view (epsilon, delta)-DP and no more; None if the view has no epsilon for records."""
     if found.mu is None:
         return None
     wanted = gaussian.least_mu(epsilon, delta) if 0 < delta < 1 else 0.0 if delta == 0 else math.inf
@@ -90,7 +94,7 @@ def advise(protocol: Protocol, listener: Listener, found: Price, epsilon: float,
     levels = _levels(protocol.start, listener.node, factor)
     if not factor:
         return Advice(epsilon, delta, factor, levels, wanted, 0.0)
-    louder = Protocol(cast(Victim, Louder(protocol.victim, factor)), protocol.graph, protocol.rounds, protocol.public)
+    louder = replace(protocol, victim=cast(Victim, Louder(protocol.victim, factor)))
     (again,) = price(louder, listener.adversary, [listener.node], found.sensitivity, delta or found.delta, smoothness)
     return Advice(epsilon, delta, factor, levels, wanted, again.mu)
 

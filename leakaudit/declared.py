@@ -13,7 +13,7 @@ from torch import Tensor
 from leakaudit import gaps, registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
-from leakaudit.relations import Relations, Residuals, Vector, residuals
+from leakaudit.relations import Relations, Residuals, Turns, Vector, residuals
 from leakaudit.relations.estimate import recorded
 from leakaudit.relations.repeat import extend, steady
 from leakaudit.scoring import same_run
@@ -27,12 +27,18 @@ SLACK = 2000.0  # rounding units of the number format that a relation may miss b
 
 @dataclass(frozen=True)
 class Protocol:
-    """A victim with its constants on a graph, over a number of rounds, with the public tensors that hold its schedule."""
+    """A victim with its constants on a graph, over a number of rounds, with the public tensors that hold its schedule.
+
+    missing: why messages of the run were not received, in words, empty if all were: then the relations between nodes are not those
+    declared, and only each node's own still hold. holds: the last round in which all do.
+    """
 
     victim: Victim
     graph: Graph
     rounds: int
     public: Mapping[str, Tensor]
+    missing: str = ""
+    holds: int = 0
 
     @cached_property
     def whole(self) -> Relations:
@@ -45,6 +51,16 @@ class Protocol:
         if not self.victim.stationary or self.rounds <= DECLARED:
             return self.whole
         return self.victim.relations(self.graph, DECLARED, self.public)
+
+    @cached_property
+    def stronger(self) -> dict[int, tuple[Any, ...]]:
+        """What `pricing` found for listeners who hear all messages of a node, by node: the same for every listener."""
+        return {}
+
+    @cached_property
+    def turns(self) -> Turns | None:
+        """Which gradients of a node one record can enter, None if all of them (`Victim.turns`)."""
+        return self.victim.turns(self.rounds)
 
     @property
     def repeats(self) -> bool:
@@ -82,6 +98,18 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
     return Protocol(victim, trace.graph, gaps.before(trace).rounds if rounds is None else rounds, trace.public)
 
 
+def played(trace: Trace) -> Protocol:
+    """Return the protocol that a trace names over all rounds in which anything was sent, messages that were lost included.
+
+    A run that ended early may have sent messages of the round that it did not end, so that round counts if it was planned.
+    """
+    planned = trace.provenance.get("planned")
+    begun = not trace.complete and isinstance(planned, int) and planned > trace.rounds
+    missing = gaps.lost(trace)
+    holds = max(gaps.sound(trace) or 0, 0) if missing else 0
+    return replace(protocol_of(trace, trace.rounds + begun), missing=missing, holds=holds)
+
+
 def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
     """Check the declaration on a run: every relation on its messages, its private states and gradients by autograd.
 
@@ -111,9 +139,10 @@ def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:
 
 
 def _state(truth: Truth, vector: Vector) -> Tensor | None:
-    """Return a private vector by its name (``g.2`` for index 2) and round, where it was kept."""
+    """Return a private vector by its name (``g.2`` for index 2) and round, if it was kept; one of no node is kept for all alike."""
     kept = truth.states.get(vector.name if vector.index is None else f"{vector.name}.{vector.index}")
-    if kept is None or vector.owner is None or vector.round >= len(kept) or kept.dim() != 3 or vector.owner >= kept.shape[1]:
+    owner = vector.owner or 0
+    if kept is None or vector.round >= len(kept) or kept.dim() != 3 or owner >= kept.shape[1]:
         return None
-    value = kept[vector.round, vector.owner]
+    value = kept[vector.round, owner]
     return None if bool(value.isnan().all()) else value

@@ -56,6 +56,16 @@ def limit(trace: Trace) -> str:
     return "" if last is None else f"messages of round {last + 1} are missing, so this rests on rounds up to {last}"
 
 
+def lost(trace: Trace) -> str:
+    """Say that messages are missing, empty if none is. Whatever the file states, it never makes a run look shorter."""
+    last, missing = trace.provenance.get("holds_until"), trace.provenance.get("missing")
+    if last is None and not missing:
+        return ""
+    if type(last) is int and 0 <= last < trace.rounds:
+        return f"messages of round {last + 1} or later are missing"
+    return "messages are missing"
+
+
 def _until(m: Messages, last: int) -> Messages:
     keep = m.round <= last
     return replace(m, **{name: getattr(m, name)[keep] for name in ("round", "src", "dst", "kind", "row", "secure")})

@@ -1,4 +1,4 @@
-"""The exact view of every adversary beside the paper's claim: mu, epsilon, their ratio, and the noise that the claim needs."""
+"""The price of every adversary's view beside the paper's claim: mu, epsilon, their ratio, and the noise that the claim needs."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ ROUNDING = 1e-9
 class Entry:
     """One view of one node.
 
-    claim: the strongest one that speaks of this view. exact, least: epsilon at the claim's delta, as an upper value, and as linear
-    losses reach it. ratio: exact over claimed. why: of the verdict. like: the listener whose view is the same by symmetry.
+    claim: the strongest one that speaks of this view. exact, least: epsilon of a record at the
+    claim's delta, as an upper value, and as linear (and quadratic) losses reach it; None if there
+    is none. ratio: exact over claimed. why: of the verdict. like: the listener whose view is the
+    same by symmetry.
     """
 
     listener: Listener
@@ -109,25 +111,40 @@ def _entry(
 def judged(entry: Entry, comparable: bool) -> Entry:
     """Return the entry with its verdict. comparable: whether it is known how far a gradient moves between the claim's neighbours.
 
-    REFUTED asks that linear losses, with the record in every gradient, exceed the claim; NOT_REFUTED that no loss does.
+    REFUTED asks that losses of one kind exceed the claim: with constant gradients, or quadratic ones within the smoothness, for a
+    record in as many gradients as one can enter. NOT_REFUTED asks that no loss does.
     """
     claim, found = entry.claim, entry.price
     if claim is None or claim.epsilon is None or claim.delta is None:
         return replace(entry, why="no claim speaks of this view at these constants")
-    if found.mu is None or found.linear is None:
+    if found.refused:
         return replace(entry, verdict=Verdict.INCONCLUSIVE, why=found.refused)
     if not comparable:
         why = "the claim does not say how far a gradient moves; give --sensitivity"
         return replace(entry, verdict=Verdict.UNSUPPORTED, why=why)
-    upper, least = (gaussian.epsilon(claim.delta, mu) for mu in (found.mu, found.linear))
-    shown = replace(entry, exact=upper, least=least, ratio=_ratio(upper, claim.epsilon))
-    if upper <= claim.epsilon * (1 + ROUNDING):
-        return replace(shown, verdict=Verdict.NOT_REFUTED, why=f"no change within the sensitivity exceeds the claimed {claim.epsilon:.4g}")
+    limit = claim.epsilon * (1 + ROUNDING)
+    least = None if found.reached is None else gaussian.epsilon(claim.delta, found.reached)
+    shown = replace(entry, least=least)
+    if found.mu is not None:
+        upper = gaussian.epsilon(claim.delta, found.mu)
+        shown = replace(shown, exact=upper, ratio=_ratio(upper, claim.epsilon))
+        if upper <= limit:
+            why = f"no change within the sensitivity exceeds the claimed {claim.epsilon:.4g}"
+            return replace(shown, verdict=Verdict.NOT_REFUTED, why=why)
     if claim.sampled:
         return replace(shown, verdict=Verdict.INCONCLUSIVE, why="mini-batches are drawn in secret, which the exact view does not credit")
-    if least > claim.epsilon * (1 + ROUNDING):
+    if least is not None and least > limit:
         return replace(shown, verdict=Verdict.REFUTED, why=f"epsilon {least:.4g} is reached, {claim.epsilon:.4g} is claimed")
-    return replace(shown, verdict=Verdict.INCONCLUSIVE, why=f"epsilon lies between {least:.4g} and {upper:.4g}, the claim between them")
+    return replace(shown, verdict=Verdict.INCONCLUSIVE, why=_between(shown))
+
+
+def _between(entry: Entry) -> str:
+    """Say why neither verdict follows."""
+    if entry.exact is None:
+        return "there is no epsilon for records to compare with the claim; give a smoothness"
+    if entry.least is None:
+        return f"epsilon is {entry.exact:.4g} at most, and nothing is known to reach it"
+    return f"epsilon lies between {entry.least:.4g} and {entry.exact:.4g}, the claim between them"
 
 
 def worst(found: Sequence[Entry]) -> list[Entry]:
@@ -135,7 +152,7 @@ def worst(found: Sequence[Entry]) -> list[Entry]:
     best: dict[tuple[int, str, bool], Entry] = {}
     for one in found:
         key = one.price.node, one.listener.kind, one.price.mu is None
-        if key not in best or (one.price.mu or 0.0) > (best[key].price.mu or 0.0) * (1 + ROUNDING):
+        if key not in best or (one.price.largest or 0.0) > (best[key].price.largest or 0.0) * (1 + ROUNDING):
             best[key] = one
     return list(best.values())
 

@@ -139,6 +139,7 @@ _CELL = {
     "seeds": [int],
     "measures": {str: {"samples": [float], "mean": float, "worst": float}},
     "epsilon": _EPSILON,
+    "rounds_priced?": (int, None),
     "worst": ({str: ANY}, None),
     "nodes?": [_BEST],
     "reasons": {str: str},

@@ -12,7 +12,7 @@ from leakaudit.trace import Graph
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
-    from leakaudit.relations import Relations
+    from leakaudit.relations import Relations, Turns
     from leakaudit.task import Problem, Task
 
 
@@ -60,6 +60,14 @@ class Victim(Protocol):
     def stationary(self) -> bool:
         """Whether every round, after the first few, has the same relations, so that a few rounds of `relations` stand for all."""
         return False
+
+    def turns(self, rounds: int) -> Turns | None:
+        """Return which gradients of a node one record can enter over so many rounds, None if it enters all, or if that is not known.
+
+        One block for each pass over the node's records; in it, for each place in the order, the gradients (counted from 0, as
+        `relations` declares the node's) that the record at this place enters. The order counts as known to everybody.
+        """
+        return None
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Raise LeakauditError where the constants do not fit the model, the graph or the records of a node; nothing is drawn yet."""

@@ -9,6 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
+from leakaudit.relations import Turns
 from leakaudit.task import Problem
 
 
@@ -26,6 +27,18 @@ def batches(problem: Problem, size: int, steps: int, generator: Generator) -> It
     for step in range(steps):
         at = step * size % problem.samples
         yield replace(problem, x=_around(x, at, size), y=_around(y, at, size))
+
+
+def turns(size: int, steps: int, rounds: int, samples: int) -> Turns | None:
+    """Return which of the gradients of `batches`, called once a round, a record can enter (`Victim.turns`).
+
+    None if every step takes all records, or if their number is not known.
+    """
+    if not 0 < size < samples:
+        return None
+    places = [[k for k in range(steps) if (place - k * size) % samples < size] for place in range(samples)]
+    choices = sorted({tuple(some) for some in places})
+    return [[[t * steps + k for k in some] for some in choices] for t in range(rounds)]
 
 
 def enough(size: int, samples: int) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.relations import Expression, Relations, decimal
+from leakaudit.relations import Expression, Relations, Turns, decimal
 
 if TYPE_CHECKING:
     from leakaudit.recorder import Recorder
@@ -45,6 +45,25 @@ class Steps:
     def name(self, vector: str, k: int) -> str:
         """Return the name of a vector of step k among the private states, as `declare` calls it."""
         return vector if self.count == 1 else f"{vector}.{k}"
+
+    def turns(self, rounds: int, samples: int) -> Turns | None:
+        """Return which of the gradients of `LocalSteps` a record of a node can enter (`Victim.turns`).
+
+        None if every step takes all records, if their number is not known, or if the last mini-batch of an order is smaller: its
+        mean moves by more than that of the others.
+        """
+        if not 0 < self.batch < samples or samples % self.batch:
+            return None
+        parts = samples // self.batch
+        turns: list[list[list[int]]] = []
+        at = parts
+        for step in range(rounds * self.count):
+            if step % self.count == 0 and at >= parts:  # orders are drawn between rounds only
+                turns.append([[] for _ in range(parts)])
+                at = 0
+            turns[-1][at % parts].append(step)
+            at = at % parts + 1
+        return turns
 
     def declare(self, p: Relations, i: int, base: Expression, at: Expression | None = None) -> Expression:
         """Return where node i stands after its steps; the first leads from `base` along the gradient at `at`, by default the same."""

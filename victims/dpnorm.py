@@ -26,10 +26,10 @@ from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.registry import param, victim
-from leakaudit.relations import Expression, Form, Relations, decimal
+from leakaudit.relations import Expression, Form, Relations, Turns, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims._batches import batches, enough  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.victims._batches import batches, enough, turns  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.victims._dpnorm import Duals, Theorem, guaranteed, level, sensitivity, sign  # noqa: TID251
 
@@ -77,6 +77,10 @@ class DPNorm(Victim):
     def stationary(self) -> bool:
         """All rounds have the same relations."""
         return True
+
+    def turns(self, rounds: int) -> Turns | None:
+        """Every round shuffles anew; known if `records` is."""
+        return turns(self.batch, self.inner, rounds, self.records)
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse a mini-batch that a node cannot fill, and noise that Theorem 1 sets for another number of records."""

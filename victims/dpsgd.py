@@ -24,7 +24,7 @@ from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.registry import param, victim
-from leakaudit.relations import Expression, Relations
+from leakaudit.relations import Expression, Relations, Turns
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
 from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
@@ -91,6 +91,10 @@ class DPSGD(Victim):
     def stationary(self) -> bool:
         """All rounds have the same relations where the step is constant."""
         return not self.slow
+
+    def turns(self, rounds: int) -> Turns | None:
+        """An order serves until all records have come; known if `samples` is."""
+        return self._steps(0.0).turns(rounds, self.samples)
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse steps that diverge on the task's l2 term."""

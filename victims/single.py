@@ -79,12 +79,12 @@ class Single(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the steps along the mean of the nodes' gradients."""
+        """Declare the steps along the mean of the nodes' gradients; the model belongs to no node, since none is sent it."""
         p, mu = Relations(graph), decimal(self.mu)
         w = p.public("w0")
         for _ in p.rounds(rounds):
             for k in range(self.inner):
                 index = None if self.inner == 1 else k
                 mean = sum(p.grad(i, at=w, index=index) for i in range(graph.nodes)) * Fraction(1, graph.nodes)
-                w = p.state("w", 0, None if k == self.inner - 1 else k, eq=w - mu * mean)
+                w = p.state("w", None, None if k == self.inner - 1 else k, eq=w - mu * mean)
         return p

@@ -16,7 +16,7 @@ from leakaudit.declared import Protocol
 from leakaudit.errors import LeakauditError
 from leakaudit.ledger import DELTA, SENSITIVITY, Entry, entries
 from leakaudit.listeners import Listener, named
-from leakaudit.pricing import price
+from leakaudit.pricing import Price, price
 from leakaudit.scenario import Scenario
 from leakaudit.victim import Claim
 
@@ -42,6 +42,10 @@ class Level:
     def words(self) -> str:
         """For tables and figures."""
         return "as configured" if self.epsilon is None else "no noise" if self.epsilon == math.inf else short(self.epsilon)
+
+    def seen_by(self, adversary: str) -> list[Entry]:
+        """Return the priced views of one adversary."""
+        return [v for v in self.views if str(v.listener.adversary) == adversary]
 
     def view(self, adversary: str, node: int) -> Entry:
         """Return the exact view of one adversary and node."""
@@ -69,8 +73,9 @@ def levels(plan: AuditPlan, data_root: Path | None = None, download: bool = Fals
     made = [declared(point) for _, _, point in points]
     delta, moved = _assumed(plan, next((m for m in made if _claims(m)), made[0]))
     listeners = [one for one in named([Adversary.parse(who) for who in plan.adversaries], list(nodes), 0) if _apart(one)]
+    asked = {"sensitivity": moved, "delta": delta, "smoothness": plan.smoothness}
     return [
-        Level(epsilon, changes, point, delta, moved, tuple(entries(m, listeners, sensitivity=moved, delta=delta)))
+        Level(epsilon, changes, point, delta, moved, tuple(entries(m, listeners, **asked)))
         for (epsilon, changes, point), m in zip(points, made, strict=True)
     ]
 
@@ -132,7 +137,10 @@ def _with(plan: AuditPlan, base: recording.Plan, level: float) -> Protocol:
 
 
 def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
-    """Return the noise at which the worst view has this epsilon; mu falls as one over it, and the noise found is priced again."""
+    """Return the noise at which the worst view has this epsilon; mu falls as one over it, and the noise found is priced again.
+
+    The epsilon is that of a record; if a view has none, that of the node, which sets a level and promises nothing of records.
+    """
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))
     wanted = gaussian.least_mu(epsilon, delta)
@@ -141,17 +149,27 @@ def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequenc
         made, mus = _with(plan, base, level), []
         for who in plan.adversaries:
             adversary = Adversary.parse(who)
-            for one in price(made, adversary, [n for n in nodes if n not in adversary.corrupt], moved, delta):
-                if one.mu is None or one.mu == math.inf:
-                    why = one.refused or f"{one.leaking[0]} is on the wire without noise, so no {plan.constant} gives an epsilon"
+            for one in price(made, adversary, [n for n in nodes if n not in adversary.corrupt], moved, delta, plan.smoothness):
+                mu = one.mu if one.mu is not None else one.node_mu
+                if mu is None or mu == math.inf:
+                    why = _unset(one, plan.constant)
                     raise LeakauditError(f'audit: {who} and node {one.node}: {why}; leave that adversary out, or use noise = "claim"')
-                mus.append(one.mu)
+                mus.append(mu)
         return max(mus)
 
     level = first * worst(first) / wanted
     if level and abs(worst(level) / wanted - 1) > 1e-6:
         raise LeakauditError(f"audit: constant: {plan.constant} does not scale all noise, so the exact view cannot be set by it")
     return level
+
+
+def _unset(one: Price, constant: str) -> str:
+    """Say why no noise gives a view an epsilon."""
+    if one.refused:
+        return one.refused
+    if one.leaking:
+        return f"{one.leaking[0]} is on the wire without noise, so no {constant} gives an epsilon"
+    return "hidden noise steers the models, so there is no epsilon for records or for the node without a smoothness"
 
 
 def _claimed(plan: AuditPlan, epsilon: float, base: recording.Plan) -> float:

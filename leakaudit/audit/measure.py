@@ -42,10 +42,10 @@ class Measured:
 
 
 def promises(entry: Entry, delta: float) -> list[Promise]:
-    """Return what is said of one view: the exact one, and the paper's."""
+    """Return what is said of one record in one view: by its price, if that is at record level, and by the paper."""
     found, mu = [], entry.price.mu
     if mu is not None and mu < math.inf:
-        level = entry.price.level.partition(":")[0] or "no change"
+        level = entry.price.level.partition(":")[0]
         found.append(Promise(f"the exact view [{level}]", epsilon(delta, mu), delta, mu))
     if entry.claim is not None and entry.claim.epsilon is not None and entry.claim.delta is not None:
         found.append(Promise(entry.claim.source, entry.claim.epsilon, entry.claim.delta))
@@ -151,16 +151,18 @@ def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[Judged]:
     found = []
     for one in measured:
         level, entries = grid[one.level], [v for v in grid[one.level].views if str(v.listener.adversary) == one.adversary]
-        worst = max(entries, key=lambda v: v.price.mu or 0.0)
+        worst = max(entries, key=lambda v: v.price.largest or 0.0)
         figures = {
             "mu": _plain(worst.price.mu),
+            "node_mu": _plain(worst.price.node_mu),
+            "rounds_priced": worst.price.rounds_priced,
             "exact": _plain(worst.exact),
             "claimed": worst.claim and worst.claim.epsilon,
             "ratio": _plain(worst.ratio),
         }
         about = Test(one.level, one.adversary, worst.price.node, "exact view against the claim", "none", None, None, "", figures)
         found.append(Judged(about, worst.verdict, worst.why))
-        if one.moved and worst.price.mu is not None and worst.price.mu < math.inf:
+        if one.moved and worst.price.largest is not None and worst.price.largest < math.inf:
             moved = Test(
                 one.level,
                 one.adversary,

@@ -22,14 +22,18 @@ LISTS = ("epsilon", "adversaries", "attacks", "nodes")
 class AuditPlan:
     """The grid and its tests.
 
-    epsilon: grid; inf is without noise, empty keeps the scenario's own constants. noise: whether the ``exact`` view of the worst of the
-    adversaries has that epsilon, or the paper's ``claim`` says so. constant: of the victim, by which the exact view is set. delta,
-    sensitivity: as the claim assumes where not given, else 1e-5 and 1. adversaries: as for ``attack --as``. attacks: names, or ``auto``;
-    set: their hyper-parameters. seeds: runs a point of the grid, each with other records, noise and start. nodes: attacked, all by
-    default; the statistics are of the first alone. gradients: of a leak at most. alpha: chance of a false alarm of the whole audit.
-    psnr: dB from which a reconstruction counts as a success. candidates, replays: the target is drawn so often from so many known
-    records, and identified by likelihood. canary: replays with and without a record, together. one_run: canaries of a single run, where
-    a node holds several records.
+    epsilon: grid; inf is without noise, empty keeps the scenario's own constants. noise: whether
+    the ``exact`` view of the worst of the adversaries has that epsilon, or the paper's ``claim``
+    says so. constant: of the victim, by which the exact view is set. delta, sensitivity: as the
+    claim assumes where not given, else 1e-5 and 1. smoothness: Lipschitz constant of a node's
+    gradients, without which protocols that do not release their models have no epsilon for records.
+    adversaries: as for ``attack --as``. attacks: names, or ``auto``; set: their hyper-parameters.
+    seeds: runs a point of the grid, each with other records, noise and start. nodes: attacked, all
+    by default; the statistics are of the first alone. gradients: of a leak at most. alpha: chance
+    of a false alarm of the whole audit. psnr: dB from which a reconstruction counts as a success.
+    candidates, replays: the target is drawn so often from so many known records, and identified by
+    likelihood. canary: replays with and without a record, together. one_run: canaries of a single
+    run, where a node holds several records.
     """
 
     scenario: Scenario
@@ -38,6 +42,7 @@ class AuditPlan:
     noise: str = "exact"
     constant: str = "sigma"
     sensitivity: float | None = None
+    smoothness: float | None = None
     adversaries: tuple[str, ...] = ("eavesdropper",)
     attacks: tuple[str, ...] = ("auto",)
     set: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -66,6 +71,8 @@ class AuditPlan:
             value = getattr(self, name)
             if value is not None and not (_number(value) and low < value < high):
                 raise LeakauditError(f"audit: {name}: expected a number above {low} and below {high:g}, got {value!r}")
+        if self.smoothness is not None and not (_number(self.smoothness) and 0 <= self.smoothness < math.inf):
+            raise LeakauditError(f"audit: smoothness: expected a number from 0, got {self.smoothness!r}")
         object.__setattr__(self, "adversaries", tuple(dict.fromkeys(str(Adversary.parse(who)) for who in self.adversaries)))
         for name in self.attacks:
             if name != "auto":

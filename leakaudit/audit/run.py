@@ -51,7 +51,9 @@ def dry(plan: AuditPlan, where: Where) -> dict[str, Json]:
                 "constants": dict(g.constants),
                 "delta": g.delta,
                 "sensitivity": g.sensitivity,
-                "exact": {who: record.finite(_worst(g, who)) for who in plan.adversaries},
+                "exact": {who: record.finite(_worst([v.price.epsilon for v in g.seen_by(who)])) for who in plan.adversaries},
+                "node": {who: record.finite(_worst([v.price.node_epsilon for v in g.seen_by(who)])) for who in plan.adversaries},
+                "rounds_priced": g.views[0].price.rounds_priced if g.views else g.ready.scenario.rounds,
             }
             for g in grid
         ],
@@ -109,9 +111,10 @@ def _measured(plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int]) -> t
         return [], False
 
 
-def _worst(level: Level, who: str) -> float | None:
-    """Return the largest exact epsilon of an adversary over the attacked nodes, None where there is none."""
-    return max((v.price.epsilon for v in level.views if str(v.listener.adversary) == who and v.price.epsilon is not None), default=None)
+def _worst(epsilons: Sequence[float | None]) -> float | None:
+    """Return the largest epsilon, None if a view has none: then no figure bounds them all."""
+    found = [e for e in epsilons if e is not None]
+    return max(found) if found and len(found) == len(epsilons) else None
 
 
 def _picture(grid: Sequence[Level], simulated: Simulated, folder: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""`leakaudit bound`: the exact mu and epsilon of what every adversary sees, beside the paper's claim."""
+"""`leakaudit bound`: the mu and epsilon of one record in what every adversary sees, beside the paper's claim."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ from leakaudit.errors import LeakauditError
 if TYPE_CHECKING:
     from leakaudit.declared import Protocol
     from leakaudit.ledger import Entry
+    from leakaudit.pricing import Price
 
 SHOWN = 3  # leaking combinations in a table
 LARGE = 5000  # relations of a run from which views that miss messages take minutes
 NOTE = (
-    "mu: of Gaussian differential privacy, over all rounds, when every gradient of a node moves by the sensitivity at most (Euclidean). "
-    "Start values count as public, sampling is not credited. Noise: what the claimed epsilon (or --epsilon) needs, all noise of the run "
-    "scaled alike, and the mu computed anew at it. NOT REFUTED is no proof of privacy."
+    "mu: of Gaussian differential privacy, when one record changes that moves a gradient by the sensitivity at most (Euclidean), at the "
+    "same model. Start values count as public, and so does the order of mini-batches: secret sampling is not credited. Noise: what the "
+    "claimed epsilon (or --epsilon) needs, all noise of the run scaled alike, and the mu computed anew at it. NOT REFUTED is no proof "
+    "of privacy."
 )
 
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("bound", help="exact mu and epsilon of what each adversary sees of each node, beside the claim")
+    sub = verbs.add_parser("bound", help="mu and epsilon of one record in what each adversary sees of each node, beside the claim")
     sub.add_argument("source", type=Path, help="a scenario (.toml) or a trace; its messages are not read")
     sub.add_argument(
         "--as",
@@ -39,9 +41,16 @@ def add(verbs: Any) -> None:
     )
     sub.add_argument("--coalitions", type=int, metavar="K", help="most other nodes that listen together (default 1)")
     sub.add_argument("--node", type=int, action="append", help="node; repeatable (default all)")
-    sub.add_argument("--all", action="store_true", help="every view in the table, not the worst of each kind alone (json has all)")
-    sub.add_argument("--sensitivity", type=float, help="how far one gradient moves, Euclidean norm (default: as the claim assumes, else 1)")
-    sub.add_argument("--smoothness", type=float, help="Lipschitz constant of a node's gradients, for records where models are not released")
+    sub.add_argument("--all", action="store_true", help="every view in the table, not only the worst of each kind (json has all)")
+    sub.add_argument(
+        "--sensitivity", type=float, help="how far a record moves one gradient, Euclidean norm (default: as the claim assumes, else 1)"
+    )
+    sub.add_argument(
+        "--smoothness",
+        type=float,
+        metavar="L",
+        help="Lipschitz constant of a node's gradients; without it, protocols that do not release their models have no epsilon for records",
+    )
     sub.add_argument("--delta", type=float, help="delta of the epsilon (default: the claim's, else 1e-5)")
     sub.add_argument("--epsilon", type=float, help="recommend noise for this epsilon (default: the claimed one)")
     sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
@@ -86,6 +95,8 @@ def _relations(protocol: Protocol) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     given = [v for v in (args.sensitivity, args.epsilon) if v is not None]
+    if args.smoothness is not None and not 0 <= args.smoothness < math.inf:
+        raise LeakauditError(f"expected --smoothness >= 0 and finite, got {args.smoothness}")
     if not all(0 < v < math.inf for v in given) or not (args.delta is None or 0 < args.delta < 1):
         raise LeakauditError(
             f"expected --sensitivity and --epsilon > 0 and 0 < --delta < 1, got {args.sensitivity}, {args.epsilon} and {args.delta}"
@@ -95,8 +106,8 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _protocol(args: argparse.Namespace, chosen: argparse.Namespace) -> tuple[Protocol, int]:
-    """Return the protocol, and the number of nodes that hold data; say which rounds of a trace with gaps do not count."""
-    from leakaudit.declared import Protocol, protocol_of
+    """Return the protocol over all rounds, and the number of nodes that hold data."""
+    from leakaudit.declared import Protocol, played
 
     if args.source.suffix == ".toml":
         from leakaudit import recording
@@ -105,12 +116,9 @@ def _protocol(args: argparse.Namespace, chosen: argparse.Namespace) -> tuple[Pro
         plan = recording.plan(Scenario.from_toml(args.source), data_root=chosen.data_root, download=chosen.download)
         public = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
         return Protocol(plan.victim, plan.graph, plan.scenario.rounds, public), plan.scenario.nodes
-    from leakaudit import gaps, tracefile
+    from leakaudit import tracefile
 
-    trace = tracefile.load(args.source)
-    if limit := gaps.limit(trace):
-        say(limit, args)
-    protocol = protocol_of(trace)
+    protocol = played(tracefile.load(args.source))
     return protocol, protocol.graph.nodes - protocol.victim.centralised
 
 
@@ -136,15 +144,22 @@ def _table(found: Sequence[Entry], same: Mapping[int, int], views: int) -> None:
         out.print(Text(f"nodes {others}: the same as node {node}, proved by renaming nodes in the relations"))
     levels = dict.fromkeys(one.price.level for one in found if one.price.level)
     claims = dict.fromkeys(f"claim: {one.claim.source}" for one in found if one.claim)
-    for line in (*levels, *claims, NOTE):
+    for line in (*_rounds(found), *levels, *claims, NOTE):
         out.print(Text(line, style="dim"))
+
+
+def _rounds(found: Sequence[Entry]) -> list[str]:
+    """Say over how many rounds the figures are, and how many gradients a record enters."""
+    lines = [f"rounds priced: {n}" for n in dict.fromkeys(one.price.rounds_priced for one in found)]
+    shares = dict.fromkeys((p.enters, p.gradients) for p in (one.price for one in found) if p.enters != p.gradients)
+    return lines + [f"mini-batches: a record enters at most {some} of the {all} gradients of its node" for some, all in shares]
 
 
 def _row(one: Entry) -> list[str]:
     price = one.price
     who = {"wire": f"one wire ({price.adversary})", "outsider": "outsider, all wires", "named": price.adversary}
     more = f" and {len(price.leaking) - SHOWN} more" if len(price.leaking) > SHOWN else ""
-    what = f"without noise: {', '.join(price.leaking[:SHOWN])}{more}" if price.leaking else price.level.partition(":")[0]
+    what = f"without noise: {', '.join(price.leaking[:SHOWN])}{more}" if price.leaking else _level(price)
     says = one.verdict.words if one.claim else ""
     reason = f" ({one.why})" if one.verdict.name in ("INCONCLUSIVE", "UNSUPPORTED") else ""
     return [
@@ -157,6 +172,15 @@ def _row(one: Entry) -> list[str]:
         one.advice.words if one.advice else "-",
         f"no bound: {price.refused}" if price.refused else "; ".join(filter(None, (says + reason, what))),
     ]
+
+
+def _level(price: Price) -> str:
+    """Say in a few words whose change is bounded, and what there is if that is not one record's."""
+    level = price.level.partition(":")[0]
+    if price.mu is not None:
+        return level
+    node = "" if price.node_epsilon is None else f", of the whole node {price.node_epsilon:.4g}"
+    return f"{level}: no epsilon for records{node}"
 
 
 def _number(value: float | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -22,11 +23,14 @@ LINT = (*LEVELS, "strict")
 class Check:
     """One program under test and who attacks it how.
 
-    run: ``module:function``, called with a seed and the path of the trace that it writes, or a function of the same arguments.
-    scenario: a scenario's file name or its values, in place of run. attacks: names or ``auto``; set: their hyper-parameters by attack.
-    adversaries: as for ``leakaudit attack --as``. nodes: whose inputs, None for all. gradients: used at most.
-    sensitivity, delta: of epsilon. lint: what the recording says of its own declarations; ``error`` fails where it refutes them and
-    warns where they do not follow, ``strict`` fails on both, ``warn`` on neither, ``off`` does not look.
+    run: ``module:function``, called with a seed and the path of the trace that it writes, or a
+    function of the same arguments. scenario: a scenario's file name or its values, in place of run.
+    attacks: names or ``auto``; set: their hyper-parameters by attack. adversaries: as for
+    ``leakaudit attack --as``. nodes: whose inputs, None for all. gradients: used at most.
+    sensitivity, delta: of epsilon. smoothness: Lipschitz constant of a node's gradients, without
+    which protocols that do not release their models have no epsilon for records. lint: what the
+    recording says of its own declarations; ``error`` fails where it refutes them and warns where
+    they do not follow, ``strict`` fails on both, ``warn`` on neither, ``off`` does not look.
     """
 
     name: str
@@ -39,9 +43,12 @@ class Check:
     gradients: int | None = None
     sensitivity: float = 1.0
     delta: float = 1e-5
+    smoothness: float | None = None
     lint: str = "error"
 
     def __post_init__(self) -> None:
+        if self.smoothness is not None and not 0 <= self.smoothness < math.inf:
+            raise LeakauditError(f"check {self.name}: smoothness: expected a number >= 0, got {self.smoothness}")
         _one_of(f"check {self.name}", "lint", self.lint, LINT)
         if bool(self.run) == bool(self.scenario):
             raise LeakauditError(f"check {self.name}: expected either run = 'module:function' or scenario = 'file.toml'")

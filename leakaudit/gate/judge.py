@@ -12,7 +12,7 @@ import torch
 
 from leakaudit import api, provenance, registry
 from leakaudit.adversary import Adversary
-from leakaudit.declared import protocol_of
+from leakaudit.declared import played
 from leakaudit.errors import LeakauditError
 from leakaudit.findings import about
 from leakaudit.gate import baseline, controls, linted, rules
@@ -21,7 +21,7 @@ from leakaudit.gate.cells import Cell, attack_all, empty, held
 from leakaudit.gate.config import Check, Gate
 from leakaudit.gate.rules import Rule
 from leakaudit.gate.runs import Recorded, ready
-from leakaudit.pricing import price
+from leakaudit.pricing import Price, price
 from leakaudit.progress import expired, step
 from leakaudit.trace import Json
 
@@ -39,7 +39,8 @@ class Options:
 class Judged:
     """What a run of a gate gave.
 
-    epsilon: of the exact view and the node that it is of, the worst one by ``check/adversary``, where a budget asks for it.
+    epsilon: of one record in the view and the node that it is of, the worst one by ``check/adversary``, if a budget asks for it.
+    unpriced: why there is none. rounds: how many were priced, by check.
     acceptances: id -> used, unused or expired.
     stale: cells of the baseline that are no longer measured. first: the first recording. networks: what was trained, by check.
     code: the exit code.
@@ -49,6 +50,8 @@ class Judged:
     options: Options
     cells: list[Cell] = field(default_factory=list)
     epsilon: dict[str, tuple[float, int]] = field(default_factory=dict)
+    unpriced: dict[str, str] = field(default_factory=dict)
+    rounds: dict[str, int] = field(default_factory=dict)
     rules: list[Rule] = field(default_factory=list)
     acceptances: dict[str, str] = field(default_factory=dict)
     stale: list[str] = field(default_factory=list)
@@ -133,16 +136,31 @@ def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged) -> N
 
 
 def _epsilon(check: Check, made: Recorded, out: Judged) -> None:
-    """Price the exact view of the declared protocol where a budget asks for epsilon; the worst node counts."""
+    """Price the views of the declared protocol for one record if a budget asks for epsilon; the worst node counts."""
     if not any(b.measure == "epsilon" and b.level != "off" for b in out.gate.budgets):
         return
+    protocol = played(made.trace)
+    out.rounds[check.name] = protocol.rounds
     for who in check.adversaries:
         adversary = Adversary.parse(who)
         nodes = check.nodes or api.targets(made.trace, adversary)
-        prices = list(price(protocol_of(made.trace), adversary, nodes, check.sensitivity, check.delta))
+        prices = list(price(protocol, adversary, nodes, check.sensitivity, check.delta, check.smoothness))
+        cell = f"{check.name}/{who}"
         found = [(p.epsilon, p.node) for p in prices if p.epsilon is not None]
         if found and len(found) == len(prices):
-            out.epsilon[f"{check.name}/{who}"] = max(found)
+            out.epsilon[cell] = max(found)
+        elif missing := next((p for p in prices if p.epsilon is None), None):
+            out.unpriced[cell] = _unpriced(missing, check)
+
+
+def _unpriced(missing: Price, check: Check) -> str:
+    """Say why a node has no epsilon for records, and what to add."""
+    if missing.refused:
+        return f"node {missing.node}: {missing.refused}"
+    says = f"node {missing.node} has no epsilon for records, since what it sends does not determine the models where gradients are taken"
+    if check.smoothness is None:
+        return f"{says}; add smoothness = L, a Lipschitz constant of a node's gradients, to [check.{check.name}]"
+    return f"{says}, and smoothness = {check.smoothness:g} does not bound them ({missing.level.partition(':')[0]} level only)"
 
 
 def conclude(out: Judged, base: Baseline | None) -> None:
@@ -150,7 +168,8 @@ def conclude(out: Judged, base: Baseline | None) -> None:
     gate = out.gate
     found = list(out.rules)
     for cell in out.cells:
-        found += rules.budgets(cell, gate.budgets, out.epsilon.get(f"{cell.check.name}/{cell.who}"))
+        view = f"{cell.check.name}/{cell.who}"
+        found += rules.budgets(cell, gate.budgets, out.epsilon.get(view), out.unpriced.get(view, ""))
     if base is not None:
         found += rules.growth(out.cells, base, gate)
         known = {c for check in gate.checks for c in check.cells}

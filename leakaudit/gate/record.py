@@ -56,7 +56,7 @@ def build(judged: Judged) -> dict[str, Json]:
             "code": judged.code,
             "verdict": WORDS[judged.code],
             "strict": judged.options.strict,
-            "cells": [_cell(c, judged.epsilon.get(f"{c.check.name}/{c.who}", (None, 0))[0]) for c in judged.cells],
+            "cells": [_cell(c, judged) for c in judged.cells],
             "rules": [_rule(r) for r in ordered(judged.rules)],
             "networks": dict(judged.networks),
             "pitfalls": {c: dict(zip(("name", "fix"), NAMES[int(c[1:])], strict=True)) for c in sorted(_codes(judged))},
@@ -81,7 +81,7 @@ def settings(gate: Gate, seed: int) -> dict[str, Json]:
     """Return the effective configuration as plain values."""
     checks = []
     for check in gate.checks:
-        plain = {k: getattr(check, k) for k in ("name", "gradients", "sensitivity", "delta", "lint")}
+        plain = {k: getattr(check, k) for k in ("name", "gradients", "sensitivity", "delta", "smoothness", "lint")}
         lists = {"adversaries": list(check.adversaries), "attacks": list(check.attacks), "nodes": check.nodes and list(check.nodes)}
         checks.append({**plain, **lists, "set": {k: dict(v) for k, v in check.set.items()}, **values(check, gate.folder)})
     accepted = [{**asdict(a), "expires": a.expires.isoformat()} for a in gate.accepted]
@@ -123,7 +123,8 @@ def _codes(judged: Judged) -> set[str]:
     return {r.measure for r in judged.rules if r.kind == "lint" and r.measure}
 
 
-def _cell(cell: Cell, epsilon: float | None) -> dict[str, Json]:
+def _cell(cell: Cell, judged: Judged) -> dict[str, Json]:
+    epsilon, _ = judged.epsilon.get(f"{cell.check.name}/{cell.who}", (None, 0))
     columns = {n: {"samples": [rounded(v) for v in s], "mean": fmean(s), "worst": max(s)} for n, s in cell.samples.items()}
     return {
         "name": cell.name,
@@ -134,6 +135,7 @@ def _cell(cell: Cell, epsilon: float | None) -> dict[str, Json]:
         "seeds": list(cell.seeds),
         "measures": columns,
         "epsilon": "inf" if epsilon == float("inf") else epsilon,
+        "rounds_priced": judged.rounds.get(cell.check.name),
         "worst": None if cell.worst is None else _worst(cell.worst),
         "nodes": [_worst(one) for _, one in sorted(cell.nodes.items())],
         "says": whom(cell),

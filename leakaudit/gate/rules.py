@@ -70,10 +70,10 @@ def outcome(worst: Worst | None, adversary: str, attack: str) -> str:
     return f"{said}, by {attack} from the {worst.kind}s of {rounds} (seed {worst.seed})"
 
 
-def budgets(cell: Cell, budgets: Sequence[Budget], epsilon: tuple[float, int] | None = None) -> list[Rule]:
+def budgets(cell: Cell, budgets: Sequence[Budget], epsilon: tuple[float, int] | None = None, unpriced: str = "") -> list[Rule]:
     """Judge the budgets that fit a cell; the last one that fits holds for its measure.
 
-    epsilon: of the exact view, with the node that it is of, None where unknown.
+    epsilon: of one record in this adversary's view, with the node that it is of, None if there is none; unpriced: why.
     """
     last: dict[str, Budget] = {b.measure: b for b in budgets if fnmatchcase(cell.name, b.cells)}
     out = []
@@ -85,12 +85,12 @@ def budgets(cell: Cell, budgets: Sequence[Budget], epsilon: tuple[float, int] | 
         else:
             value = measures.aggregate(budget.aggregate, cell.samples[name]) if cell.samples.get(name) else None
         if value is None:
-            why = "the protocol's exact view gives none" if name == "epsilon" else "it is not measured on this data"
+            why = (unpriced or "the protocol's view gives none") if name == "epsilon" else "it is not measured on this data"
             out.append(Rule("budget", cell.name, name, Status.VOID, f"a budget on {name} cannot be judged: {why}", limit=budget.most))
             continue
         over = value > budget.most
         status = (Status.OVER if budget.level == "error" else Status.WARNING) if over else Status.OK
-        how = f"{budget.aggregate} {name}" if name != "epsilon" else "epsilon of the exact view"
+        how = f"{budget.aggregate} {name}" if name != "epsilon" else "epsilon of one record"
         says = f"{how} {measures.text(name, value)}, at most {measures.text(name, budget.most)}"
         about = (
             whom(cell) if epsilon is None or name != "epsilon" else f"so much may {cell.adversary} tell of the data of node {epsilon[1]}"

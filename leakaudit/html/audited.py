@@ -27,7 +27,7 @@ def verdicts(results: Mapping[str, Json]) -> list[dict[str, Any]]:
 
 
 def views(results: Mapping[str, Json]) -> list[dict[str, Any]]:
-    """Return what theory says of every view of an audit: the exact epsilon beside the claimed one."""
+    """Return what theory says of every view of an audit: the epsilon of one record beside the claimed one."""
     out = []
     for point in (results.get("audit") or {}).get("grid", ()):
         for view in point["views"]:

@@ -97,7 +97,7 @@ def _exact(case: Case, claim: Claim) -> _Costs | None:
         next(price(replace(protocol, rounds=rounds), Adversary(), [node], claim.sensitivity, claim.delta))
         for rounds in (min(case.trace.rounds, MOST), max(1, first))
     ]
-    mus = [p.linear for p in found if p.linear is not None]
+    mus = [p.reached for p in found if p.reached is not None]
     if len(mus) < len(found):
         return None
     replaced = loops.adjacency(claim.adjacency) in (Adjacency.REPLACE, Adjacency.NODE)

@@ -23,6 +23,7 @@ from leakaudit.relations.drift import Drift, drift
 from leakaudit.relations.estimate import Estimate, estimate, recorded
 from leakaudit.relations.expression import Expression, Form, Number, Vector, decimal, exact
 from leakaudit.relations.knowledge import Knowledge, know
+from leakaudit.relations.record import Turns, alone, largest, reached, secretless, with_models
 from leakaudit.relations.repeat import extend, later, steady
 from leakaudit.relations.semidefinite import supremum
 
@@ -38,8 +39,10 @@ __all__ = [
     "Relation",
     "Relations",
     "Residuals",
+    "Turns",
     "Vector",
     "account",
+    "alone",
     "consistent",
     "decimal",
     "determined",
@@ -52,10 +55,14 @@ __all__ = [
     "generic",
     "is_determined",
     "know",
+    "largest",
     "later",
     "rank",
+    "reached",
     "recorded",
     "residuals",
+    "secretless",
     "steady",
     "supremum",
+    "with_models",
 ]

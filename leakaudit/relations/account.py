@@ -36,8 +36,9 @@ class Bound:
     mu: certified upper value, inf where a combination is on the wire without noise; attained: reached by some change of the targets.
     leaking: those combinations. targets: in the order of `fisher` (T, T), None where mu is inf.
     certificate: for every gradient, 2: the point where it was taken is a function of the view before it, so sensitivities at record
-    level hold; 1: a function of the view and of the node's own past gradients, record level needs a drift bound (`drift`); 0: hidden
-    noise steers it, or steers another gradient that reacts to it: the bound holds for changes that are fixed beforehand alone.
+    level hold; 1: a function of the view and of the node's own past gradients, record level needs a drift bound (`drift`), and mu
+    is of gradients that differ by the sensitivity at most wherever they are taken; 0: hidden noise steers it, or steers another
+    gradient that reacts to it: mu is of gradients that do not depend on the model (`record` has stronger listeners).
     Targets that are no gradients have 2, or 0 where another gradient reacts.
     """
 

@@ -34,7 +34,9 @@ class Cell:
         """Everything that the result depends on, beside the versions of packages."""
         p, noise = self.plan, None
         if self.epsilon is not None:
-            rest = {"noise": p.noise, "constant": p.constant, "delta": p.delta, "sensitivity": p.sensitivity}
+            rest: dict[str, Json] = {"noise": p.noise, "constant": p.constant, "delta": p.delta, "sensitivity": p.sensitivity}
+            if p.smoothness is not None:  # left out otherwise, so that cells of earlier sweeps are found again
+                rest["smoothness"] = p.smoothness
             noise = {"epsilon": finite([self.epsilon])[0], **rest, "adversaries": list(p.adversaries)}
         return {
             "scenario": {**asdict(self.scenario), "set": dict(self.scenario.set)},

@@ -15,18 +15,20 @@ from leakaudit.scenario import Scenario
 from leakaudit.trace import Json
 
 Values = Mapping[str, tuple[Json, ...]]
-NOISE = ("noise", "constant", "delta", "sensitivity")  # how an epsilon is set, as in an audit
+NOISE = ("noise", "constant", "delta", "sensitivity", "smoothness")  # how an epsilon is set, as in an audit
 
 
 @dataclass(frozen=True)
 class SweepPlan:
     """The grid.
 
-    over: values of fields of the scenario, and of constants that every victim or the model has. own: attack or victim -> its
-    hyper-parameter or constant -> values, for its cells alone. set: hyper-parameters and constants by attack or victim. epsilon, noise,
-    constant, delta, sensitivity: as in an audit, for the worst of the adversaries. attacks: names, or ``auto``. seeds: of the scenario and
-    the attack. nodes: attacked, all by default. gradients: of a leak at most. psnr: dB from which a record counts as recovered.
-    figure: the axis of the figure, by name.
+    over: values of fields of the scenario, and of constants that every victim or the model has.
+    own: attack or victim -> its hyper-parameter or constant -> values, for its cells alone. set:
+    hyper-parameters and constants by attack or victim. epsilon, noise, constant, delta,
+    sensitivity, smoothness: as in an audit, for the worst of the adversaries. attacks: names, or
+    ``auto``. seeds: of the scenario and the attack. nodes: attacked, all by default. gradients: of
+    a leak at most. psnr: dB from which a record counts as recovered. figure: the axis of the
+    figure, by name.
     """
 
     scenario: Scenario
@@ -41,6 +43,7 @@ class SweepPlan:
     constant: str = "sigma"
     delta: float | None = None
     sensitivity: float | None = None
+    smoothness: float | None = None
     nodes: tuple[int, ...] = ()
     gradients: int = 8
     psnr: float = 20.0

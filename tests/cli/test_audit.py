@@ -24,7 +24,9 @@ model = "mlp"
 
 [scenario.set]
 hidden = 32
+order = "adapt"
 alpha = 0.1
+clip = 1.0
 sigma = 1.0
 """
 AUDIT = """
@@ -157,7 +159,15 @@ def test_a_plain_scenario_is_audited_as_it_is(tmp_path: Path, capsys: pytest.Cap
     assert level["epsilon"] is None
     assert any(v["promise"] and v["promise"]["name"].startswith("DP-Norm") for v in found["audit"]["verdicts"])
     claim = next(v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim")
+    assert claim["verdict"] == "INCONCLUSIVE"
+    assert "give a smoothness" in claim["says"]
+    assert not any(v["promise"] and v["promise"]["name"].startswith("the exact view") for v in found["audit"]["verdicts"])
+    (tmp_path / "s.toml").write_text("\n".join([*lines, "[set]", "sigma = 0.5", "[audit]", "smoothness = 0.1"]))
+    assert main([str(a) for a in arguments]) == 0
+    found = json.loads(capsys.readouterr().out)
+    claim = next(v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim")
     assert claim["verdict"] == "NOT_REFUTED"
+    assert claim["figures"]["rounds_priced"] == 2
 
 
 def test_what_is_over_in_time_is_kept_and_marked(done: Path, tmp_path: Path) -> None:
@@ -198,4 +208,4 @@ def test_the_papers_simulations_are_plans_with_and_without_noise(project: Path, 
     assert said["plan"]["attacks"] == ["dlg", "inverting", "gradinversion"]
     assert said["grid"][0]["epsilon"] == "no noise"
     assert len(said["grid"]) > 3
-    assert all(math.isfinite(level["exact"]["eavesdropper"]) for level in said["grid"][1:])
+    assert all(math.isfinite(level["exact"]["eavesdropper"] or level["node"]["eavesdropper"]) for level in said["grid"][1:])

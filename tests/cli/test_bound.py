@@ -20,7 +20,7 @@ def scenario(tmp_path: Path) -> str:
 
 
 def test_every_adversary_is_listed_with_the_claim_and_the_noise_for_it(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bound", scenario, "-f", "json", "-q"]) == 0
+    assert main(["bound", scenario, "--smoothness", "0.1", "-f", "json", "-q"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found) == 6 * (1 + 2 + 2 + 3)
     assert {one["kind"] for one in found if one["node"] == 3} == {"outsider", "wire", "neighbour", "coalition"}
@@ -41,6 +41,23 @@ def test_the_table_shows_the_worst_of_each_kind_once(scenario: str, capsys: pyte
     assert capsys.readouterr().out.count("outsider, all wires") == 6
 
 
+def test_without_a_smoothness_the_table_gives_no_epsilon_for_records(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """DP-Norm's nodes keep their models; the figure of the node has its own field and its own words."""
+    assert main(["bound", scenario, "--as", "eavesdropper", "-f", "json", "-q"]) == 0
+    for one in json.loads(capsys.readouterr().out):
+        assert one["mu"] is None
+        assert one["epsilon"] is None
+        assert one["node_epsilon"] > 0
+        assert one["rounds_priced"] == 12
+        assert one["verdict"] == "INCONCLUSIVE"
+        assert "give a smoothness" in one["why"]
+    assert main(["bound", scenario, "--as", "eavesdropper", "-q"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no epsilon for records" in said
+    assert "rounds priced: 12" in said
+    assert "NOT REFUTED;" not in said
+
+
 def test_of_a_long_run_only_the_outsider_is_priced_unless_others_are_asked_for(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path(scenario).write_text(Path(scenario).read_text().replace("rounds = 12", "rounds = 400"))
     assert main(["bound", scenario, "--node", "0", "-f", "json", "--progress", "none"]) == 0
@@ -58,12 +75,13 @@ def test_the_plan_of_an_audit_is_priced_too(project: Path, capsys: pytest.Captur
 
 
 def test_noise_for_an_epsilon_of_ones_own(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bound", scenario, "--as", "eavesdropper", "--node", "0", "--epsilon", "1", "--delta", "1e-5", "-f", "json", "-q"]) == 0
+    asked = ["bound", scenario, "--as", "eavesdropper", "--node", "0", "--delta", "1e-5", "--smoothness", "0.1", "-f", "json", "-q"]
+    assert main([*asked, "--epsilon", "1"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     (low, high) = one["recommended"]["noise"]["n"]
     Path(scenario).write_text(Path(scenario).read_text().replace("sigma = 0.1", f"sigma = {low!r}"))
     assert low == high
-    assert main(["bound", scenario, "--as", "eavesdropper", "--node", "0", "--delta", "1e-5", "-f", "json", "-q"]) == 0
+    assert main(asked) == 0
     assert json.loads(capsys.readouterr().out)[0]["epsilon"] == pytest.approx(1.0, rel=1e-6)
 
 
@@ -75,6 +93,8 @@ def test_noise_for_an_epsilon_of_ones_own(scenario: str, capsys: pytest.CaptureF
         (["--node", "9"], "there is no node 9"),
         (["--epsilon", "-1"], "--epsilon"),
         (["--sensitivity", "0"], "--sensitivity"),
+        (["--smoothness", "-1"], "--smoothness"),
+        (["--smoothness", "inf"], "--smoothness"),
     ],
 )
 def test_bad_options_get_one_line(scenario: str, capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:

@@ -204,7 +204,7 @@ def test_the_example_fails_with_half_its_noise(project: Path, tmp_path: Path) ->
     edit(copy, "SIGMA = 0.25", "SIGMA = 0.125")
     done = run(copy, "leakaudit", "check", "-q")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.search(r"epsilon of the exact view 28\.8\d*, at most 12: so much may eavesdropper tell of the data of node \d", done.stdout)
+    assert re.search(r"epsilon of one record 28\.8\d*, at most 12: so much may eavesdropper tell of the data of node \d", done.stdout)
 
 
 # --- where it runs ----------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from leakaudit.task import Task
 from leakaudit.verdict import Verdict
 
 BASE: dict[str, Any] = {"nodes": 3, "graph": "ring", "rounds": 3, "data": "gaussians:60", "model": "logistic"}
-CLIPPED = {"sigma": 1.0, "clip": 1.0, "alpha": 0.1}
+CLIPPED = {"order": "adapt", "sigma": 1.0, "clip": 1.0, "alpha": 0.1}
 
 
 def plan(victim: str = "dpsgd", constants: dict[str, Any] | None = None, samples: int = 1, **audit: Any) -> AuditPlan:
@@ -70,7 +70,8 @@ def test_the_exact_view_has_the_epsilon_that_was_asked_for(victim: str, constant
     ):
         made, worst = declared(level.ready), 0.0
         for who in (Adversary(), Adversary.parse("node:1")):
-            worst = max(worst, *(one.epsilon or 0 for one in price(made, who, [0, 2], 1.5, 1e-4)))
+            found = price(made, who, [0, 2], 1.5, 1e-4)
+            worst = max(worst, *(one.epsilon if one.epsilon is not None else one.node_epsilon or 0 for one in found))
         assert worst == pytest.approx(level.epsilon, rel=1e-6)
         assert level.ready.scenario.set["sigma"] == level.constants["sigma"]
 
@@ -195,7 +196,9 @@ def test_a_fortieth_of_the_declared_noise_is_refuted(quiet: str) -> None:
 @pytest.mark.slow
 def test_a_sensitivity_that_nothing_enforces_is_unsupported() -> None:
     """Without clipping a record moves a gradient by more than a hundredth, which the epsilon assumes."""
-    found = verdicts(plan(constants={"sigma": 1.0, "clip": 0.0}, epsilon=(1.0,), sensitivity=0.01, replays=40, canary=100))
+    found = verdicts(
+        plan(constants={"order": "adapt", "sigma": 1.0, "clip": 0.0}, epsilon=(1.0,), sensitivity=0.01, replays=40, canary=100)
+    )
     assert found["sensitivity"] == [Verdict.UNSUPPORTED]
     assert Verdict.REFUTED in found["canary replays"]
 

@@ -1,0 +1,150 @@
+"""What one changed record does to a view: which stronger listener makes it priceable, and what changes reach (docs/relations.md).
+
+A changed record moves the model, and so the gradients that are taken there. `account` prices gradients that move by at most a
+sensitivity, which is true of a record only if all that it moves besides is seen: certificate 2. Three ways lead further.
+
+- `alone`, `with_models`: a listener who hears more. What a weaker one sees is a function of it, so its price is an upper value.
+- `drift` (drift.py): gradients that are L-Lipschitz, if certificates are 1 at least.
+- `reached`: quadratic losses, whose reaction is one more linear relation. Their view is Gaussian, and its mu is exact.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+
+from leakaudit.relations.account import SECRET, account
+from leakaudit.relations.declare import Relation, Relations
+from leakaudit.relations.expression import Expression, Vector, decimal
+from leakaudit.relations.kkt import Array
+from leakaudit.relations.knowledge import Knowledge
+from leakaudit.relations.semidefinite import supremum
+
+HEARD = ("message", "public")
+OWN = ("gradient", "secret", "state", "noise")
+PATTERNS = 256  # choices of batches that are tried one by one
+Turns = Sequence[Sequence[Collection[int]]]  # one block an epoch; the gradients that a record can enter in it, one choice each
+
+
+def alone(declared: Relations, node: int) -> Knowledge | None:
+    """Return the knowledge of everybody but one node: all that it receives and sends; None if its relations hold more than that.
+
+    Whatever the other nodes do, they do it with what the node sent before, so no view of theirs, nor of a tap, tells more of the
+    node's data than this one. The other nodes need not follow their own relations: a message that is lost, late or replaced by an
+    old one is one more received vector, and a vector that is known leaves mu and certificates as they are.
+    """
+    known = frozenset(k for k, v in enumerate(declared.vectors) if v.kind in HEARD)
+
+    def own(vector: Vector) -> bool:
+        return vector.owner == node and vector.kind in OWN
+
+    rows = []
+    for at, relation in enumerate(declared.relations):
+        unknown = [declared.vectors[k] for k in relation.terms if k not in known]
+        if not any(own(v) for v in unknown):
+            continue
+        if not all(own(v) for v in unknown):
+            return None
+        rows.append(at)
+    for g in declared.gradients(node):
+        point = declared.points[g.vector].at
+        if not all(k in known or own(declared.vectors[k]) for k in point.terms):
+            return None
+    return Knowledge(declared, known, tuple(rows))
+
+
+def with_models(knowledge: Knowledge, targets: Sequence[Expression], certificate: Sequence[int], below: int) -> Knowledge | None:
+    """Return what is known to one who also sees the models at which targets with a certificate below `below` are taken.
+
+    None if that adds nothing, or if one of these models is not one unknown state beside what is known.
+    """
+    vectors, shown = knowledge.declared.vectors, set[int]()
+    for target, level in zip(targets, certificate, strict=True):
+        if level >= below:
+            continue
+        point = knowledge.declared.points[target.vector].at
+        hidden = [k for k in point.terms if k not in knowledge.known]
+        if len(hidden) != 1 or vectors[hidden[0]].kind != "state":
+            return None
+        shown.add(hidden[0])
+    return replace(knowledge, known=knowledge.known | shown) if shown else None
+
+
+def reached(knowledge: Knowledge, targets: Sequence[Expression], enters: Collection[int], curvature: float = 0.0) -> float:
+    """Return the mu that a record reaches which moves the gradients it enters by one vector of length 1, for quadratic losses.
+
+    All nodes' losses have the Hessian `curvature` I: g = curvature x + a constant, so the reaction to the moved model, and to noise
+    that nobody sees, is linear, and the view of both data sets is Gaussian with one covariance. Changing a label in least squares is
+    such a change. curvature 0: losses with constant gradients. enters: places among the targets. inf if the change shows without
+    noise. Raises LeakauditError as `account` does.
+    """
+    declared, wanted = knowledge.declared, {t.vector for t in targets}
+    closed = copy.copy(declared)
+    closed.vectors, closed.relations = list(declared.vectors), list(declared.relations)
+    moved = len(closed.vectors)
+    owner = declared.vectors[targets[0].vector].owner
+    closed.vectors.append(Vector("secret", "moved", owner, 0))
+    entered = {targets[at].vector for at in enters}
+    bend = decimal(curvature)
+    reacting = [k for k in declared.points if k in wanted or (bend and k in knowledge.used and k not in knowledge.known)]
+    for k in reacting:
+        closed.vectors[k] = replace(closed.vectors[k], kind="state")
+        terms = {k: Fraction(-1)}
+        for place, coefficient in declared.points[k].at.terms.items():
+            terms[place] = terms.get(place, Fraction(0)) + bend * coefficient
+        if k in entered:
+            terms[moved] = Fraction(1)
+        form = Expression(closed.vectors, {place: value for place, value in terms.items() if value})
+        closed.relations.append(Relation(form.terms, declared.vectors[k].round, form, 0))
+    rows = (*knowledge.rows, *range(len(declared.relations), len(closed.relations)))
+    change = Expression(closed.vectors, {moved: Fraction(1)})
+    return account(Knowledge(closed, knowledge.known, rows), [change], 1.0, certify=False).mu
+
+
+def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
+    """Return the largest mu over the gradients that a record may enter, one choice a block, at sensitivity 1.
+
+    m: Fisher matrix of `account` (T, T). Returns the value that constant gradients reach, a certified upper value for all changes,
+    and the gradients that the record enters in the former.
+    Few choices are tried one by one. Else the upper value is the root of sum_ef max |M| over the choices in blocks e and f, which
+    is exact if the noise of different rounds is independent, and the lower one that of the choices with the largest diagonal.
+    """
+    blocks = [[tuple(sorted(some)) for some in choices] for choices in turns if choices]
+    size = np.abs(m)
+    if math.prod(len(choices) for choices in blocks) <= PATTERNS:
+        return _tried(m, size, [tuple(sorted(itertools.chain(*chosen))) for chosen in itertools.product(*blocks)])
+    best = [max(choices, key=lambda some: _total(m, some, some)) for choices in blocks]
+    entered = tuple(sorted(itertools.chain(*best)))
+    low = math.sqrt(max(_total(m, entered, entered), 0.0))
+    total = 0.0
+    for rows in blocks:
+        for columns in blocks:
+            total += max(_total(size, a, b) for a in rows for b in columns)
+    return low, max(low, math.sqrt(total)), entered
+
+
+def _tried(m: Array, size: Array, patterns: Sequence[tuple[int, ...]]) -> tuple[float, float, tuple[int, ...]]:
+    """Return what `largest` does, over listed patterns; only those whose sum of |M| is larger than the largest mu are solved."""
+    entered = max(patterns, key=lambda some: _total(m, some, some))
+    low = high = math.sqrt(max(_total(m, entered, entered), 0.0))
+    for ceiling, some in sorted(((_total(size, p, p), p) for p in patterns), reverse=True):
+        if math.sqrt(ceiling) <= high:
+            break
+        high = max(high, supremum(m[np.ix_(some, some)], np.ones(len(some)))[1])
+    return low, high, entered
+
+
+def _total(m: Array, rows: Sequence[int], columns: Sequence[int]) -> float:
+    return float(m[np.ix_(rows, columns)].sum())
+
+
+def secretless(declared: Relations, node: int) -> bool:
+    """Whether a node enters no gradient and holds no secret, in a protocol whose data enters by gradients: nothing of it can be told."""
+    mine = [v for v in declared.vectors if v.owner == node and v.kind in SECRET]
+    return not mine and any(v.kind == "gradient" for v in declared.vectors)

@@ -41,8 +41,8 @@ def jobs(data: list[str], seeds: int, batches: list[int]) -> Iterator[Job]:
                 for family in lookalikes.FAMILIES:
                     for victim in ("dpsgd", "pdmm"):
                         for samples in batches:
-                            told = {"scenario": {**common, "victim": victim, "samples": samples, "set": {"hidden": 256}}, "family": family}
-                            yield family, "run", {**told, "seed": seed, "attack": "auto"}
+                            case = {**common, "victim": victim, "samples": samples, "set": {"hidden": 256}}
+                            yield family, "run", {"scenario": case, "family": family, "seed": seed, "attack": "auto"}
                 for samples in (1, 4):
                     yield from _noisy(common, samples, seed)
                 yield from _rgap(common, seed)

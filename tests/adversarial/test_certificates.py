@@ -52,7 +52,7 @@ def test_new_images_that_are_alike(fresh_seed: int, fresh_cases: Callable[[int],
         seed, samples = int(g.integers(1 << 30)), int(g.choice([2, 3, 4, 6]))
         victim, dtype = str(g.choice(["dpsgd", "pdmm", "fedsgd", "dpnorm"])), str(g.choice(["float32", "float64"]))
         rounds, hidden = int(g.integers(2, 14)), int(g.choice([32, 64, 128, 256]))
-        changed = {"graph": "star"} if victim == "fedsgd" else {}
+        changed: dict[str, Any] = {"graph": "star"} if victim == "fedsgd" else {}
         case = scenario(samples, seed, victim=victim, dtype=dtype, rounds=rounds, set={"hidden": hidden}, **changed)
         check(lookalikes.attacked(case, str(g.choice(names)), seed))
 
@@ -155,10 +155,9 @@ def test_weight_decay_of_unknown_models_is_not_taken_for_the_input(data: str) ->
     ("victim", "samples", "extra"), [("dpsgd", 1, {}), ("dpsgd", 1, {"sigma": 1e-4}), ("pdmm", 2, {}), ("fedsgd", 2, {})]
 )
 def test_intervals_hold_the_truth(victim: str, samples: int, extra: dict[str, float], seed: int) -> None:
-    graph = {} if victim == "fedsgd" else {"graph": "ring"}
-    case = Scenario(
-        victim, nodes=3, rounds=10, data="gaussians", samples=samples, model="mlp", set={"hidden": 64, **extra}, seed=seed, **graph
-    )
+    graph = "star" if victim == "fedsgd" else "ring"
+    settings = {"hidden": 64, **extra}
+    case = Scenario(victim, nodes=3, graph=graph, rounds=10, data="gaussians", samples=samples, model="mlp", set=settings, seed=seed)
     recorder = recording.record(recording.plan(case), None)
     found = la.attack(la.leaks(recorder.trace), generator=Generator().manual_seed(0))
     held = [one for one in found if one.interval is not None]

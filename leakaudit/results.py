@@ -121,7 +121,7 @@ _AUDIT = {
 }
 AUDIT = {**ATTACK, "kind": frozenset({"audit"}), "audit": _AUDIT}
 _RULE = {
-    "kind": frozenset({"budget", "baseline", "lint", "positive", "negative"}),
+    "kind": frozenset({"budget", "baseline", "lint", "recording", "attacked", "positive", "negative"}),
     **dict.fromkeys(("cell", "measure", "says", "accepted"), str),
     **dict.fromkeys(("value", "limit", "p"), _EPSILON),
     "status": frozenset(

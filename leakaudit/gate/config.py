@@ -26,7 +26,9 @@ class Check:
     scenario: a scenario's file name or its values, in place of run. attacks: names or ``auto``; set: their hyper-parameters by attack.
     adversaries: as for ``leakaudit attack --as``. nodes: whose inputs, None for all. gradients: used at most.
     sensitivity, delta: of epsilon. lint: what the recording says of its own declarations; ``error`` fails where it refutes them and
-    warns where they do not follow, ``strict`` fails on both, ``warn`` on neither, ``off`` does not look.
+    warns where they do not follow, ``strict`` fails on both, ``warn`` on neither, ``off`` does not look. secure: kinds of messages that
+    are encrypted where the program runs; no recording can show that, so it is declared here. undetermined: adversaries for whom it is
+    expected that the protocol determines nothing, so that nothing can be attacked. timeout: seconds that one run may take.
     """
 
     name: str
@@ -40,6 +42,9 @@ class Check:
     sensitivity: float = 1.0
     delta: float = 1e-5
     lint: str = "error"
+    secure: tuple[str, ...] = ()
+    undetermined: tuple[str, ...] = ()
+    timeout: float = 3600.0
 
     def __post_init__(self) -> None:
         _one_of(f"check {self.name}", "lint", self.lint, LINT)
@@ -49,6 +54,11 @@ class Check:
             raise LeakauditError(f"check {self.name}: run: expected 'module:function', got {self.run!r}")
         if "/" in self.name or not self.name:
             raise LeakauditError(f"check {self.name!r}: expected a name without '/'")
+        if not self.timeout > 0:
+            raise LeakauditError(f"check {self.name}: timeout: expected seconds > 0, got {self.timeout:g}")
+        for who in self.undetermined:
+            if who not in self.adversaries:
+                raise LeakauditError(f"check {self.name}: undetermined: no adversary {who!r} here{suggest(who, self.adversaries)}")
         if not self.adversaries or not self.attacks:
             raise LeakauditError(f"check {self.name}: expected at least one adversary and one attack")
         for attack in self.set:

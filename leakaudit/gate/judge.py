@@ -19,6 +19,7 @@ from leakaudit.gate import baseline, controls, linted, rules
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, attack_all, empty, held
 from leakaudit.gate.config import Check, Gate
+from leakaudit.gate.fidelity import Fidelity
 from leakaudit.gate.rules import Rule
 from leakaudit.gate.runs import Recorded, ready
 from leakaudit.pricing import price
@@ -99,23 +100,26 @@ def _run(check: Check, out: Judged) -> None:
 
     The first seed of a gate is run whatever the time, so that there is a record of what was tried.
     """
-    record = ready(check, out.gate.folder)
-    cells = empty(check)
+    cells, shown = empty(check), Fidelity(check)
     seeds = range(out.options.seed, out.options.seed + out.gate.seeds)
+    record = ready(check, out.gate.folder)
     try:
         for k, seed in enumerate(seeds):
             step(f"check {check.name}", k, len(seeds))
             if expired() and out.first is not None:
                 break
             made = record(seed)
+            shown.look(made)
             attack_all(cells, made)
             if not k:
                 out.first = out.first or made
                 _once(check, cells, made, out)
         step(f"check {check.name}", len(seeds), len(seeds))
     finally:
+        record.close()
         out.complete = out.complete and not expired()
         out.cells += [c for c in cells if c.seeds]
+        out.rules += [*shown.rules(), *rules.attacked(cells)]
         for cell in cells:
             out.rules += rules.controls(cell, [controls.negative(cell)] if cell.seeds else [])
             cell.found.clear()
@@ -161,8 +165,8 @@ def conclude(out: Judged, base: Baseline | None) -> None:
 
 
 def sound(judged: Judged) -> None:
-    """Raise LeakauditError where a control failed or the run is not complete: such numbers in a baseline would hide a leak."""
-    if failed := [r for r in judged.rules if r.status is rules.Status.VOID and r.kind in ("positive", "negative")]:
+    """Raise LeakauditError where a control failed, nothing was measured or the run is not complete: such a baseline would hide a leak."""
+    if failed := [r for r in judged.rules if r.status in rules.UNSOUND and r.kind in rules.CONTROLS]:
         raise LeakauditError(f"the baseline is not changed: {failed[0].cell}: {failed[0].says}")
     if not judged.complete:
         raise LeakauditError("the baseline is not changed: the run was cut short; give it more --max-seconds")

@@ -12,6 +12,7 @@ from torch import Tensor
 from leakaudit import gaps
 from leakaudit.adversary import Adversary
 from leakaudit.declared import protocol_of
+from leakaudit.relations import Relations
 from leakaudit.trace import Trace
 
 Key = tuple[int, int, int, str]  # round, src, dst, kind
@@ -42,12 +43,14 @@ class Expected:
         messages: all of them, over the rounds that were declared.
         last: the last of these rounds.
         repeats: whether each later round sends what the last one does.
+        relations: the declaration itself.
         coarse: kinds whose channel is declared to round, so that few distinct numbers are no surprise.
     """
 
     messages: tuple[Message, ...]
     last: int
     repeats: bool
+    relations: Relations
     coarse: frozenset[str]
 
     @classmethod
@@ -62,7 +65,7 @@ class Expected:
         relations = protocol.victim.relations(trace.graph, LONG, trace.public) if repeats else protocol.whole
         sent = [v for v in relations.vectors if v.kind == "message"]
         messages = tuple(Message(v.round, v.owner or 0, v.dst, v.name, v.secure) for v in sent)
-        return cls(messages, LONG if repeats else trace.rounds, repeats, frozenset(v.name for v in sent if v.std))
+        return cls(messages, LONG if repeats else trace.rounds, repeats, relations, frozenset(v.name for v in sent if v.std))
 
 
 def differences(trace: Trace, expected: Expected, adversaries: Sequence[Adversary], secure: Sequence[str]) -> Iterator[Finding]:

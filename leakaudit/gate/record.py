@@ -83,8 +83,8 @@ def settings(gate: Gate, seed: int) -> dict[str, Json]:
     for check in gate.checks:
         plain = {k: getattr(check, k) for k in ("name", "gradients", "sensitivity", "delta", "lint", "timeout")}
         lists = {k: list(getattr(check, k)) for k in ("adversaries", "attacks", "secure", "undetermined")}
-        lists["nodes"] = check.nodes and list(check.nodes)
-        checks.append({**plain, **lists, "set": {k: dict(v) for k, v in check.set.items()}, **values(check, gate.folder)})
+        nodes = check.nodes and list(check.nodes)
+        checks.append({**plain, **lists, "nodes": nodes, "set": {k: dict(v) for k, v in check.set.items()}, **values(check, gate.folder)})
     accepted = [{**asdict(a), "expires": a.expires.isoformat()} for a in gate.accepted]
     rest = {k: getattr(gate, k) for k in ("seeds", "alpha", "baseline")} | {
         "compare": list(gate.compare),

@@ -18,6 +18,7 @@ HIDDEN = "redacted"
 _NODES = re.compile(r"(?i)\b(nodes?|peers?)([:= ]\s?)(\d+(?:(?:,\s?| and | or )\d+)*)")
 _EDGES = re.compile(r"(?i)\b(edges?)([:= ]\s?)(\d+-\d+(?:,\s?\d+-\d+)*)")
 _FILE = re.compile(r"[/\\]|^(file|npz):|\.\w{2,5}$")
+NAMED = ("lint", "recording", "attacked")  # rules of a gate that begin with what was found, then a colon and figures
 _PICTURES = ("picture", "originals", "figure")
 _DROPPED = ("formula", "scope", "note", "leaking", "reasons")  # entries whose texts name nodes in other ways
 
@@ -63,8 +64,8 @@ def _rows(redacted: Mapping[str, Json], rows: list[dict[str, Json]]) -> list[dic
 
 
 def _gate(gate: Mapping[str, Json], shown: Mapping[str, Json], rename: Rename) -> dict[str, Json]:
-    """Its networks renamed; of what the lint says the name of the pitfall alone, since figures name nodes in many ways."""
-    rules = [{**r, "says": _pitfall(r["says"])} if r["kind"] == "lint" else r for r in shown["rules"]]
+    """Its networks renamed; of what lint and recordings show only the name of it, since figures name nodes in many ways."""
+    rules = [{**r, "says": _pitfall(r["says"])} if r["kind"] in NAMED else r for r in shown["rules"]]
     return {**shown, "rules": rules, "networks": {k: _trace(v, rename) for k, v in gate.get("networks", {}).items()}}
 
 
@@ -73,10 +74,10 @@ def _pitfall(says: str) -> str:
 
 
 def _unlinted(results: Mapping[str, Json]) -> str:
-    """Return the sentence of the whole without what the lint says."""
+    """Return the sentence of the whole without the figures of lint and recordings."""
     said: str = results["summary"]
     for rule in (results.get("gate") or {}).get("rules", ()):
-        said = said.replace(clean(rule["says"]), _pitfall(rule["says"])) if rule["kind"] == "lint" else said
+        said = said.replace(clean(rule["says"]), _pitfall(rule["says"])) if rule["kind"] in NAMED else said
     return said
 
 

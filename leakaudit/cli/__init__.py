@@ -42,8 +42,18 @@ VERBS = (
 atexit.register(gc.freeze)  # the end of a process that has torch is .6 s shorter without looking for cycles among its objects
 
 
+class Told(SystemExit):
+    """A parser has printed help, a version or what is wrong with the arguments; any other SystemExit is of code that was loaded."""
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Print the message to stderr and end, in a way that tells this end from one by loaded code."""
+        if message:
+            sys.stderr.write(message)
+        raise Told(status)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
@@ -171,6 +181,8 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
         plugins(args)
         code: int = args.run(args)
         sys.stdout.flush()
+    except Told:
+        raise
     except SystemExit as e:
         what = f"code that it loaded called sys.exit({e.code!r})"
         return BROKEN, f"{what}; nothing was judged: remove that call, or put it under a main guard"

@@ -79,7 +79,7 @@ def differences(trace: Trace, expected: Expected, adversaries: Sequence[Adversar
     """
     sent = _sent(trace)
     if not sent:
-        yield "messages", "no message was recorded, so nobody was shown anything; call recorder.send for everything that travels"
+        yield "empty", "no message was recorded, so nobody was shown anything; call recorder.send for everything that travels"
         return
     yield from _undeclared(sent, expected)
     yield from _missing(sent, expected, adversaries)

@@ -13,7 +13,7 @@ holds, the recorded messages do carry the gradients of these records.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +27,7 @@ from leakaudit.gate.expected import Expected, differences
 from leakaudit.gate.rules import Rule, Status
 from leakaudit.gate.runs import Recorded
 from leakaudit.gate.substitute import Floats, Left, Noise, left
-from leakaudit.lint import noise
+from leakaudit.lint import NAMES, noise
 from leakaudit.lint.samples import Sample
 from leakaudit.trace import Trace
 
@@ -36,8 +36,26 @@ LEVEL = 1e-4  # chance of a false alarm of each test, over all seeds of a check:
 # A gradient that another framework computed in float32 agrees to about 1e-5; a wrong constant moves it by as much as it is wrong, such as
 # a tenth where a step of 0.11 is declared as 0.1. Half of that lies far from both.
 CLOSE = 0.05
+QUIET = "P20"  # the pitfall of too little noise
 HALF = 0.5  # of the way from the gradients of the truth to those of a guess; from there on they are not the truth's
 LEAST = 64  # numbers from which on noise of two runs is compared
+
+# What a rule begins with; a redacted report shows only this.
+TITLES = {
+    "empty": "nothing was recorded",
+    "undeclared": "messages of another protocol",
+    "missing": "messages are missing",
+    "repeated": "messages were recorded twice",
+    "rounds": "rounds are missing",
+    "gaps": "messages were lost",
+    "secure": "messages are encrypted",
+    "values": "numbers are not those that travel",
+    "truth": "the truth is incomplete",
+    "messages": "messages do not fit together",
+    "gradients": "other gradients than those of the truth",
+    "noise": "more than the declared noise",
+    "seeds": "noise that repeats",
+}
 
 
 @dataclass
@@ -80,24 +98,30 @@ class Fidelity:
         elif not self._wrong:
             self._values(made)
 
-    def rules(self) -> list[Rule]:
-        """Return one rule for each thing that is wrong, or one that says what was compared."""
+    def rules(self, linted: Collection[str] = ()) -> list[Rule]:
+        """Return one rule for each thing that is wrong, or one that says what was compared.
+
+        Args:
+            linted: pitfalls that the lint of the first recording found; they are not told again.
+        """
         if not self.seeds:
             return []
         self._sum_up()
         cell = f"{self.check.name}/recording"
         if self._wrong:
-            return [Rule("recording", cell, about, status, says) for about, (status, says) in self._wrong.items()]
+            told = {about: one for about, one in self._wrong.items() if about not in linted}
+            return [Rule("recording", cell, about, status, says) for about, (status, says) in told.items()]
         says = "the messages are those that the protocol declares"
         if self._compared:
-            says += f"; they hold the gradients of the truth up to the declared noise{self._sharpness()}"
+            says += f", and hold the gradients of the truth up to the declared noise{self._sharpness()}"
         elif self._skipped:
             says += f"; values were not compared: {self._skipped}"
         return [Rule("recording", cell, "", Status.OK, says)]
 
     def _complain(self, about: str, status: Status, says: str, seed: int) -> None:
         """Keep the first complaint of its kind."""
-        self._wrong.setdefault(about, (status, f"{says} (seed {seed})"))
+        title = f"{TITLES[about]}: " if about in TITLES else ""
+        self._wrong.setdefault(about, (status, f"{title}{says} (seed {seed})"))
 
     def _declared(self, trace: Trace) -> Expected:
         """Return what the protocol sends; kept for recordings that differ in nothing that it depends on."""
@@ -162,8 +186,9 @@ class Fidelity:
             self._complain(about, Status.VOID, says, seed)
         if self._wrong:
             return
+        status = Status.CONTRADICTED if self.check.lint in ("error", "strict") else Status.WARNING
         for about, says in self._noise():
-            self._complain(about, Status.CONTRADICTED, says, seed)
+            self._complain(about, status, says, seed)
 
     def _signal(self) -> Iterator[tuple[str, str]]:
         """Test whether what is left goes along with the gradients: then other gradients were sent, or another multiple of them."""
@@ -194,7 +219,7 @@ class Fidelity:
         """Test whether the noise is quieter than declared in all recordings together, its law in the first, and whether it repeats."""
         if self._numbers and float(chi2.cdf(self._energy, self._numbers)) < LEVEL:
             size = math.sqrt(self._energy / self._numbers)
-            yield "noise", f"the messages hold {size:.3g} times the declared noise; draw the noise that is declared, for every message"
+            yield QUIET, f"{NAMES[20][0]}: the messages hold {size:.3g} times the declared noise; {NAMES[20][1]}"
             return
         found = list(noise.judged([_sample(one) for one in self._first[:NODES]]))
         for pitfall in found:

@@ -15,7 +15,8 @@ from leakaudit.adversary import Adversary
 from leakaudit.declared import protocol_of
 from leakaudit.errors import LeakauditError
 from leakaudit.findings import about
-from leakaudit.gate import baseline, controls, linted, rules
+from leakaudit.gate import baseline, controls, rules
+from leakaudit.gate import linted as lints
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, attack_all, empty, held
 from leakaudit.gate.config import Check, Gate
@@ -119,7 +120,8 @@ def _run(check: Check, out: Judged) -> None:
         record.close()
         out.complete = out.complete and not expired()
         out.cells += [c for c in cells if c.seeds]
-        out.rules += [*shown.rules(), *rules.attacked(cells)]
+        linted = {r.measure for r in out.rules if r.kind == "lint" and r.cell == f"{check.name}/lint"}
+        out.rules += [*shown.rules(linted), *rules.attacked(cells)]
         for cell in cells:
             out.rules += rules.controls(cell, [controls.negative(cell)] if cell.seeds else [])
             cell.found.clear()
@@ -129,7 +131,7 @@ def _run(check: Check, out: Judged) -> None:
 def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged) -> None:
     """Do what one recording is enough for: lint it, price its declaration, and plant leaks like its own."""
     out.networks[check.name] = about(made.trace)
-    out.rules += linted.rules(check, made)
+    out.rules += lints.rules(check, made)
     _epsilon(check, made, out)
     for cell in cells:
         tested = controls.positive(cell, made, held(cell, made))

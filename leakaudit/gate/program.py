@@ -206,10 +206,15 @@ def _checked(function: Any, check: str) -> Function:
 def _where(error: BaseException) -> str:
     """Return the place in the program under test, outside libraries if one of its calls failed there."""
     frames = traceback.extract_tb(error.__traceback__)
-    libraries = tuple({sysconfig.get_path(which) for which in ("stdlib", "purelib", "platlib")})
-    own = (f for f in frames[:0:-1] if Path(f.filename).is_file() and not f.filename.startswith(libraries))
+    own = (f for f in frames[:0:-1] if Path(f.filename).is_file() and not _library(f.filename))
     place = next(own, frames[-1])
     file, line = place.filename, place.lineno
     if isinstance(error, SyntaxError):
         file, line = error.filename or "?", error.lineno
     return f"in {Path(file).name}, line {line}"
+
+
+def _library(file: str) -> bool:
+    """Whether a file is of Python itself or of an installed package."""
+    installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return bool(installed) or file.startswith(sysconfig.get_path("stdlib"))

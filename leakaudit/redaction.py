@@ -18,6 +18,7 @@ HIDDEN = "redacted"
 _NODES = re.compile(r"(?i)\b(nodes?|peers?)([:= ]\s?)(\d+(?:(?:,\s?| and | or )\d+)*)")
 _EDGES = re.compile(r"(?i)\b(edges?)([:= ]\s?)(\d+-\d+(?:,\s?\d+-\d+)*)")
 _FILE = re.compile(r"[/\\]|^(file|npz):|\.\w{2,5}$")
+TREATED = ("findings", "undetermined", "provenance", "trace", "summary", "gallery", "against", "files")  # of a record, one by one
 NAMED = ("lint", "recording", "attacked")  # rules of a gate that begin with what was found, then a colon and figures
 _PICTURES = ("picture", "originals", "figure")
 _DROPPED = ("formula", "scope", "note", "leaking", "reasons")  # entries whose texts name nodes in other ways
@@ -34,9 +35,7 @@ def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Jso
     rename = _renaming(results, key)
     findings = _in_order([_finding(f, rename) for f in results["findings"]])
     undetermined = _in_order([{**_texts(u, rename), "reason": HIDDEN} for u in results["undetermined"]])
-    rest = {
-        k: v for k, v in results.items() if k not in ("findings", "undetermined", "provenance", "trace", "summary", "gallery", "against")
-    }
+    rest = {k: v for k, v in results.items() if k not in TREATED}
     out: dict[str, Json] = {**_texts(rest, rename), "trace": _trace(results["trace"], rename)}
     out |= dict.fromkeys((p for p in _PICTURES if p in results), None)
     if location := out.get("location"):

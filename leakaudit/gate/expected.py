@@ -78,7 +78,7 @@ def differences(trace: Trace, expected: Expected, adversaries: Sequence[Adversar
         secure: kinds of messages that somebody says are encrypted.
     """
     sent = _sent(trace)
-    if not sent and expected.messages:
+    if not sent and (expected.messages or trace.rounds < 1):
         yield "empty", "no message was recorded, so nobody was shown anything; call recorder.send for everything that travels"
         return
     yield from _undeclared(sent, expected)

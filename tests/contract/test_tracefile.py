@@ -147,7 +147,8 @@ def test_info_is_plain_and_complete(tmp_path: Path) -> None:
     facts = info(tmp_path / "trace.pt")
     assert json.loads(json.dumps(facts)) == facts
     expected = {
-        "protocol": "own:p", "nodes": 4, "edges": 3, "rounds": 4, "messages": 20, "secure": 5, "dtype": "float32", "d": 9, "columns": [2, 8],
+        "protocol": "own:p", "nodes": 4, "edges": 3, "rounds": 4, "messages": 20, "secure": 5, "dtype": "float32", "d": 9,
+        "columns": [2, 8],
         "complete": True, "files": 1, "public": {"w0": [9]}, "params": {"rho": 0.4, "names": ["x"]}, "task": TASK.to_json(),
         "kinds": {"w": {"messages": 15, "secure": 0}, "u": {"messages": 5, "secure": 5}},
         "bytes": (tmp_path / "trace.pt").stat().st_size, "sha256": hashlib.sha256((tmp_path / "trace.pt").read_bytes()).hexdigest(),

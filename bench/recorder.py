@@ -34,7 +34,7 @@ def recorder(path: Path, rounds: int, hash: bool, sized: bool = True) -> Recorde
     graph = Graph(NODES + 1, tuple((i, NODES) for i in range(NODES)))
     layout = Layout(("weight",), ((WIDTH,),))
     messages, task = rounds * NODES if sized else None, TaskSpec("benchmark", shape=(1,))
-    return Recorder(path, protocol="benchmark", task=task, graph=graph, layout=layout, messages=messages, hash=hash, max_bytes=8e9)
+    return Recorder(path, protocol="own:benchmark", task=task, graph=graph, layout=layout, messages=messages, hash=hash, max_bytes=8e9)
 
 
 def copied(path: Path, chunk: torch.Tensor, rounds: int, hash: bool = False, sized: bool = True) -> None:

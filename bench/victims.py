@@ -54,7 +54,7 @@ def run(plan: recording.Plan, rounds: int, wires: Iterable[tuple[int, int]], kin
     messages = plan.victim.messages(plan.graph, 0 if kind is Warm else rounds, wires)
     public = {"w0": start(task), **_schedule(plan)}
     shape: dict[str, Any] = {"messages": max(messages, 0), "rows": max(messages, 0), "dtype": task.dtype, "max_bytes": 1e11, **more}
-    recorder = kind(None, protocol="bench", task=task.spec, graph=plan.graph, layout=task.layout, rounds=rounds, public=public, **shape)
+    recorder = kind(None, protocol="own:bench", task=task.spec, graph=plan.graph, layout=task.layout, rounds=rounds, public=public, **shape)
     x, y = plan.source.x[plan.rows].to(task.dtype), plan.source.y[plan.rows]
     with recorder:
         plan.victim.run(Problem(task, x, y), plan.graph, rounds, recorder, torch.Generator().manual_seed(0), wires)

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 
 class LeakauditError(Exception):
-    """Something a user can mend; the command line prints it on one line and exits with code 2."""
+    """Something a user can mend; the command line prints it on one line and exits with `code`."""
+
+    code = 2
+
+
+class ProgramError(LeakauditError):
+    """The program under test did not end with a finished recording; whatever it measured, the gate has seen nothing of it."""
+
+    code = 4
 
 
 class NotDetermined(LeakauditError):

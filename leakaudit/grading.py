@@ -128,7 +128,7 @@ def _verdict(results: Mapping[str, Json], one: Mapping[str, Json]) -> Check:
 def _gated(rule: Mapping[str, Json], cell: Mapping[str, Json] | None) -> Check:
     """cell: None for what needs no adversary, the lint of a recording."""
     what = f"{rule['kind']} {rule['measure']}".strip()
-    control = rule["kind"] in ("positive", "negative")
+    control = rule["kind"] in ("recording", "attacked", "positive", "negative")
     return Check(
         id=hashlib.sha256(repr((rule["cell"], what)).encode("utf-8", "backslashreplace")).hexdigest(),
         name=clean(f"{rule['cell']}: {what}{' control' if control else ''}"),

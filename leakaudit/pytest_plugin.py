@@ -59,11 +59,14 @@ class Leakage:
         budget: Mapping[str, float] | None = None,
         seeds: int | None = None,
         lint: str = "error",
+        secure: Sequence[str] = (),
+        undetermined: Sequence[str] = (),
     ) -> Judged:
         """Run one check and fail the test where it finds a leak or cannot tell.
 
         name: of a check in leakaudit.toml. With run (``module:function`` or a function of a seed and a path) the check is the test's own:
-        adversaries, attacks, set and lint as in the file, budget the largest value of each measure. seeds: how many, the gate's by default.
+        adversaries, attacks, set, lint, secure and undetermined as in the file, budget the largest value of each measure. seeds: how many,
+        the gate's by default.
         """
         __tracebackhide__ = True
         from leakaudit.errors import LeakauditError
@@ -71,7 +74,8 @@ class Leakage:
 
         config = self.request.config
         try:
-            gate = self._gate(name, run, tuple(adversaries), tuple(attacks), set or {}, budget or {}, seeds, lint)
+            own = {"lint": lint, "secure": tuple(secure), "undetermined": tuple(undetermined)}
+            gate = self._gate(name, run, tuple(adversaries), tuple(attacks), set or {}, budget or {}, seeds, own)
             update = config.getoption("--leakage-update")
             options = judge.Options(config.getoption("--leakage-seed"), config.getoption("--leakage-strict"))
             judged = judge.run(gate, options, None if update else files.compared(gate))
@@ -99,7 +103,7 @@ class Leakage:
         set: Mapping[str, Mapping[str, Any]],
         budget: Mapping[str, float],
         seeds: int | None,
-        lint: str,
+        own: Mapping[str, Any],
     ) -> Gate:
         """Return the gate of one check, from the file or from the test."""
         from dataclasses import replace
@@ -110,7 +114,7 @@ class Leakage:
         if run is None:
             gate = files.configured(self.folder).only([name])
         else:
-            check = Check(name, run, adversaries=adversaries, attacks=attacks, set=set, lint=lint)
+            check = Check(name, run, adversaries=adversaries, attacks=attacks, set=set, **own)
             budgets = tuple(Budget(measure, most) for measure, most in budget.items())
             gate = Gate((check,), budgets, folder=self.folder, source=str(self.request.node.location[0]))
         return gate if seeds is None else replace(gate, seeds=seeds)

@@ -25,6 +25,7 @@ from leakaudit.storage.sizes import estimate, human, plan_size, refuse_above
 from leakaudit.storage.truthkeeper import TruthKeeper
 from leakaudit.storage.wellformed import FLOATS
 from leakaudit.trace import Graph, Json, Layout, TaskSpec, Trace, Truth
+from leakaudit.vocabulary import Vocabulary, finite
 
 if TYPE_CHECKING:
     from leakaudit.arcs import Arcs
@@ -45,9 +46,12 @@ class Recorder:
     public: tensors that everybody has. secure_kinds: kinds of messages that travel encrypted.
     truth: whether, or where, the truth is written if any is given; beside the trace by default.
     private: plain values for the truth's provenance alone. keep_states, keep_curves: keep what `state`, `curve` is given.
-    hash: write a sha256 beside each file, None does up to 4 GiB.
-    Raises LeakauditError, before anything is created, where the arguments do not fit, the path cannot be
-    written or the recording would exceed max_bytes.
+    hash: write a sha256 beside each file, None does up to 4 GiB. check: whether names, wires and numbers are held against what the
+    protocol and the task declare; False copies a recording as it is.
+    protocol: a registered victim, whose constants are `params` and whose kinds of messages are sent, or ``own:NAME`` for a protocol
+    that nobody has declared.
+    Raises LeakauditError, before anything is created, where the arguments do not fit, a protocol or constant is not known, the path
+    cannot be written or the recording would exceed max_bytes.
     """
 
     partial = False  # whether some nodes live in other processes
@@ -77,6 +81,7 @@ class Recorder:
         hash: bool | None = None,
         provenance: Mapping[str, Json] | None = None,
         private: Mapping[str, Json] | None = None,
+        check: bool = True,
     ) -> None:
         self.path = None if path is None else _followed(Path(path))
         self.graph, self.dtype, self.id, self.rounds = graph, dtype, id or secrets.token_hex(16), rounds
@@ -89,14 +94,16 @@ class Recorder:
             known: dict[str, Any] = {"graph": graph, "layout": self.layout, "rounds": rounds, "rows": rows, "max_bytes": max_bytes}
             refuse_above(max_bytes, estimate(messages, width, dtype, **known))
         self.public = {name: tensor(value, f"public {name}").cpu().contiguous() for name, value in (public or {}).items()}
+        self._vocabulary = Vocabulary(protocol, params or {}, graph, rounds, self.public) if check else None
+        planned = {"planned": rounds} if check and rounds is not None else {}
         made = {"leakaudit": leakaudit.__version__, "torch": torch.__version__, "created": datetime.now(UTC).isoformat(timespec="seconds")}
         about = (protocol, params or {}, self.task, graph, self.layout, self.columns, 0, (), self.public, self.id)
-        head = tracefile.head(Trace(*about, provenance={**made, **(provenance or {})}))
+        head = tracefile.head(Trace(*about, provenance={**made, **planned, **(provenance or {})}))
         folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
         self._reel = Reel(self.path, shard_bytes if folder else None, head, width, dtype, (messages, rows), max_bytes)
         beside = tracefile.truth_path(self.path) if truth is True and self.path is not None else None
         self._truth_path = beside if isinstance(truth, bool) else Path(truth)
-        self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes, private or {})
+        self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes, private or {}, check)
         self.keep_curves = keep_curves
         self._keep_states, self._secure_kinds, self._hash = keep_states, frozenset(secure_kinds), hash
         self._round, self._uncommitted, self._truth_written, self._closed = 0, False, False, False
@@ -115,14 +122,17 @@ class Recorder:
         """Record one message, or a broadcast to several nodes, which is stored once.
 
         value: (c,) the recorded columns, or (d,) the whole vector; of torch, numpy or anything with DLPack or ``__array__``.
-        A round number that grows commits the rounds before. Raises LeakauditError for a node that is not there,
-        a round that lies before the last, or a vector of another length.
+        A round number that grows commits the rounds before. Raises LeakauditError for a node or a wire that is not there, a kind that
+        the protocol does not send, a round that lies before the last, a vector of another length, or one with NaN or infinity.
         """
         vector, sender, to = self._vector(value), integers(src, "src", self.graph.nodes), integers(dst, "dst", self.graph.nodes)
         if len(sender) != 1:
             raise LeakauditError(f"send: expected one src, got {len(sender)}; send_many takes several")
-        if len(to):
-            self._append(round, sender, to, kind, secure, np.zeros(len(to), np.int64))[0].copy_(vector)
+        if not len(to):
+            return
+        if self._vocabulary is not None:
+            finite(vector, f"round {round}: message {kind!r} of node {sender[0]}")
+        self._append(round, sender, to, kind, secure, np.zeros(len(to), np.int64))[0].copy_(vector)
 
     def send_many(self, round: int, src: Any, dst: Any, kind: str, secure: bool = False, row: Any = None) -> Tensor:
         """Record k messages src (k,) -> dst (k,) and return their payloads (k, c), to be written until the round ends.
@@ -200,6 +210,8 @@ class Recorder:
 
     def _append(self, round: int, src: Any, dst: Any, kind: str, secure: bool, row: Any) -> Tensor:
         self._enter_round(round)
+        if self._vocabulary is not None:
+            self._vocabulary.check(round, src, dst, kind)
         self._start_truth()
         tape = self._reel.tape(round)
         count = int(row.max()) + 1 if len(row) else 0

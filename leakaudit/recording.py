@@ -128,6 +128,7 @@ def opened(
         max_bytes=max_bytes,
         provenance=provenance,
         private={"scenario": {**asdict(scenario), "set": dict(scenario.set)}, **(private or {})},
+        check=False,  # the plan is checked, and tests hold every victim to its declaration
     )
     for node in range(scenario.nodes):
         recorder.truth(node, source.x[rows[node]], source.y[rows[node]], index=rows[node])

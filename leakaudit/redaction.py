@@ -18,6 +18,8 @@ HIDDEN = "redacted"
 _NODES = re.compile(r"(?i)\b(nodes?|peers?)([:= ]\s?)(\d+(?:(?:,\s?| and | or )\d+)*)")
 _EDGES = re.compile(r"(?i)\b(edges?)([:= ]\s?)(\d+-\d+(?:,\s?\d+-\d+)*)")
 _FILE = re.compile(r"[/\\]|^(file|npz):|\.\w{2,5}$")
+TREATED = ("findings", "undetermined", "provenance", "trace", "summary", "gallery", "against", "files")  # of a record, one by one
+NAMED = ("lint", "recording", "attacked")  # rules of a gate that begin with what was found, then a colon and figures
 _PICTURES = ("picture", "originals", "figure")
 _DROPPED = ("formula", "scope", "note", "leaking", "reasons")  # entries whose texts name nodes in other ways
 
@@ -33,9 +35,7 @@ def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Jso
     rename = _renaming(results, key)
     findings = _in_order([_finding(f, rename) for f in results["findings"]])
     undetermined = _in_order([{**_texts(u, rename), "reason": HIDDEN} for u in results["undetermined"]])
-    rest = {
-        k: v for k, v in results.items() if k not in ("findings", "undetermined", "provenance", "trace", "summary", "gallery", "against")
-    }
+    rest = {k: v for k, v in results.items() if k not in TREATED}
     out: dict[str, Json] = {**_texts(rest, rename), "trace": _trace(results["trace"], rename)}
     out |= dict.fromkeys((p for p in _PICTURES if p in results), None)
     if location := out.get("location"):
@@ -63,8 +63,8 @@ def _rows(redacted: Mapping[str, Json], rows: list[dict[str, Json]]) -> list[dic
 
 
 def _gate(gate: Mapping[str, Json], shown: Mapping[str, Json], rename: Rename) -> dict[str, Json]:
-    """Its networks renamed; of what the lint says the name of the pitfall alone, since figures name nodes in many ways."""
-    rules = [{**r, "says": _pitfall(r["says"])} if r["kind"] == "lint" else r for r in shown["rules"]]
+    """Its networks renamed; of what lint and recordings show only the name of it, since figures name nodes in many ways."""
+    rules = [{**r, "says": _pitfall(r["says"])} if r["kind"] in NAMED else r for r in shown["rules"]]
     return {**shown, "rules": rules, "networks": {k: _trace(v, rename) for k, v in gate.get("networks", {}).items()}}
 
 
@@ -73,10 +73,10 @@ def _pitfall(says: str) -> str:
 
 
 def _unlinted(results: Mapping[str, Json]) -> str:
-    """Return the sentence of the whole without what the lint says."""
+    """Return the sentence of the whole without the figures of lint and recordings."""
     said: str = results["summary"]
     for rule in (results.get("gate") or {}).get("rules", ()):
-        said = said.replace(clean(rule["says"]), _pitfall(rule["says"])) if rule["kind"] == "lint" else said
+        said = said.replace(clean(rule["says"]), _pitfall(rule["says"])) if rule["kind"] in NAMED else said
     return said
 
 

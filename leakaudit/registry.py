@@ -22,6 +22,7 @@ from leakaudit.errors import LeakauditError, suggest
 
 T = TypeVar("T")
 GROUPS = ("victims", "attacks", "reports")
+OWN = "own:"  # begins the name of a protocol that nobody has declared, in a recording
 PLUGINS = "LEAKAUDIT_PLUGINS"  # modules, separated by commas; child processes find them too
 _found: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
 
@@ -83,6 +84,9 @@ def names(group: str) -> list[str]:
 def get(group: str, name: str) -> Any:
     """Load one victim, attack or renderer; raises LeakauditError with the nearest name where there is none."""
     if name not in _found[group]:
+        if group == "victims" and name.startswith(OWN):
+            says = f"nobody has declared the protocol {name!r}, so nothing can be deduced from its messages"
+            raise LeakauditError(f"{says}; declare it in one file (docs/add-a-victim.md), or record a declared protocol")
         if name not in names(group):
             where = f"see 'leakaudit list {group}', or name the module that has it with --plugin"
             raise LeakauditError(f"there is no {group[:-1]} {name!r}{suggest(name, names(group))}; {where}")

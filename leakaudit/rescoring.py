@@ -108,6 +108,7 @@ def write(folder: Path, record: dict[str, Json], found: Sequence[Reconstruction]
         record["picture"] = "reconstructions.png"
         title = f"{record['trace']['protocol']}, {record['trace']['model']}, {record['findings'][0]['adversary']}"
         pictures.save(pictures.grid(pairs, title=title), folder / record["picture"])
+    record["files"] = results.sealed(record, folder)["files"]
     with replacing(folder / "report.md") as file:
         file.write(registry.get("reports", "markdown")(record).encode())
     results.write(folder / "results.json", record)

@@ -18,6 +18,7 @@ from leakaudit.atomic import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.schema import ANY, Pattern, departure
+from leakaudit.storage import sidecar
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
@@ -92,6 +93,7 @@ ATTACK = {
     "attacks?": {str: {"paper": str, "reads": str, "cost": str, "exact": bool}},
     "picture": (_FILE, None),
     "originals?": (_FILE, None),
+    "files?": {str: _SHA256},
     "provenance": _PROVENANCE,
 }
 _VERDICT = {
@@ -121,7 +123,7 @@ _AUDIT = {
 }
 AUDIT = {**ATTACK, "kind": frozenset({"audit"}), "audit": _AUDIT}
 _RULE = {
-    "kind": frozenset({"budget", "baseline", "lint", "positive", "negative"}),
+    "kind": frozenset({"budget", "baseline", "lint", "recording", "attacked", "positive", "negative"}),
     **dict.fromkeys(("cell", "measure", "says", "accepted"), str),
     **dict.fromkeys(("value", "limit", "p"), _EPSILON),
     "status": frozenset(
@@ -195,6 +197,24 @@ def write(path: Path, results: Mapping[str, Json]) -> None:
         file.write(json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False).encode("utf-8", "backslashreplace") + b"\n")
 
 
+def sealed(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
+    """Return the record with ``files``: the sha256 of every file of pictures that it names and that stands in `folder`.
+
+    Files are replaced one by one, so a run that is killed may leave its pictures beside the record of an earlier one. `whole` tells.
+    """
+    named = {f["images"]["file"] for f in results["findings"] if f["images"]} | {results["picture"], results.get("originals")}
+    there = sorted(name for name in named if name and (folder / name).is_file())
+    return {**results, "files": {name: sidecar.digest(folder / name) for name in there}}
+
+
+def whole(results: Mapping[str, Json], folder: Path) -> None:
+    """Raise LeakauditError if a file that stands beside a record is not the one that it was written with; one may be missing."""
+    for name, expected in results.get("files", {}).items():
+        if (folder / name).is_file() and sidecar.digest(folder / name) != expected:
+            says = "it was changed, or a later run was cut short before it wrote its own results.json"
+            raise LeakauditError(f"{folder / name} is not the file that {folder / 'results.json'} was written with: {says}; run that again")
+
+
 def read(path: Path) -> dict[str, Json]:
     """Read and validate results.json; raises LeakauditError where it cannot be read or is not what it should be."""
     try:
@@ -224,7 +244,11 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[di
 
 
 def load_reconstructions(results: Mapping[str, Json], folder: Path) -> list[Reconstruction]:
-    """Rebuild the reconstructions of a record from the npz beside it, in the order of its findings."""
+    """Rebuild the reconstructions of a record from the npz beside it, in the order of its findings.
+
+    Raises LeakauditError if the npz is not the one that the record was written with, or cannot be read.
+    """
+    whole(results, folder)
     return [_rebuild(finding, folder) for finding in results["findings"]]
 
 

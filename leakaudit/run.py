@@ -154,6 +154,7 @@ def _write(
     missing = [findings.undetermined(node, adversary, reason) for node, reason in sorted(found.reasons.items())]
     complete = not (found.interrupted or found.late)
     record = findings.build(trace, entries, missing, not_tried, origin, lpips=lpips, picture=drawn, originals=kept, complete=complete)
+    record = results.sealed(record, folder)
     with replacing(folder / "report.md") as file:
         file.write(registry.get("reports", "markdown")(record).encode())
     results.write(folder / "results.json", record)

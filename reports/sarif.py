@@ -58,10 +58,14 @@ def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, 
     kind, name = ("cell", check.cell) if check.cell else ("node", f"node {check.node}")
     where = {"kind": kind, "name": name, "fullyQualifiedName": check.name}
     place = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
+    # A result of kind fail, the default, is an alert. What a gate found within its limits is none: its kind is pass, and its level none.
+    failed = check.level != "note" or not check.cell
+    outcome = "open" if check.open else "pass"
     out = {
         "ruleId": _id(check.rule),
         "ruleIndex": rule,
-        "level": check.level,
+        "kind": "fail" if failed else outcome,
+        "level": check.level if failed else "none",
         "message": {"text": f"{check.message}; heard by {check.adversary}." if check.adversary else f"{check.message}."},
         "locations": [{"physicalLocation": place, "logicalLocations": [where]}],
         "partialFingerprints": {"leakaudit/v1": check.id},

@@ -99,6 +99,7 @@ def audit(plan: AuditPlan, folder: Path, where: Where) -> tuple[dict[str, Json],
         page = registry.get("reports", "markdown")
         with replacing(folder / "report.md") as file:
             file.write(markdown(found, page(found)).encode())
+        found = results.sealed(found, folder)
         results.write(folder / "results.json", found)
     return found, simulated.complete
 

@@ -8,12 +8,16 @@ import gc
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from leakaudit.errors import LeakauditError
 from leakaudit.settings import SETTINGS, resolve
 
+BROKEN, INTERRUPTED = 4, 130  # exit codes: a run that broke and so judged nothing, and Ctrl-C
+DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
 VERBS = (
     "record",
     "attack",
@@ -38,8 +42,18 @@ VERBS = (
 atexit.register(gc.freeze)  # the end of a process that has torch is .6 s shorter without looking for cycles among its objects
 
 
+class Told(SystemExit):
+    """A parser has printed help, a version or what is wrong with the arguments; any other SystemExit is of code that was loaded."""
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Print the message to stderr and end, in a way that tells this end from one by loaded code."""
+        if message:
+            sys.stderr.write(message)
+        raise Told(status)
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
@@ -132,24 +146,54 @@ def say(text: str, args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb and return the exit code: 0 done, 2 bad input, 130 interrupted."""
+    """Run one verb and return its exit code.
+
+    0 to 3 are the verb's own verdicts, 2 also stands for bad input, 4 for a run that broke: a program under test that did not end
+    with a recording, or a defect of leakaudit itself. 130: interrupted. A run that broke is never 0 or 1, which are verdicts.
+
+    Args:
+        argv: the arguments; those of the process where None.
+    """
     verb = ""
     try:
         args = parser().parse_args(argv)
         verb = f" {args.verb}"
-        plugins(args)
-        code: int = args.run(args)
-        sys.stdout.flush()
-        return code
+        code, message = _run(args)
     except LeakauditError as e:
-        message = str(e)
+        code, message = e.code, str(e)
     except KeyboardInterrupt:
-        sys.stderr.write("leakaudit: interrupted\n")
-        return 130
+        verb, code, message = "", INTERRUPTED, "interrupted"
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as e:
-        message = f"{e.filename}: {e.strerror}" if e.filename else str(e)
-    sys.stderr.write(f"leakaudit{verb}: {' '.join(message.split())}\n")
-    return 2
+        code, message = 2, f"{e.filename}: {e.strerror}" if e.filename else str(e)
+    except Exception as e:  # the last handler: a defect must not look like a verdict
+        code, message = BROKEN, _defect(e)
+    if message:
+        sys.stderr.write(f"leakaudit{verb}: {' '.join(message.split())}\n")
+    return code
+
+
+def _run(args: argparse.Namespace) -> tuple[int, str]:
+    """Run the verb; returns its code, and what to say of it: a plugin or a model's code that ends the process did not judge anything."""
+    try:
+        plugins(args)
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except Told:
+        raise
+    except SystemExit as e:
+        what = f"code that it loaded called sys.exit({e.code!r})"
+        return BROKEN, f"{what}; nothing was judged: remove that call, or put it under a main guard"
+    return code, ""
+
+
+def _defect(error: Exception) -> str:
+    """Say in one line that leakaudit broke, where, and what to report; the whole traceback on request."""
+    if os.environ.get(DEBUG):
+        traceback.print_exception(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = f"{type(error).__name__}: {error}"[:300]
+    told = f"set {DEBUG}=1 and report the traceback that it prints"
+    return f"leakaudit itself broke, which is neither a pass nor a leak: {what} ({Path(place.filename).name}, line {place.lineno}); {told}"

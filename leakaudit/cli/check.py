@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from leakaudit.gate.config import Gate
 
 INTERRUPTED = 130
+HELP = "gate of a CI run: budgets, growth over a baseline, controls; exit code 0, 1 leak, 2 mistake, 3 cannot tell, 4 the run broke"
 OWN = ("text", "markdown")
 
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("check", help="gate of a CI run: budgets, growth over a baseline, controls; exit code 0, 1 leak, 3 cannot tell")
+    sub = verbs.add_parser("check", help=HELP)
     sub.add_argument("check", nargs="*", metavar="CHECK", help="a check of leakaudit.toml (default all)")
     sub.add_argument("--strict", action="store_true", help="exit with 3 where there are too few samples to tell")
     sub.add_argument("--dry-run", action="store_true", help="run one seed of each check and say what all of them would take")
@@ -31,6 +32,7 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the gate, write results.json, print what was found."""
+    _prepare()
     from leakaudit import console
     from leakaudit.gate import files, judge
 
@@ -51,6 +53,16 @@ def run(args: argparse.Namespace) -> int:
         _append(args.summary, made)
     say(f"{Path(chosen.output) / 'results.json'}: {made['gate']['verdict']}, {judged.seconds:.1f} s", args)
     return INTERRUPTED if judged.interrupted else judged.code
+
+
+def _prepare() -> None:
+    """Start the process that programs under test are forked from: it imports torch while this one does."""
+    from leakaudit.gate import tables
+
+    if any(check.run for check in tables.load(Path()).checks):
+        from leakaudit.sweep import forks
+
+        forks.context()
 
 
 def _format(text: str) -> tuple[str, Path | None]:

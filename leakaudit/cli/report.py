@@ -51,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
         shown = comparison.compare(shown, results.read(file_of(args.against)))
     if args.location is not None:
         shown = {**shown, "location": args.location}
-    if args.redact or args.redact_key is not None:
+    redacted = args.redact or args.redact_key is not None
+    if not redacted:
+        results.whole(shown, source.parent)
+    if redacted:
         shown = redaction.redact(shown, args.redact_key)
     elif args.format == "html" and shown["kind"] != "sweep":
         shown = gallery.with_pictures(shown, source.parent)

@@ -46,7 +46,7 @@ class Cell:
 
     samples: one number a seed under each measure. found: what was reconstructed of each seed and node, and that run's truth; planted:
     the same of planted records; leak: the first that was attacked. nodes: node -> what was got best of it, worst: of all.
-    reasons: node -> why nothing of it is determined, or why the attack cannot use what is.
+    reasons: node -> why nothing of it is determined, or why the attack cannot use what is. tried: how many leaks were attacked.
     """
 
     check: Check
@@ -60,6 +60,7 @@ class Cell:
     nodes: dict[int, Worst] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     worst: Worst | None = None
+    tried: int = 0
     seconds: float = 0.0
     _ranks: dict[int | None, tuple[float, float]] = field(default_factory=dict)
     _got: dict[int, Score] = field(default_factory=dict)
@@ -97,6 +98,7 @@ class Cell:
         except AttackError as e:
             self.reasons[leak.node] = str(e)
             return
+        self.tried += 1
         (self._got[leak.node],) = score(found, run.truth)
         self.found.append((found, run.truth))
         self._note(leak, self._got[leak.node], run.seed)

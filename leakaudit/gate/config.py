@@ -31,6 +31,9 @@ class Check:
     which protocols that do not release their models have no epsilon for records. lint: what the
     recording says of its own declarations; ``error`` fails where it refutes them and warns where
     they do not follow, ``strict`` fails on both, ``warn`` on neither, ``off`` does not look.
+    secure: kinds of messages that are encrypted where the program runs; no recording can show that,
+    so it is declared here. undetermined: adversaries for whom it is expected that the protocol
+    determines nothing, so that nothing can be attacked. timeout: seconds that one run may take.
     """
 
     name: str
@@ -45,6 +48,9 @@ class Check:
     delta: float = 1e-5
     smoothness: float | None = None
     lint: str = "error"
+    secure: tuple[str, ...] = ()
+    undetermined: tuple[str, ...] = ()
+    timeout: float = 3600.0
 
     def __post_init__(self) -> None:
         if self.smoothness is not None and not 0 <= self.smoothness < math.inf:
@@ -56,6 +62,11 @@ class Check:
             raise LeakauditError(f"check {self.name}: run: expected 'module:function', got {self.run!r}")
         if "/" in self.name or not self.name:
             raise LeakauditError(f"check {self.name!r}: expected a name without '/'")
+        if not self.timeout > 0:
+            raise LeakauditError(f"check {self.name}: timeout: expected seconds > 0, got {self.timeout:g}")
+        for who in self.undetermined:
+            if who not in self.adversaries:
+                raise LeakauditError(f"check {self.name}: undetermined: no adversary {who!r} here{suggest(who, self.adversaries)}")
         if not self.adversaries or not self.attacks:
             raise LeakauditError(f"check {self.name}: expected at least one adversary and one attack")
         for attack in self.set:

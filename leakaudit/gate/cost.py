@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -33,7 +34,8 @@ def estimate(gate: Gate, seed: int) -> list[Cost]:
     out = []
     for check in gate.checks:
         times = [time.perf_counter()]
-        made = ready(check, gate.folder)(seed)
+        with closing(ready(check, gate.folder)) as run:
+            made = run(seed)
         times.append(time.perf_counter())
         cells = empty(check)
         attack_all(cells, made)

@@ -15,10 +15,12 @@ from leakaudit.adversary import Adversary
 from leakaudit.declared import played
 from leakaudit.errors import LeakauditError
 from leakaudit.findings import about
-from leakaudit.gate import baseline, controls, linted, rules
+from leakaudit.gate import baseline, controls, rules
+from leakaudit.gate import linted as lints
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, attack_all, empty, held
 from leakaudit.gate.config import Check, Gate
+from leakaudit.gate.fidelity import Fidelity
 from leakaudit.gate.rules import Rule
 from leakaudit.gate.runs import Recorded, ready
 from leakaudit.pricing import Price, price
@@ -102,23 +104,27 @@ def _run(check: Check, out: Judged) -> None:
 
     The first seed of a gate is run whatever the time, so that there is a record of what was tried.
     """
-    record = ready(check, out.gate.folder)
-    cells = empty(check)
+    cells, shown = empty(check), Fidelity(check)
     seeds = range(out.options.seed, out.options.seed + out.gate.seeds)
+    record = ready(check, out.gate.folder)
     try:
         for k, seed in enumerate(seeds):
             step(f"check {check.name}", k, len(seeds))
             if expired() and out.first is not None:
                 break
             made = record(seed)
+            shown.look(made)
             attack_all(cells, made)
             if not k:
                 out.first = out.first or made
                 _once(check, cells, made, out)
         step(f"check {check.name}", len(seeds), len(seeds))
     finally:
+        record.close()
         out.complete = out.complete and not expired()
         out.cells += [c for c in cells if c.seeds]
+        linted = {r.measure for r in out.rules if r.kind == "lint" and r.cell == f"{check.name}/lint"}
+        out.rules += [*shown.rules(linted), *rules.attacked(cells)]
         for cell in cells:
             out.rules += rules.controls(cell, [controls.negative(cell)] if cell.seeds else [])
             cell.found.clear()
@@ -128,7 +134,7 @@ def _run(check: Check, out: Judged) -> None:
 def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged) -> None:
     """Do what one recording is enough for: lint it, price its declaration, and plant leaks like its own."""
     out.networks[check.name] = about(made.trace)
-    out.rules += linted.rules(check, made)
+    out.rules += lints.rules(check, made)
     _epsilon(check, made, out)
     for cell in cells:
         tested = controls.positive(cell, made, held(cell, made))
@@ -180,8 +186,8 @@ def conclude(out: Judged, base: Baseline | None) -> None:
 
 
 def sound(judged: Judged) -> None:
-    """Raise LeakauditError where a control failed or the run is not complete: such numbers in a baseline would hide a leak."""
-    if failed := [r for r in judged.rules if r.status is rules.Status.VOID and r.kind in ("positive", "negative")]:
+    """Raise LeakauditError where a control failed, nothing was measured or the run is not complete: such a baseline would hide a leak."""
+    if failed := [r for r in judged.rules if r.status in rules.UNSOUND and r.kind in rules.CONTROLS]:
         raise LeakauditError(f"the baseline is not changed: {failed[0].cell}: {failed[0].says}")
     if not judged.complete:
         raise LeakauditError("the baseline is not changed: the run was cut short; give it more --max-seconds")

@@ -81,9 +81,10 @@ def settings(gate: Gate, seed: int) -> dict[str, Json]:
     """Return the effective configuration as plain values."""
     checks = []
     for check in gate.checks:
-        plain = {k: getattr(check, k) for k in ("name", "gradients", "sensitivity", "delta", "smoothness", "lint")}
-        lists = {"adversaries": list(check.adversaries), "attacks": list(check.attacks), "nodes": check.nodes and list(check.nodes)}
-        checks.append({**plain, **lists, "set": {k: dict(v) for k, v in check.set.items()}, **values(check, gate.folder)})
+        plain = {k: getattr(check, k) for k in ("name", "gradients", "sensitivity", "delta", "smoothness", "lint", "timeout")}
+        lists = {k: list(getattr(check, k)) for k in ("adversaries", "attacks", "secure", "undetermined")}
+        nodes = check.nodes and list(check.nodes)
+        checks.append({**plain, **lists, "nodes": nodes, "set": {k: dict(v) for k, v in check.set.items()}, **values(check, gate.folder)})
     accepted = [{**asdict(a), "expires": a.expires.isoformat()} for a in gate.accepted]
     rest = {k: getattr(gate, k) for k in ("seeds", "alpha", "baseline")} | {
         "compare": list(gate.compare),
@@ -120,7 +121,9 @@ def summary(judged: Judged) -> str:
 
 
 def _codes(judged: Judged) -> set[str]:
-    return {r.measure for r in judged.rules if r.kind == "lint" and r.measure}
+    """Return the pitfalls that are rules, of the lint and of the recordings."""
+    known = {f"P{number:02d}" for number in NAMES}
+    return {r.measure for r in judged.rules if r.kind in ("lint", "recording")} & known
 
 
 def _cell(cell: Cell, judged: Judged) -> dict[str, Json]:

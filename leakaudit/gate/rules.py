@@ -31,15 +31,18 @@ class Status(Enum):
     UNTESTED = "nothing to test: it counts neither for nor against"
 
 
+CONTROLS = ("positive", "negative", "recording", "attacked")  # kinds of rules that say whether the others can be believed
+UNSOUND = (Status.VOID, Status.CONTRADICTED)  # outcomes of a control with which nothing that was measured becomes a baseline
 FOUND = (Status.OVER, Status.REGRESSION, Status.CONTRADICTED)
 CANNOT_TELL = (Status.VOID, Status.NOT_COMPARABLE)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule for one cell. kind: budget, baseline, lint (of ``check/lint``), positive or negative. measure: of lint, a pitfall's code.
+    """One rule for one cell.
 
-    value, limit: what is compared. p: adjusted, of a test.
+    kind: budget, baseline, lint (of ``check/lint``), recording (of ``check/recording``), attacked, positive or negative. measure: of
+    lint a pitfall's code, of recording what it is about. value, limit: what is compared. p: adjusted, of a test.
     """
 
     kind: str
@@ -164,6 +167,25 @@ def controls(cell: Cell, found: Iterable[Control]) -> list[Rule]:
     """Return the rules of a cell's controls."""
     told = {True: Status.OK, False: Status.VOID, None: Status.UNTESTED}
     return [Rule(c.name, cell.name, "", told[c.ok], c.says) for c in found]
+
+
+def attacked(cells: Iterable[Cell]) -> list[Rule]:
+    """Return a rule for every cell in which nothing was attacked: it stayed within every limit because nobody looked.
+
+    An adversary for whom the check says that the protocol determines nothing is excused; its cell counts neither for nor against.
+    """
+    out = []
+    for cell in cells:
+        if cell.tried or not cell.seeds:
+            continue
+        node, reason = next(iter(sorted(cell.reasons.items())), (None, "no node holds data"))
+        says = f"nothing was attacked, so nothing was measured: {'' if node is None else f'node {node}: '}{reason}"
+        if cell.who in cell.check.undetermined:
+            out.append(Rule("attacked", cell.name, "", Status.UNTESTED, f"{says}; as the check expects of {cell.who}"))
+        else:
+            expected = f'undetermined = ["{cell.who}"] in [check.{cell.check.name}]'
+            out.append(Rule("attacked", cell.name, "", Status.VOID, f"{says}; if the protocol promises that, say {expected}"))
+    return out
 
 
 def accept(rules: Sequence[Rule], accepted: Sequence[Acceptance], today: date) -> tuple[list[Rule], dict[str, str]]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import sys
-import sysconfig
 import tempfile
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from leakaudit import scoring, tracefile
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.errors import LeakauditError, ProgramError, suggest
 from leakaudit.gate.config import Check
+from leakaudit.gate.program import Program
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.recording import plan, record
 from leakaudit.scenario import Scenario
@@ -39,32 +38,54 @@ class Recorded:
     def guess(self, node: int) -> Score:
         """Score what anybody would guess of a node's records: the mean of all others."""
         if node not in self.guesses:
-            own = self.truth.node == node
-            others = torch.cat([self.truth.pool.to(self.truth.x), self.truth.x[~own]])
-            mean = others.mean(0) if len(others) else torch.full_like(self.truth.x[0], 0.5)
-            x = mean.expand(int(own.sum()), *mean.shape)
+            mean = self.mean_of_others(node)
+            x = mean.expand(int((self.truth.node == node).sum()), *mean.shape)
             nothing = Reconstruction(node, "guess", x, None, Certificate.FAILED, 1.0)
             (self.guesses[node],) = scoring.score(nothing, self.truth)
         return self.guesses[node]
 
+    def mean_of_others(self, node: int) -> Tensor:
+        """Return the mean of all records that are not the node's, one half everywhere if there are none."""
+        others = torch.cat([self.truth.pool.to(self.truth.x), self.truth.x[self.truth.node != node]])
+        return others.mean(0) if len(others) else torch.full_like(self.truth.x[0], 0.5)
 
-def ready(check: Check, folder: Path) -> Callable[[int], Recorded]:
-    """Return the function that runs a check's program with a seed.
 
-    Raises LeakauditError where the function or the scenario is not there; what the program itself raises goes through.
+class Runner(Protocol):
+    """Runs what a check names with one seed after the other; `close` it after the last."""
+
+    def __call__(self, seed: int) -> Recorded:
+        """Return the recording of a seed."""
+
+    def close(self) -> None:
+        """End what was started for it."""
+
+
+def ready(check: Check, folder: Path) -> Runner:
+    """Return what runs a check's program with a seed.
+
+    Raises:
+        LeakauditError: the function or the scenario is not there, or cannot be used.
+        ProgramError: importing the function failed.
     """
     if check.scenario:
-        return _scenario(_read(check, folder), folder)
-    return _function(_imported(check, folder), check)
+        return _Scenario(_read(check, folder), folder)
+    return _Function(check, folder)
 
 
-def _scenario(scenario: Scenario, folder: Path) -> Callable[[int], Recorded]:
-    def run(seed: int) -> Recorded:
-        planned = plan(replace(scenario, seed=seed), data_root=folder / "data", trusted=True)
+@dataclass(frozen=True)
+class _Scenario:
+    """Records a scenario in this process; its program is leakaudit's own victim."""
+
+    scenario: Scenario
+    folder: Path
+
+    def __call__(self, seed: int) -> Recorded:
+        planned = plan(replace(self.scenario, seed=seed), data_root=self.folder / "data", trusted=True)
         done = record(planned, None)
         return Recorded(seed, done.trace, done.truth_record, planned.task)
 
-    return run
+    def close(self) -> None:
+        """Nothing was started."""
 
 
 def _read(check: Check, folder: Path) -> Scenario:
@@ -77,68 +98,48 @@ def _read(check: Check, folder: Path) -> Scenario:
     return Scenario(**check.scenario)
 
 
-def _function(function: Callable[[int, Path], object], check: Check) -> Callable[[int], Recorded]:
-    def run(seed: int) -> Recorded:
+class _Function:
+    """Runs a check's function, in its own process, and verifies what it recorded."""
+
+    def __init__(self, check: Check, folder: Path) -> None:
+        self._name, self._folder = check.name, folder
+        self._program = Program(check, folder)
+
+    def __call__(self, seed: int) -> Recorded:
+        """Return the recording of a seed; raises ProgramError unless it is there, whole and finished."""
         with tempfile.TemporaryDirectory(prefix="leakaudit-") as folder:
             path = Path(folder) / "trace.pt"
-            try:
-                function(seed, path)
-            except LeakauditError:
-                raise
-            except Exception as error:  # a user's program may raise anything
-                raise _failed(check, error) from error
+            self._program(seed, path)
             if not path.exists():
-                raise LeakauditError(f"check {check.name}: run wrote no trace; record with leakaudit.Recorder(path, …)")
+                raise self._error("run wrote no trace; record with leakaudit.Recorder(path, …)")
             if not tracefile.truth_path(path).is_file():
-                raise LeakauditError(f"check {check.name}: run wrote no truth; call recorder.truth(node, x, y) for every node with data")
+                raise self._error("run wrote no truth; call recorder.truth(node, x, y) for every node with data")
             trace, truth = tracefile.load(path), tracefile.load_truth(tracefile.truth_path(path))
+            if not trace.complete:
+                raise self._error("run returned without closing its recorder, so the recording is cut short; use it in a with block")
             scoring.same_run(trace, truth)
-            task = Task.build(trace.task, trusted=True)
+            with _importing(self._folder):
+                task = Task.build(trace.task, trusted=True)
             task.check_layout(trace.layout)
             return Recorded(seed, trace, truth, task)  # the trace stays mapped when its file goes
 
-    return run
+    def close(self) -> None:
+        """End the program's process."""
+        self._program.close()
+
+    def _error(self, says: str) -> ProgramError:
+        return ProgramError(f"check {self._name}: {says}")
 
 
-def _imported(check: Check, folder: Path) -> Callable[[int, Path], object]:
-    """Return the function that ``module:function`` names; modules are looked for in the configuration's folder first."""
-    if callable(check.run):
-        return _checked(check.run, check)
-    module, _, name = check.run.partition(":")
-    if (place := str(folder.resolve())) not in sys.path:
-        sys.path.insert(0, place)
+@contextmanager
+def _importing(folder: Path) -> Iterator[None]:
+    """Let a model's factory be imported from the configuration's folder."""
+    place = str(folder.resolve())
+    sys.path.insert(0, place)
     try:
-        function: Any = importlib.import_module(module)
-    except ModuleNotFoundError as e:
-        raise LeakauditError(f"check {check.name}: run: cannot import {module!r}: {e}; it is looked for in {place}") from None
-    except LeakauditError:
-        raise
-    except Exception as error:  # a user's module may raise anything
-        raise _failed(check, error) from error
-    for part in name.split("."):
-        if not hasattr(function, part):
-            raise LeakauditError(f"check {check.name}: run: {module} has no {part!r}{suggest(part, vars(function))}")
-        function = getattr(function, part)
-    return _checked(function, check)
-
-
-def _failed(check: Check, error: Exception) -> LeakauditError:
-    """Say in one line where the program under test failed, outside libraries where one of its calls did; that is no leak."""
-    frames = traceback.extract_tb(error.__traceback__)
-    libraries = tuple({sysconfig.get_path(which) for which in ("stdlib", "purelib", "platlib")})
-    place = next((f for f in frames[:0:-1] if Path(f.filename).is_file() and not f.filename.startswith(libraries)), frames[-1])
-    file, line = (error.filename, error.lineno) if isinstance(error, SyntaxError) else (place.filename, place.lineno)
-    said = " ".join(str(error).split())
-    return LeakauditError(f"check {check.name}: run: {type(error).__name__} in {Path(file or '?').name}, line {line}: {said}")
-
-
-def _checked(function: Any, check: Check) -> Callable[[int, Path], object]:
-    try:
-        inspect.signature(function).bind(0, Path())
-    except (TypeError, ValueError):
-        raise LeakauditError(f"check {check.name}: run: expected a function of (seed, path), got {function!r:.80}") from None
-    done: Callable[[int, Path], object] = function
-    return done
+        yield
+    finally:
+        sys.path.remove(place)
 
 
 def values(check: Check, folder: Path) -> Mapping[str, object]:

@@ -51,7 +51,7 @@ def parse(tables: Mapping[str, Any], folder: Path, source: str) -> Gate:
     for budget in budgets:
         _fits(budget.cells, cells, source)
     for one in accepted:
-        _fits(one.cells, [*cells, *(f"{check.name}/lint" for check in made)], source)
+        _fits(one.cells, [*cells, *(f"{check.name}/{one}" for check in made for one in ("lint", "recording"))], source)
     return gate
 
 

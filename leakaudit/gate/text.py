@@ -23,7 +23,12 @@ MARKS = {
     "VOID": "CANNOT TELL",
     "UNTESTED": "nothing to score",
 }
-NAMES = {"positive": "control: planted records", "negative": "control: records of others"}
+NAMES = {
+    "positive": "control: planted records",
+    "negative": "control: records of others",
+    "recording": "control: the recording",
+    "attacked": "control: what was attacked",
+}
 
 
 def text(results: Mapping[str, Json]) -> str:
@@ -43,7 +48,9 @@ def markdown(results: Mapping[str, Json]) -> str:
 
 def _said(rule: Mapping[str, Json]) -> str:
     name = NAMES.get(rule["kind"], rule["kind"])
-    return f"{name} {rule['measure']}: {rule['says']}" if name == "lint" and rule["measure"] else f"{name}: {rule['says']}"
+    if rule["measure"] and rule["kind"] in ("lint", "recording"):
+        name = f"{name} {rule['measure']}"
+    return f"{name}: {rule['says']}"
 
 
 def _notes(results: Mapping[str, Json]) -> list[str]:

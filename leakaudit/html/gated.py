@@ -8,12 +8,14 @@ from typing import Any
 from leakaudit import grading
 from leakaudit.trace import Json
 
+CONTROLS = ("recording", "attacked", "positive", "negative")
 FEW = 8  # rules of a kind that are all shown; of more, those within their limits are folded
-KINDS = {"Budgets and baseline": ("budget", "baseline"), "Lint": ("lint",), "Controls": ("positive", "negative")}
+KINDS = {"Budgets and baseline": ("budget", "baseline"), "Lint": ("lint",), "Controls": CONTROLS}
 MEANT = {
     "Budgets and baseline": "",
     "Lint": "Each check's first recording, against what it declares and claims itself.",
-    "Controls": "Planted leaks, which each attack must solve, and scores against the records of others, which may match by chance alone.",
+    "Controls": "The recording, which must be of the declared protocol and of its own truth; planted leaks, which each attack must solve; "
+    "and scores against the records of others, which may match by chance only.",
 }
 
 

@@ -30,12 +30,13 @@ LAGS = 4
 def check(case: Case) -> Iterator[Pitfall]:
     """Yield what the noise of a trace shows; that of the truth, where it is there, is judged first."""
     for read in (of_truth, of_trace):
-        if found := list(_judged(list(read(case)))):
+        if found := list(judged(list(read(case)))):
             yield from found
             return
 
 
-def _judged(samples: list[Sample]) -> Iterator[Pitfall]:
+def judged(samples: list[Sample]) -> Iterator[Pitfall]:
+    """Yield what noise is not as it is declared, given in samples of it or of gradients with it."""
     if not samples:
         return
     shared = list(_shared(samples))

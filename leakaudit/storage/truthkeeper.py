@@ -12,16 +12,19 @@ from leakaudit.errors import LeakauditError
 from leakaudit.storage.arrays import integers, tensor
 from leakaudit.storage.sizes import human
 from leakaudit.trace import Json, TaskSpec, Truth
+from leakaudit.vocabulary import inputs, labels
 
 
 class TruthKeeper:
     """Data, labels and private states of the nodes of one run.
 
-    limit: bytes of private states that are kept in memory. provenance: plain values that must not stand in the trace.
+    limit: bytes of private states that are kept in memory. provenance: plain values that must not stand in the trace. check: whether
+    inputs and labels are held against what the task can hold.
     """
 
-    def __init__(self, task: TaskSpec, nodes: int, limit: float, provenance: Mapping[str, Json]) -> None:
+    def __init__(self, task: TaskSpec, nodes: int, limit: float, provenance: Mapping[str, Json], check: bool = True) -> None:
         """Start empty."""
+        self._check = check
         self._provenance = dict(provenance)
         self._task, self._nodes, self._limit = task, nodes, limit
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -39,12 +42,17 @@ class TruthKeeper:
         if len(y) != len(x) or len(rows) != len(x):
             raise LeakauditError(f"node {owner}: expected a label and an index for each of {len(x)} samples, got {len(y)} and {len(rows)}")
         y = y.clone() if y.is_floating_point() else y.long()
+        if self._check:
+            inputs(x, self._task, f"truth of node {owner}")
+            labels(y, self._task, f"truth of node {owner}")
         self._parts.append((x, y, torch.full((len(x),), int(owner)), rows))
         self.changed = True
 
     def pool(self, x: Any) -> None:
         """Keep the data set's other records, (p, *shape), for identification."""
         self._pool, self.changed = self._inputs(x, "pool"), True
+        if self._check:
+            inputs(self._pool, self._task, "pool")
 
     def state(self, name: str, round: int, value: Any) -> None:
         """Keep a private vector of a round; a later one of the same round replaces it."""

@@ -78,9 +78,8 @@ def rewritten(place: Path, **changes: Any) -> None:
     """Save the trace again with other contents, through the public recorder."""
     trace = replace(la.load("trace.pt"), **changes)
     (m,) = trace.messages
-    with la.Recorder(
-        place / "changed.pt", protocol=trace.protocol, task=trace.task, graph=trace.graph, params=trace.params, layout=trace.layout
-    ) as recorder:
+    about: dict[str, Any] = {"protocol": trace.protocol, "task": trace.task, "graph": trace.graph, "params": trace.params}
+    with la.Recorder(place / "changed.pt", layout=trace.layout, check=False, **about) as recorder:
         for k in range(len(m)):
             recorder.send(int(m.round[k]), int(m.src[k]), int(m.dst[k]), m.kinds[m.kind[k]], m.payload[m.row[k]], secure=bool(m.secure[k]))
 

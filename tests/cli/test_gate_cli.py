@@ -108,7 +108,7 @@ def test_formats_summary_and_results_say_the_same(place: Path, capsys: pytest.Ca
     assert (shown["gate"]["code"], shown["gate"]["verdict"]) == (1, "leak")
     assert shown["gate"]["cells"][0]["worst"]["exact"] is True
     cases = Tree.parse(place / "out/junit.xml").getroot().findall(".//testcase")
-    assert len(cases) == len(shown["gate"]["rules"]) == 4
+    assert len(cases) == len(shown["gate"]["rules"]) == 5
     assert sum(case.find("failure") is not None for case in cases) == 1
     (run,) = json.loads((place / "out/a.sarif").read_text())["runs"]
     assert [r["level"] for r in run["results"]].count("error") == 1
@@ -161,13 +161,13 @@ def test_what_cannot_be_used_is_one_line_and_code_2(place: Path, capsys: pytest.
 def test_a_program_that_is_not_there_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "gate_program.py").write_text("def train(seed, path):\n    pass\n")
     plain = "[gate]\nbaseline = ''\n[check.ring]\nrun = '{}'\n"
-    for run, message in (
-        ("no_such_program:train", "cannot import 'no_such_program'"),
-        ("gate_program:trian", "gate_program has no 'trian'; did you mean 'train'?"),
-        ("gate_program:train", "run wrote no trace; record with leakaudit.Recorder(path, …)"),
+    for run, code, message in (
+        ("no_such_program:train", 2, "cannot import 'no_such_program'"),
+        ("gate_program:trian", 2, "gate_program has no 'trian'; did you mean 'train'?"),
+        ("gate_program:train", 4, "run wrote no trace; record with leakaudit.Recorder(path, …)"),
     ):
         (place / "leakaudit.toml").write_text(plain.format(run))
-        assert main(["check", "-q"]) == 2
+        assert main(["check", "-q"]) == code
         assert message in capsys.readouterr().err
 
 

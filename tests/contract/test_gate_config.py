@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from leakaudit.cli import main
-from leakaudit.errors import LeakauditError
+from leakaudit.errors import LeakauditError, ProgramError
 from leakaudit.gate import runs, tables
 from leakaudit.gate.config import Budget, Check
 
@@ -174,11 +174,12 @@ def test_the_configuration_is_read_without_torch() -> None:
         ("import networkx\ndef train(seed, path):\n    networkx.cycle_graph(-1)\n", r"NetworkXError in broken_\d\.py, line 3: "),
     ],
 )
-def test_a_program_that_fails_is_one_line_and_no_leak(text: str, said: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_program_that_fails_is_one_line_and_no_leak(text: str, said: str, tmp_path: Path) -> None:
     name = f"broken_{abs(hash(text)) % 10}"
     (tmp_path / f"{name}.py").write_text(text)
-    request.addfinalizer(lambda: sys.path.remove(str(tmp_path)))
-    request.addfinalizer(lambda: sys.modules.pop(name, None))
-    with pytest.raises(LeakauditError, match=said) as raised:
+    path = list(sys.path)
+    with pytest.raises(ProgramError, match=said) as raised:
         runs.ready(Check("own", f"{name}:train"), tmp_path)(0)
     assert "\n" not in str(raised.value)
+    assert raised.value.code == 4
+    assert (name in sys.modules, sys.path) == (False, path), "the program is imported in a process of its own"

@@ -30,7 +30,7 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def recorder(path: Any, **options: Any) -> Recorder:
-    settings: dict[str, Any] = {"protocol": "dpsgd", "task": TASK, "graph": GRAPH, "layout": LAYOUT, "params": {"alpha": 0.1}, **options}
+    settings: dict[str, Any] = {"protocol": "own:loop", "task": TASK, "graph": GRAPH, "layout": LAYOUT, "params": {"alpha": 0.1}, **options}
     return Recorder(path, **settings)
 
 
@@ -74,7 +74,7 @@ def test_what_is_read_is_what_was_sent(tmp_path: Path, dtype: torch.dtype, colum
     assert (m.src.tolist()[:4], m.dst.tolist()[:4]) == ([1, 1, 0, 2], [0, 2, 1, 1])
     assert (m.kinds, m.kind.tolist()[:4], m.secure.tolist()[:8]) == (("w", "g"), [0, 0, 1, 1], [False, False, True, True] + [False] * 4)
     assert (trace.rounds, trace.complete, trace.dtype, trace.columns) == (4, True, dtype, columns or (0, D))
-    assert (trace.protocol, trace.params, trace.task, trace.graph, trace.layout) == ("dpsgd", {"alpha": 0.1}, TASK, GRAPH, LAYOUT)
+    assert (trace.protocol, trace.params, trace.task, trace.graph, trace.layout) == ("own:loop", {"alpha": 0.1}, TASK, GRAPH, LAYOUT)
     assert torch.equal(trace.public["w0"], w0)
     assert trace.provenance["torch"] == torch.__version__
     assert trace.provenance["leakaudit"]
@@ -117,7 +117,8 @@ def test_a_file_made_by_torch_is_read(tmp_path: Path) -> None:
 
 def test_growth_keeps_what_was_written_and_views_handed_out_before(tmp_path: Path) -> None:
     layout, width = Layout(("w",), ((1000,),)), 1000
-    with recorder(tmp_path / "trace.pt", layout=layout, messages=1, rows=1) as rec:
+    complete = Graph(3, ((0, 1), (0, 2), (1, 2)))
+    with recorder(tmp_path / "trace.pt", graph=complete, layout=layout, messages=1, rows=1) as rec:
         views = []
         for t in range(3):
             for k in range(400):  # 1.6 MB a round: the file grows several times while views wait to be filled
@@ -239,7 +240,7 @@ KILLED = """
     from leakaudit.trace import Graph, Layout, TaskSpec
     path, sized = sys.argv[1], sys.argv[2] == "sized"
     d = 20_000
-    rec = Recorder(path, protocol="p", task=TaskSpec("softmax", shape=(1,)), graph=Graph(2, ((0, 1),)), layout=Layout(("w",), ((d,),)),
+    rec = Recorder(path, protocol="own:p", task=TaskSpec("softmax", shape=(1,)), graph=Graph(2, ((0, 1),)), layout=Layout(("w",), ((d,),)),
                    messages=100_000 if sized else None, max_bytes=1e11, shard_bytes=3_000_000)
     rec.truth(0, torch.zeros(1), 0)
     for t in range(100_000):
@@ -325,7 +326,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("trace.pt", {"messages": -1}, "messages: expected"),
     ("trace.pt", {"params": {"f": object()}}, "numbers, text"),
     ("trace.pt", {"params": {"alpha": float("nan")}}, "numbers, text"),
-    ("trace.pt", {"protocol": "a\nb"}, "printable"),
+    ("trace.pt", {"protocol": "own:a\nb"}, "printable"),
     ("trace.pt", {"layout": Layout(("w",), ((0,),))}, "0 parameters"),
     ("trace.pt", {"messages": 10**9, "rounds": 400}, "max_bytes allows 4 GB"),
 ]
@@ -377,6 +378,16 @@ MISUSED: list[tuple[Callable[[Recorder], object], str]] = [
     (lambda r: r.send(0, 0.5, 1, "w", torch.zeros(D)), "whole numbers"),  # type: ignore[arg-type]
     (lambda r: r.send(9, 0, 1, "w", torch.zeros(D)), "round 9: expected a whole number from 0 to 5"),
     (lambda r: r.send("1", 0, 1, "w", torch.zeros(D)), "round 1: expected a whole number"),  # type: ignore[arg-type]
+    (lambda r: r.send(0, 0, 2, "w", torch.zeros(D)), r"there is no wire 0 -> 2 in the graph; node 0 has neighbours \[1\]"),
+    (lambda r: r.send_many(0, [1, 2], [2, 0], "w"), "there is no wire 2 -> 0 in the graph"),
+    (lambda r: r.send(0, 0, 1, "w", [torch.nan] * D), "12 of 12 numbers are NaN or infinite"),
+    (lambda r: r.send(0, 0, 1, "w", [0.0] * (D - 1) + [torch.inf]), "1 of 12 numbers are NaN or infinite"),
+    (lambda r: r.truth(0, torch.full((1, 2, 2), 255.0), 1), r"pictures in \[0, 1\], got numbers from 255 to 255; divide them by 255"),
+    (lambda r: r.truth(0, torch.full((1, 2, 2), -1.5), 1), "got numbers from -1.5 to -1.5; undo the normalisation"),
+    (lambda r: r.truth(0, torch.full((1, 2, 2), torch.nan), 1), "finite numbers"),
+    (lambda r: r.pool(torch.full((3, 1, 2, 2), 9.0)), r"pool: expected pictures in \[0, 1\]"),
+    (lambda r: r.truth(0, torch.zeros(1, 2, 2), 2), "labels from 0 to 1, got 2 to 2"),
+    (lambda r: r.truth(0, torch.zeros(1, 2, 2), -1), "labels from 0 to 1, got -1"),
     (lambda r: r.send(0, 0, 1, 3, torch.zeros(D)), "kind 3"),  # type: ignore[arg-type]
     (lambda r: r.send(0, 0, [[1], [1, 2]], "w", torch.zeros(D)), "dst: expected"),  # type: ignore[list-item]
     (lambda r: r.send(0, 0, 1, "w", None), "real numbers, got NoneType"),
@@ -402,6 +413,46 @@ def test_misuse_is_one_line(misuse: Callable[[Recorder], object], match: str) ->
     with pytest.raises(LeakauditError, match=match) as caught:
         misuse(rec)
     assert "\n" not in str(caught.value)
+
+
+FEDSGD: dict[str, Any] = {"protocol": "fedsgd", "graph": Graph(3, ((0, 2), (1, 2))), "params": {"lr": 0.1}}
+UNKNOWN: list[tuple[dict[str, Any], str]] = [
+    ({"protocol": "fedsdg"}, "protocol: unknown 'fedsdg'; did you mean 'fedsgd'.*own:NAME"),
+    ({"params": {"lrr": 0.1}}, "params: fedsgd has no constant 'lrr'; did you mean 'lr'"),
+    ({"params": {"learning_rate": 0.1}}, r"params: fedsgd has no constant 'learning_rate' \(known: lr, server\)"),
+    ({"params": {"lr": "fast"}}, "lr: expected a finite number, got 'fast'"),
+    ({"params": {"lr": -1.0}}, "expected lr > 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "match"), UNKNOWN, ids=[m for _, m in UNKNOWN])
+def test_a_name_that_the_protocol_does_not_have_is_refused_with_the_nearest(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(LeakauditError, match=match) as caught:
+        recorder(None, **{**FEDSGD, **options})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_kind_that_the_protocol_does_not_send_is_refused_and_one_of_an_own_protocol_is_not() -> None:
+    rec = recorder(None, **FEDSGD)
+    rec.send(1, 2, [0, 1], "w", torch.zeros(D))
+    with pytest.raises(LeakauditError, match=r"round 1: fedsgd sends no messages of kind 'grad' \(known: g, w\)"):
+        rec.send(1, 0, 2, "grad", torch.zeros(D))
+    with pytest.raises(LeakauditError, match="there is no wire 0 -> 1 in the graph"):
+        rec.send(1, 0, 1, "g", torch.zeros(D))
+    rec.send(1, 0, 2, "g", torch.zeros(D))
+    rec.close()
+    assert list(rec.trace.kinds()) == ["w", "g"]
+    own = recorder(None, **{**FEDSGD, "protocol": "own:mine", "params": {"anything": 1}})
+    own.send(1, 0, 2, "grad", torch.zeros(D))
+    own.close()
+    assert (own.trace.protocol, list(own.trace.kinds())) == ("own:mine", ["grad"])
+
+
+def test_a_copy_keeps_what_a_recorder_would_refuse() -> None:
+    rec = recorder(None, **{**FEDSGD, "protocol": "fedsdg", "check": False})
+    rec.send(1, 0, 1, "anything", torch.full((D,), torch.nan))
+    rec.close()
+    assert len(rec.trace) == 1
 
 
 def test_a_broadcast_to_nobody_is_no_message() -> None:

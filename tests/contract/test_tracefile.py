@@ -32,7 +32,7 @@ TASK = TaskSpec("softmax", {"l2": 0.5}, shape=(2,), classes=3, mean=(0.25,), std
 def record(path: Any, rounds: int = 5, **options: Any) -> Recorder:
     """Broadcasts by node 1 and one secure answer a round."""
     settings: dict[str, Any] = {
-        "protocol": "p",
+        "protocol": "own:p",
         "task": TASK,
         "graph": GRAPH,
         "layout": LAYOUT,
@@ -108,7 +108,7 @@ def test_a_folder_is_sealed_by_its_manifest(tmp_path: Path) -> None:
     sha = write_sidecar(folder)
     assert sha == hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
     manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["meta"]["protocol"] == "p"
+    assert manifest["meta"]["protocol"] == "own:p"
     for shard in manifest["shards"]:
         assert shard["sha256"] == hashlib.sha256((folder / shard["file"]).read_bytes()).hexdigest()
         alone = load(folder / shard["file"])
@@ -147,7 +147,8 @@ def test_info_is_plain_and_complete(tmp_path: Path) -> None:
     facts = info(tmp_path / "trace.pt")
     assert json.loads(json.dumps(facts)) == facts
     expected = {
-        "protocol": "p", "nodes": 4, "edges": 3, "rounds": 4, "messages": 20, "secure": 5, "dtype": "float32", "d": 9, "columns": [2, 8],
+        "protocol": "own:p", "nodes": 4, "edges": 3, "rounds": 4, "messages": 20, "secure": 5, "dtype": "float32", "d": 9,
+        "columns": [2, 8],
         "complete": True, "files": 1, "public": {"w0": [9]}, "params": {"rho": 0.4, "names": ["x"]}, "task": TASK.to_json(),
         "kinds": {"w": {"messages": 15, "secure": 0}, "u": {"messages": 5, "secure": 5}},
         "bytes": (tmp_path / "trace.pt").stat().st_size, "sha256": hashlib.sha256((tmp_path / "trace.pt").read_bytes()).hexdigest(),
@@ -169,7 +170,7 @@ def test_verify_names_the_first_message_that_is_not_finite(tmp_path: Path) -> No
             "messages": 20, "values": 90,
         }  # fmt: skip
     assert seen[-1] == ("checking", 10, 10)
-    with Recorder(tmp_path / "bad.pt", protocol="p", task=TASK, graph=GRAPH, layout=LAYOUT, hash=False) as rec:
+    with Recorder(tmp_path / "bad.pt", protocol="own:p", task=TASK, graph=GRAPH, layout=LAYOUT, hash=False, check=False) as rec:
         for t in range(40):
             rec.send(t, 1, [0, 2], "w", torch.full((9,), torch.nan) if t >= 30 else torch.ones(9))
     load(tmp_path / "bad.pt")  # what is not attacked need not be finite
@@ -224,7 +225,9 @@ def test_a_trace_larger_than_memory_opens_at_once(tmp_path: Path) -> None:
 
 def test_an_open_recording_of_60_gb_is_read_up_to_its_last_round(tmp_path: Path) -> None:
     layout = Layout(("w",), ((250_000,),))
-    rec = Recorder(tmp_path / "trace.pt", protocol="p", task=TASK, graph=GRAPH, layout=layout, messages=60_000, max_bytes=1e11, hash=False)
+    rec = Recorder(
+        tmp_path / "trace.pt", protocol="own:p", task=TASK, graph=GRAPH, layout=layout, messages=60_000, max_bytes=1e11, hash=False
+    )
     for t in range(2):
         rec.send(t, 0, 1, "w", torch.full((250_000,), float(t)))
         rec.end_round(t)
@@ -266,7 +269,7 @@ def test_conversions_keep_every_bit(tmp_path: Path, way: tuple[str, ...], column
 
 def test_an_incomplete_trace_stays_incomplete(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with Recorder(tmp_path / "trace.pt", protocol="p", task=TASK, graph=GRAPH, layout=LAYOUT) as rec:
+        with Recorder(tmp_path / "trace.pt", protocol="own:p", task=TASK, graph=GRAPH, layout=LAYOUT) as rec:
             rec.send(0, 0, 1, "w", torch.ones(9))
             rec.send(1, 0, 1, "w", torch.ones(9))
             raise KeyError

@@ -120,7 +120,7 @@ def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
     }
     made = record_of.build(judged)
     assert judged.code == 0
-    assert made["summary"].startswith("Nothing over the limits: 3 rules on 1 cells, 2 seeds, 1 control with nothing to score. ")
+    assert made["summary"].startswith("Nothing over the limits: 4 rules on 1 cells, 2 seeds, 1 control with nothing to score. ")
     (case,) = Tree.fromstring(get("reports", "junit")(made)).findall(".//testcase[skipped]")
     assert case.attrib["name"] == "fed/eavesdropper/labels: negative control"
     assert "nothing to score  fed/eavesdropper/labels: control: records of others" in text.text(made)

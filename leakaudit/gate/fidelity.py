@@ -1,0 +1,263 @@
+"""Whether the recordings of a check are of the protocol that they declare: the control of what the gate is shown.
+
+Attacks and their controls look at what was recorded. If a program records something else than it sends, or nothing, no attack finds
+anything and every limit holds. So each recording is compared with two things that a mistaken program cannot bring along itself: the
+messages that its protocol declares (`expected`), and the gradients of its own truth.
+
+The second works because the truth holds every node's records: with its gradients the declared relations determine the noise of every
+message (`substitute`). It has to be of the declared size and law, independent from round to round and from run to run, and uncorrelated
+with the gradients. Where no noise is declared, the messages have to hold these gradients. This knows nothing of attacks, and where it
+holds, the recorded messages do carry the gradients of these records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.special import betaincc
+from scipy.stats import chi2, norm
+
+from leakaudit.adversary import Adversary
+from leakaudit.api import targets
+from leakaudit.gate.config import Check
+from leakaudit.gate.expected import Expected, differences
+from leakaudit.gate.rules import Rule, Status
+from leakaudit.gate.runs import Recorded
+from leakaudit.gate.substitute import Floats, Left, Noise, left
+from leakaudit.lint import NAMES, noise
+from leakaudit.lint.samples import Sample
+from leakaudit.trace import Trace
+
+NODES, WIDTH = 8, 4096  # whose noise is given to the lint, and columns of it
+LEVEL = 1e-4  # chance of a false alarm of each test, over all seeds of a check: a hundredth of the gate's default alpha
+# A gradient that another framework computed in float32 agrees to about 1e-5; a wrong constant moves it by as much as it is wrong, such as
+# a tenth where a step of 0.11 is declared as 0.1. Half of that lies far from both.
+CLOSE = 0.05
+QUIET = "P20"  # the pitfall of too little noise
+HALF = 0.5  # of the way from the gradients of the truth to those of a guess; from there on they are not the truth's
+LEAST = 64  # numbers from which on noise of two runs is compared
+
+# What a rule begins with; a redacted report shows only this.
+TITLES = {
+    "empty": "nothing was recorded",
+    "undeclared": "messages of another protocol",
+    "missing": "messages are missing",
+    "repeated": "messages were recorded twice",
+    "rounds": "rounds are missing",
+    "gaps": "messages were lost",
+    "secure": "messages are encrypted",
+    "values": "numbers are not those that travel",
+    "truth": "the truth is incomplete",
+    "messages": "messages do not fit together",
+    "gradients": "other gradients than those of the truth",
+    "noise": "more than the declared noise",
+    "seeds": "noise that repeats",
+}
+
+
+@dataclass
+class Fidelity:
+    """What the recordings of one check showed so far: `look` at every one, then ask for the `rules`."""
+
+    check: Check
+    seeds: list[int] = field(default_factory=list)
+    _wrong: dict[str, tuple[Status, str]] = field(default_factory=dict)
+    _skipped: str = ""
+    _compared: bool = False
+    _along: float = 0.0  # sum of <rest, signal>, whose variance is `_power` if the rest is noise
+    _power: float = 0.0  # sum of |signal|^2
+    _beyond: float = 0.0  # sum of <rest, better>, whose variance is `_margin` if the rest is noise
+    _margin: float = 0.0  # sum of |better|^2
+    _energy: float = 0.0  # sum of |rest|^2 over `_numbers`, of Gaussian noise
+    _numbers: int = 0
+    _first: tuple[Noise, ...] = ()  # of the first recording
+    _before: dict[int, tuple[int, Floats]] = field(default_factory=dict)  # node -> seed and noise of the recording before
+    _again: list[str] = field(default_factory=list)  # noise that came twice
+    _expected: dict[str, Expected] = field(default_factory=dict)
+
+    def look(self, made: Recorded) -> None:
+        """Compare one recording with its declaration and its truth.
+
+        Raises:
+            LeakauditError: the protocol cannot be declared with the recorded constants.
+        """
+        self.seeds.append(made.seed)
+        trace = made.trace
+        who = [Adversary.parse(name) for name in self.check.adversaries]
+        for about, says in differences(trace, self._declared(trace), who, self.check.secure):
+            self._complain(about, Status.VOID, says, made.seed)
+        holders = targets(trace, Adversary()) if self.check.nodes is None else self.check.nodes
+        if untold := sorted(set(holders) - set(made.truth.node.tolist())):
+            says = f"the truth of node {untold[0]} was not given, so it was not attacked; call recorder.truth for every node with data"
+            self._complain("truth", Status.VOID, says, made.seed)
+        if self.check.scenario:
+            self._skipped = "the program is a victim of leakaudit itself"
+        elif not self._wrong:
+            self._values(made)
+
+    def rules(self, linted: Collection[str] = ()) -> list[Rule]:
+        """Return one rule for each thing that is wrong, or one that says what was compared.
+
+        Args:
+            linted: pitfalls that the lint of the first recording found; they are not told again.
+        """
+        if not self.seeds:
+            return []
+        self._sum_up()
+        cell = f"{self.check.name}/recording"
+        if self._wrong:
+            told = {about: one for about, one in self._wrong.items() if about not in linted}
+            return [Rule("recording", cell, about, status, says) for about, (status, says) in told.items()]
+        says = "the messages are those that the protocol declares"
+        if self._compared:
+            says += f", and hold the gradients of the truth up to the declared noise{self._sharpness()}"
+        elif self._skipped:
+            says += f"; values were not compared: {self._skipped}"
+        return [Rule("recording", cell, "", Status.OK, says)]
+
+    def _complain(self, about: str, status: Status, says: str, seed: int) -> None:
+        """Keep the first complaint of its kind."""
+        title = f"{TITLES[about]}: " if about in TITLES else ""
+        self._wrong.setdefault(about, (status, f"{title}{says} (seed {seed})"))
+
+    def _declared(self, trace: Trace) -> Expected:
+        """Return what the protocol sends; kept for recordings that differ in nothing that it depends on."""
+        if set(trace.public) - {"w0"}:
+            return Expected.of(trace)  # a schedule, which may differ from seed to seed
+        about = repr((trace.protocol, sorted(trace.params.items()), trace.graph, trace.rounds))
+        if about not in self._expected:
+            self._expected[about] = Expected.of(trace)
+        return self._expected[about]
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def _values(self, made: Recorded) -> None:
+        """Compare the values of one recording with the gradients of its truth, as far as they follow from it."""
+        whole = made.trace.columns == (0, made.trace.layout.size)
+        found = left(made, self._declared(made.trace).relations) if whole else Left((), 0.0, 0.0, "")
+        if not found.noise and not found.size:
+            self._skipped = _without_values(made)
+            return
+        self._compared = True
+        if found.broken:
+            self._complain(
+                "messages", Status.VOID, f"the messages do not fit together as declared: {found.broken} does not hold", made.seed
+            )
+        elif found.missed > CLOSE * found.size:
+            says = (
+                f"what is recorded differs by {found.missed / max(found.size, 1e-300):.1%} from the gradients of the truth, and no noise "
+                "is declared; check truth, labels, constants, model and what is sent"
+            )
+            self._complain("gradients", Status.VOID, says, made.seed)
+        for one in found.noise:
+            self._along += float((one.rest * one.signal).sum())
+            self._power += float((one.signal**2).sum())
+            self._beyond += float((one.rest * one.better).sum())
+            self._margin += float((one.better**2).sum())
+            if one.gaussian:
+                self._energy += float((one.rest**2).sum())
+                self._numbers += one.rest.size
+            self._repeated(one, made.seed)
+        self._first = self._first or found.noise
+
+    def _repeated(self, one: Noise, seed: int) -> None:
+        """Compare a node's noise with that of the recording before, which has to be another draw."""
+        other, earlier = self._before.get(one.node, (seed, one.rest[:0]))
+        self._before[one.node] = seed, one.rest
+        if earlier.shape != one.rest.shape or one.rest.size < LEAST:
+            return
+        n = one.rest.size
+        size = float(np.linalg.norm(one.rest) * np.linalg.norm(earlier)) or 1.0
+        cosine = min(1.0, abs(float((one.rest * earlier).sum())) / size)
+        # The squared cosine of independent noise and any direction is Beta(1/2, (n - 1)/2).
+        if float(betaincc(0.5, (n - 1) / 2, cosine**2)) < LEVEL / len(self.seeds):
+            says = f"the noise of node {one.node} with seed {seed} is that of seed {other} (correlation {cosine:.2f})"
+            self._again.append(f"{says}: it is not drawn anew, so whoever knows one run can take it away")
+
+    def _sum_up(self) -> None:
+        """Judge what only many rounds and recordings show together: first what the values hold, then their noise."""
+        if self._wrong or not self._compared:
+            return
+        seed = self.seeds[-1]
+        for about, says in (*self._signal(), *self._excess()):
+            self._complain(about, Status.VOID, says, seed)
+        if self._wrong:
+            return
+        status = Status.CONTRADICTED if self.check.lint in ("error", "strict") else Status.WARNING
+        for about, says in self._noise():
+            self._complain(about, status, says, seed)
+
+    def _signal(self) -> Iterator[tuple[str, str]]:
+        """Test whether what is left goes along with the gradients: then other gradients were sent, or another multiple of them."""
+        if not self._power:
+            return
+        shift, score = self._along / self._power, self._along / math.sqrt(self._power)
+        if abs(shift) > CLOSE and 2 * norm.sf(abs(score)) < LEVEL:
+            yield (
+                "gradients",
+                f"what is recorded holds {1 + shift:.2f} times the gradients of the truth, expected 1 (+- {self._error():.2g}): check "
+                "truth, labels, constants, clip and what is sent",
+            )
+            return
+        # If the messages are of other records, they are about as near to the gradients of a guess as to those of this truth, and the rest
+        # holds -1 times what the truth explains better.
+        if self._margin and self._beyond < -HALF * self._margin and norm.sf(-self._beyond / math.sqrt(self._margin)) < LEVEL:
+            yield "gradients", "the truth explains the messages no better than the mean of all other records does: they are of other data"
+
+    def _excess(self) -> Iterator[tuple[str, str]]:
+        """Test whether more is left than the declared noise."""
+        excess = math.sqrt(self._energy) - CLOSE * math.sqrt(self._power)
+        if self._numbers and excess > 0 and float(chi2.sf(excess**2, self._numbers)) < LEVEL:
+            size = math.sqrt(self._energy / self._numbers)
+            says = f"beside the gradients of the truth the messages hold {size:.3g} times the declared noise"
+            yield "noise", f"{says}: check truth, constants and what is sent"
+
+    def _noise(self) -> Iterator[tuple[str, str]]:
+        """Test whether the noise is quieter than declared in all recordings together, its law in the first, and whether it repeats."""
+        if self._numbers and float(chi2.cdf(self._energy, self._numbers)) < LEVEL:
+            size = math.sqrt(self._energy / self._numbers)
+            yield QUIET, f"{NAMES[20][0]}: the messages hold {size:.3g} times the declared noise; {NAMES[20][1]}"
+            return
+        found = list(noise.judged([_sample(one) for one in self._first[:NODES]]))
+        for pitfall in found:
+            yield pitfall.code, f"{pitfall.name}: {pitfall.says}; {pitfall.fix}"
+        if self._again and not found:
+            yield "seeds", self._again[0]
+
+    def _error(self) -> float:
+        return 1 / math.sqrt(self._power)
+
+    def _sharpness(self) -> str:
+        """Say how well the gradients can be told from the noise."""
+        return f" (coefficient {1 + self._along / self._power:.2f} +- {self._error():.2g})" if self._power > 0 else ""
+
+
+def _without_values(made: Recorded) -> str:
+    """Say why no value could be compared with the truth."""
+    batch = int(made.trace.params.get("batch") or 0)
+    if 0 < batch < int(made.truth.node.bincount().max()):
+        return "gradients are of mini-batches, which are drawn in secret"
+    if made.trace.columns != (0, made.trace.layout.size):
+        return "only some columns of the model are recorded"
+    return "the truth and what travels do not determine the private states"
+
+
+def _sample(one: Noise) -> Sample:
+    """Return noise of variance 1 for the tests of the lint."""
+    k, width = one.rest.shape
+    some = one.rest[:, np.linspace(0, width - 1, min(width, WIDTH)).round().astype(int)]
+    return Sample(
+        node=one.node,
+        labels=one.labels,
+        rounds=one.rounds,
+        value=some,
+        factor=np.eye(k),
+        norm=np.linalg.norm(one.rest, axis=1),
+        weight=np.zeros(k),
+        coordinates=width,
+        gaussian=one.gaussian,
+        hidden=False,
+    )

@@ -1,0 +1,118 @@
+"""The gate's control of recordings: silent on honest runs of every protocol, loud where one thing in them is exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from leakaudit import recording, registry
+from leakaudit.gate.config import Check
+from leakaudit.gate.fidelity import Fidelity
+from leakaudit.gate.rules import Rule, Status
+from leakaudit.gate.runs import Recorded
+from leakaudit.scenario import Scenario
+from leakaudit.trace import Trace
+
+SETTINGS: dict[str, list[dict[str, Any]]] = {
+    "dpsgd": [
+        {},
+        {"sigma": 0.3, "noise": "message", "order": "adapt"},
+        {"sigma": 0.3, "noise": "message", "own": "plain"},
+        {"sigma": 0.2, "noise": "step"},
+        {"steps": 3},
+        {"clip": 0.5, "sigma": 0.1},
+        {"batch": 1},
+        {"slow": 0.1, "sigma": 0.1},
+    ],
+    "gossip": [{}, {"sigma": 0.2}],
+    "fedavg": [{}, {"epochs": 3}, {"batch": 1}],
+    "muffliato": [{}, {"clip": 0.5}],
+}
+CASES = [(name, settings) for name in registry.names("victims") for settings in SETTINGS.get(name, [{}])]
+
+
+def run(name: str, settings: dict[str, Any], seed: int) -> Recorded:
+    """One honest recording; the protocols that solve a small problem exactly need a convex one."""
+    exact = name in ("mradmm", "pvpadmm", "rwadmm")
+    task = {"data": "gaussians", "model": "logistic"} if exact else {"data": "faces", "model": "mlp"}
+    size: dict[str, Any] = {"nodes": 9, "graph": "complete"} if name == "secured" else {"nodes": 6, "graph": "ring"}
+    hidden = {} if exact else {"hidden": 8}
+    plan = recording.plan(Scenario(name, rounds=5, samples=2, seed=seed, set={**hidden, **settings}, **task, **size))
+    made = recording.record(plan, None)
+    return Recorded(seed, made.trace, made.truth_record, plan.task)
+
+
+def judged(runs: list[Recorded]) -> list[Rule]:
+    """Judge recordings as if a program of somebody else's had made them."""
+    shown = Fidelity(Check("c", run="a:b"))
+    for one in runs:
+        shown.look(one)
+    return shown.rules()
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=[f"{n}-{s}" for n, s in CASES])
+def test_honest_recordings_of_every_protocol_raise_no_alarm(name: str, settings: dict[str, Any], fresh_seed: int) -> None:
+    (rule,) = judged([run(name, settings, fresh_seed + k) for k in range(2)])
+    assert rule.status is Status.OK, rule.says
+
+
+def payloads(trace: Trace, change: Callable[[torch.Tensor], torch.Tensor]) -> Trace:
+    return replace(trace, messages=tuple(replace(m, payload=change(m.payload.clone())) for m in trace.messages))
+
+
+def other_truth(one: Recorded) -> Recorded:
+    return replace(one, truth=replace(one.truth, x=one.truth.x.flip(0)))
+
+
+def other_labels(one: Recorded) -> Recorded:
+    return replace(one, truth=replace(one.truth, y=(one.truth.y + 1) % one.trace.task.classes))
+
+
+def last_half_zero(one: Recorded) -> Recorded:
+    def change(payload: torch.Tensor) -> torch.Tensor:
+        payload[len(payload) // 2 :] = 0
+        return payload
+
+    return replace(one, trace=payloads(one.trace, change))
+
+
+def one_infinite(one: Recorded) -> Recorded:
+    def change(payload: torch.Tensor) -> torch.Tensor:
+        payload[-1, -1] = torch.inf
+        return payload
+
+    return replace(one, trace=payloads(one.trace, change))
+
+
+def other_step(one: Recorded) -> Recorded:
+    name = next(n for n in ("alpha", "lr", "rho") if n in one.trace.params)
+    return replace(one, trace=replace(one.trace, params={**one.trace.params, name: 1.2 * one.trace.params[name]}))
+
+
+def one_message_less(one: Recorded) -> Recorded:
+    keep = torch.arange(len(one.trace.messages[0])) != len(one.trace.messages[0]) - 1
+    columns = ("round", "src", "dst", "kind", "row", "secure")
+    less = replace(one.trace.messages[0], **{n: getattr(one.trace.messages[0], n)[keep] for n in columns})
+    return replace(one, trace=replace(one.trace, messages=(less,)))
+
+
+CHANGES = [other_truth, other_labels, last_half_zero, one_infinite, other_step, one_message_less]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("name", ["dpsgd", "fedsgd", "fedavg", "gossip", "pdmm", "nids", "tracking", "fedsplit"])
+def test_one_thing_exchanged_in_a_recording_without_noise_is_told(name: str, change: Callable[[Recorded], Recorded]) -> None:
+    rules = judged([change(run(name, {}, 3))])
+    assert [r.status for r in rules] == [Status.VOID], [r.says for r in rules]
+
+
+def test_noise_that_only_later_runs_lack_is_told() -> None:
+    """The lint looks at the first recording; here the second has a tenth of the noise."""
+    settings = {"sigma": 0.3, "noise": "message", "order": "adapt"}
+    honest, quiet = run("dpsgd", settings, 0), run("dpsgd", {**settings, "sigma": 0.03}, 1)
+    (rule,) = judged([honest, replace(quiet, trace=replace(quiet.trace, params=honest.trace.params))])
+    assert (rule.status, rule.measure) == (Status.CONTRADICTED, "P20"), rule.says

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from leakaudit import scoring, tracefile
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.gate.config import Check
@@ -39,10 +37,8 @@ class Recorded:
     def guess(self, node: int) -> Score:
         """Score what anybody would guess of a node's records: the mean of all others."""
         if node not in self.guesses:
-            own = self.truth.node == node
-            others = torch.cat([self.truth.pool.to(self.truth.x), self.truth.x[~own]])
-            mean = others.mean(0) if len(others) else torch.full_like(self.truth.x[0], 0.5)
-            x = mean.expand(int(own.sum()), *mean.shape)
+            mean = scoring.blind_guess(self.truth, node)
+            x = mean.expand(int((self.truth.node == node).sum()), *mean.shape)
             nothing = Reconstruction(node, "guess", x, None, Certificate.FAILED, 1.0)
             (self.guesses[node],) = scoring.score(nothing, self.truth)
         return self.guesses[node]

@@ -224,7 +224,7 @@ def test_no_gradient_beyond_the_gap_is_claimed_and_those_before_it_are_true(drop
     trace, truth = dropped.trace, dropped.truth_record
     g = gradients(truth, Task.build(trace.task, dtype=torch.float64))
     for leak in api.leaks(trace, listener):
-        rounds = leak.rounds.tolist()
+        rounds = leak.theta_rounds.tolist()
         assert max(rounds) <= 3
         assert "messages of round 4 are missing, so this rests on rounds up to 3" in leak.scope
         true = torch.stack([g(leak.node, truth.states["w"][t, leak.node]) for t in rounds])
@@ -235,7 +235,7 @@ def test_without_that_limit_a_gradient_would_be_wrong(dropped: Recorder) -> None
     trace, truth = dropped.trace, dropped.truth_record
     g = gradients(truth, Task.build(trace.task, dtype=torch.float64))
     leak = next(leak for leak in api.leaks(unsound(trace), nodes=[1]))
-    true = torch.stack([g(1, truth.states["w"][t, 1]) for t in leak.rounds.tolist()])
+    true = torch.stack([g(1, truth.states["w"][t, 1]) for t in leak.theta_rounds.tolist()])
     assert float((leak.combination.double() @ true - leak.value).abs().max()) > 1e-3
 
 

@@ -43,7 +43,7 @@ def test_the_p_value_of_canaries_is_below_that_of_separate_limits(counts: Counts
     at = Promise("mu", 1.0, DELTA, empirical.mu_lower(counts, 0.05))
     assert Canary(counts).p_value(at) < 0.01
     pure = Promise("epsilon", empirical.epsilon_lower(counts, DELTA, 0.05, both=True), DELTA)
-    assert Canary(counts).p_value(pure) < 0.01
+    assert Canary(counts).p_value(pure) < 0.02
 
 
 def test_one_run_is_that_of_its_theorem() -> None:

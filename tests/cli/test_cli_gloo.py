@@ -107,7 +107,7 @@ def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
 
 @pytest.mark.slow
 def test_a_frozen_process_is_given_up_and_ended(started: Callable[..., Started], tmp_path: Path) -> None:
-    one = started(20.0, "--timeout", "30")  # three processes that compute for 30 s in one round would be given up too
+    one = started(8.0, "--timeout", "12")  # a process that computes for 12 s in one round would be given up too
     os.kill(one.pids[2], signal.SIGSTOP)
     code, errors = one.end()
     assert code == 0, errors

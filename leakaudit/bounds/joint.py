@@ -105,12 +105,13 @@ class JointTest:
         if alpha in self._regions:
             return self._regions[alpha]
         low, high = 0.0, self.statistic(self.positives, 0)
+        most = high
         if high <= 0 or self._exceeds(self._region(high), alpha):
             least = np.full(self.negatives + 1, self.positives + 1, dtype=np.int64)
             if perfect(self.guarantee, self.positives, self.negatives) <= alpha:
                 least[0] = self.positives
         else:
-            while high - low > CLOSE * high:
+            while high - low > CLOSE * most:
                 middle = (low + high) / 2
                 if self._exceeds(self._region(middle), alpha):
                     low = middle

@@ -117,7 +117,7 @@ def test_a_perfect_attack_has_the_p_value_of_its_definition(promise: Promise, po
     found = perfect(promise.guarantee, positives, negatives)
     assert found >= near
     if promise.mu is not None and positives == negatives:
-        assert found == pytest.approx(norm.cdf(promise.mu / 2) ** (2 * positives), rel=1e-6)
+        assert found == pytest.approx(norm.cdf(promise.mu / 2) ** (2 * positives), rel=1e-6 if positives < 1000 else 0.01)
     if positives < 1000:
         assert found <= 1.02 * near
 

@@ -71,6 +71,7 @@ def test_the_chance_is_that_of_blind_records_after_every_matching(total: int, si
     guessed = [records[list(rows)] for rows in itertools.combinations(range(total), size)]
     exact = brute_force(records, size, guessed)
     said = scored(records[:size] + 0.1, records[:size], records[size:]).chance
+    assert said is not None
     assert said == pytest.approx(size / total)
     assert exact <= said + 1e-12
     assert exact >= 0.8 * said

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
@@ -18,14 +19,16 @@ class GradientLeak:
     One row with a single 1 is a gradient (DLG reads it); a row +1, -1 is a difference of two (the
     differential attack reads it).
 
-    rounds: (T,) int64, the gradients' rounds. combination: (m, T). value: (m, c), columns
+    rounds: (T,) int64, the protocol's rounds in which the gradients were taken, as in g[node, round]:
+    round t is the one whose messages carry the round t, and the first is 1. combination: (m, T). value: (m, c), columns
     `columns` = (start, stop) of the flat model vector, c = stop - start. std: (m,) noise per
     coordinate, rounding of the wire included. noise: (m, q) or None; the error of value is
     ``noise @ e`` with e of unit variance, so rows that share an error say so, and std holds the norms
     of its rows. theta: (T, d) the models where the gradients were taken, None where this adversary
     does not know them; theta_std their error. batch: samples behind each gradient, None where
     unknown. inner: gradient steps summed in each gradient (1, or k_max). adversary: who knows
-    this. formula: how it was got, for reports.
+    this. formula: how it was got, for reports. theta_rounds: (T,) int64, the rounds of the models where
+    the gradients were taken, often one before `rounds`; empty if nothing says so.
     """
 
     node: int
@@ -43,6 +46,7 @@ class GradientLeak:
     adversary: str = "eavesdropper"
     formula: str = ""
     scope: str = ""
+    theta_rounds: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     def __post_init__(self) -> None:
         """Check that the shapes agree."""

@@ -25,12 +25,23 @@ class Match:
 def match(x: Tensor, y: Tensor) -> Match:
     """Pair reconstructions x (n, *shape) with true records y (m, *shape) so that the sum of their squared errors is smallest.
 
-    n and m may differ; rows of x that hold NaN or infinity are never paired.
+    Each record takes one guess, so only the first m rows of x that are finite can be paired: otherwise more guesses would score
+    better, up to the whole data set handed in for one record. An attack puts the rows first of which it is surest.
+
+    Args:
+        x: (n, *shape) Reconstructions; rows with NaN or infinity are never paired.
+        y: (m, *shape) True records; those that no row is left for are missing.
+
+    Returns:
+        min(m, number of finite rows) pairs.
+
+    Raises:
+        LeakauditError: The shapes of one record differ.
     """
     if x.shape[1:] != y.shape[1:]:
         raise LeakauditError(f"match: expected reconstructions of the truth's shape {tuple(y.shape[1:])}, got {tuple(x.shape[1:])}")
     a, b = x.double().flatten(1), y.double().flatten(1)
-    usable = torch.isfinite(a).all(1).nonzero().flatten()
+    usable = torch.isfinite(a).all(1).nonzero().flatten()[: len(b)]
     cost = torch.cdist(a[usable], b, compute_mode="donot_use_mm_for_euclid_dist").square()
     pairs = assign(cost)
     return Match(usable[pairs.found], pairs.true, pairs.missing)

@@ -16,7 +16,7 @@ from leakaudit.scoring import METRICS, NOT_SCORED, Score
 from leakaudit.trace import Json, Truth
 from leakaudit.wording import summary
 
-_LOST = re.compile(r"\d+ of \d+ records not recovered")
+_LOST = re.compile(r"\d+ of \d+ records not recovered|\d+ more than the \d+ records were handed in, only the first \d+ count")
 
 
 def check(metrics: Collection[str]) -> None:

@@ -32,7 +32,7 @@ _NAMES = frozenset(c.name for c in Certificate)
 
 
 def _column(entry: Any) -> dict[str, Any]:
-    return {"per_image": [entry], "min": _NUMBER, "median": _NUMBER, "mean": _NUMBER}
+    return {"per_image": [entry], "missed?": [float], "min": _NUMBER, "median": _NUMBER, "mean": _NUMBER}
 
 
 _SCORES = {
@@ -42,6 +42,7 @@ _SCORES = {
     "chance": _NUMBER,
     "labels_found": _NUMBER,
     "not_recovered": int,
+    "surplus?": int,
     "matched": [(int, None)],
 }
 _LEAK = {"kind": str, "rounds": {"first": int, "last": int, "count": int}, "rows": int, "formula": str, "scope?": str, "std": _NUMBER}

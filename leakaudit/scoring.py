@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
@@ -29,9 +29,19 @@ class Score:
 
     Every column runs over the node's true records. It is None where the metric was not measured; its entry is None
     (False for yes or no) where no reconstruction was left for that record.
-    matched: rows of the reconstruction. mse, psnr (dB), ssim, lpips, relative_error: see `metrics`. exact: bit-identical on
-    the data's grid. identified: nearer to its own record than to every other one, by `rank`; chance: of guessing that.
-    labels_found: share of the true labels that were found, whatever image they were paired with. note: why something is missing.
+
+    Attributes:
+        node: Whose records these are.
+        attack: What reconstructed them.
+        matched: Rows of the reconstruction. Of a node with b records only the first b rows can be matched.
+        mse: Mean squared error, and so on for psnr (dB), ssim, lpips and relative_error: see `metrics`.
+        exact: Bit-identical on the data's grid.
+        identified: Nearer to its own record than to every other one, by `rank`.
+        chance: Greatest probability that a blind guess has of identifying a record after the same matching, see `blind_chance`.
+        labels_found: Share of the true labels that are among the first b found, whatever image they were paired with.
+        surplus: Reconstructions (or labels, if there are none) beyond the b that can be matched.
+        missed: For each metric what the missed records score, in their order: as much as `blind_guess` does.
+        note: Why something is missing.
     """
 
     node: int
@@ -48,6 +58,8 @@ class Score:
     rank: Column | None = None
     chance: float | None = None
     labels_found: float | None = None
+    surplus: int = 0
+    missed: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     note: str = ""
 
     @property
@@ -55,19 +67,31 @@ class Score:
         """Number of true records that no reconstruction was left for."""
         return self.matched.count(None)
 
+    def counted(self, metric: str) -> list[float]:
+        """Return one value of a metric for every true record, a missed one as `blind_guess` scores; empty if it was not measured."""
+        measured = [float(v) for v in getattr(self, metric) or () if v is not None]
+        return [*measured, *self.missed.get(metric, ())]
+
     def statistics(self, metric: str) -> dict[str, float | None]:
-        """min, median and mean of one column, over the records that have a value; all None where none has."""
-        values = [float(v) for v in getattr(self, metric) or () if v is not None]
-        return {"min": min(values), "median": median(values), "mean": fmean(values)} if values else dict.fromkeys(("min", "median", "mean"))
+        """Return min, median and mean of `counted`; all None if no record has a reconstruction."""
+        values = self.counted(metric)
+        if len(values) == len(self.missed.get(metric, ())):
+            return dict.fromkeys(("min", "median", "mean"))
+        return {"min": min(values), "median": median(values), "mean": fmean(values)}
 
     def to_json(self) -> dict[str, Json] | None:
         """``scores`` of results.json: ``per_image``, min, median and mean under each metric; None where there was no truth."""
         if not self.matched:
             return None
         columns = {m: getattr(self, m) for m in METRICS}
-        scores = {m: {"per_image": list(c), **self.statistics(m)} for m, c in columns.items() if c is not None}
+        scores: dict[str, Json] = {}
+        for name, column in columns.items():
+            if column is None:
+                continue
+            missed = {"missed": list(self.missed[name])} if self.missed.get(name) else {}
+            scores[name] = {"per_image": list(column), **missed, **self.statistics(name)}
         rest = {"chance": self.chance, "labels_found": self.labels_found, "not_recovered": self.not_recovered}
-        return {**scores, **rest, "matched": list(self.matched)}
+        return {**scores, **rest, "surplus": self.surplus, "matched": list(self.matched)}
 
 
 def score(found: Reconstruction | Iterable[Reconstruction], truth: Truth | None, weights: Weights | None = None) -> list[Score]:
@@ -98,7 +122,11 @@ def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:
         "relative_error": "|found - true| / |true|, Euclidean",
         "exact": f"bit-identical after rounding to k/{task.levels}" if task.levels else "not measured (the data has no grid)",
         "label_correct": "label equal, after matching",
-        "identified": "nearer (Euclidean) to its own record than to every other record of the data set",
+        "identified": "nearer (Euclidean) to its own record than to every other record of the data set; chance: at most, of blind guesses",
+        "matching": (
+            "at the smallest sum of squared errors, of a node with b records only the first b reconstructions; a record without one "
+            "counts in min, median and mean as the mean of all other records would"
+        ),
         "rank": "of its own record among all records by distance, 1 is best",
     }
     if task.is_image:
@@ -110,30 +138,88 @@ def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:
     return out
 
 
+def blind_guess(truth: Truth, node: int) -> Tensor:
+    """Return what anybody could guess of a node's records, (*shape): the mean of all other records, grey if there is none."""
+    others = torch.cat([truth.pool.to(truth.x), truth.x[truth.node != node]])
+    return others.mean(0) if len(others) else torch.full_like(truth.x[0], 0.5)
+
+
+def blind_chance(guesses: int, candidates: Tensor, total: int) -> float:
+    """Return the greatest chance of a blind guess to identify a record, averaged over the records of a node.
+
+    The records of a node are b of the data set's N, any b of them equally likely to a guesser who saw no leak. A guess identifies a
+    record only if that record is the nearest of all N to it, so k guesses have k such records at most, and each of these is
+    the node's with chance b / N. Whichever guesses are made and however they are matched, k b / N records are identified on average
+    at most, k / N of the node's b. Distinct records of the data set as guesses reach that, but for matches that leave a record that
+    was guessed right to another guess. Records that are equal to m - 1 others count m times, since each stands for all of them.
+
+    Args:
+        guesses: k, reconstructions that can be matched.
+        candidates: (b,) For each record the number of different ones among the N, itself counted once: N - m + 1.
+        total: N.
+
+    Returns:
+        k max(m) / N, at most 1.
+    """
+    equal = total - int(candidates.min()) + 1
+    return min(1.0, guesses * equal / total)
+
+
 def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weights | None) -> Score:
     """Match one reconstruction to its node's records and measure every pair."""
     x, y = (t.cpu() for t in truth.of(found.node))
-    if not len(x):
+    size = len(x)
+    if not size:
         raise LeakauditError(f"the truth has no records of node {found.node}; it has nodes {sorted(set(truth.node.tolist()))}")
     guess = found.x.detach().cpu()
     label = None if found.y is None else found.y.detach().cpu()
     pairs = match(guess, x)
     columns = _measure(guess[pairs.found], x[pairs.true], truth.task, weights)
-    rank, candidates = metrics.identification(guess[pairs.found], x[pairs.true], records)
-    known = int(candidates.min()) > 1 if len(candidates) else False
-    if known:
-        columns |= {"rank": rank, "identified": rank == 1}
+    _identify(columns, guess[pairs.found], x[pairs.true], records)
+    missed = _missed(found.node, pairs, truth, records, weights) if pairs.missing else {}
     if label is not None and len(label) == len(guess):
         columns["label_correct"] = metrics.labels_correct(label[pairs.found], y[pairs.true])
+    _, candidates = metrics.identification(x, x, records)
+    known = int(candidates.min()) > 1
+    surplus = max(0, len(guess if len(guess) else label if label is not None else guess) - size)
     return Score(
         node=found.node,
         attack=found.attack,
-        matched=_spread(pairs.found, pairs, len(x)),
-        **{name: _spread(values, pairs, len(x)) for name, values in columns.items()},
-        chance=1 / int(candidates.min()) if known else None,
-        labels_found=None if label is None else _share(label, y),
-        note=f"{pairs.missing} of {len(x)} records not recovered" if pairs.missing else "",
+        matched=_spread(pairs.found, pairs, size),
+        **{name: _spread(values, pairs, size) for name, values in columns.items()},
+        chance=blind_chance(len(pairs.found), candidates, len(records)) if known and len(pairs.found) else None,
+        labels_found=None if label is None else _share(label[:size], y),
+        surplus=surplus,
+        missed={name: values for name, values in missed.items() if name in columns},
+        note="; ".join(filter(None, (_lost(pairs.missing, size), _beyond(surplus, size)))),
     )
+
+
+def _identify(columns: dict[str, Tensor], x: Tensor, y: Tensor, records: Tensor) -> None:
+    """Add the rank of every pair, and whether it is identified, if there is another record to tell it from."""
+    rank, candidates = metrics.identification(x, y, records)
+    if len(candidates) and int(candidates.min()) > 1:
+        columns |= {"rank": rank, "identified": rank == 1}
+
+
+def _missed(node: int, pairs: Match, truth: Truth, records: Tensor, weights: Weights | None) -> dict[str, tuple[float, ...]]:
+    """Return what the blind guess scores on the records that were missed, for the metrics that are numbers."""
+    x, _ = truth.of(node)
+    lost = torch.ones(len(x), dtype=torch.bool)
+    lost[pairs.true] = False
+    true = x.cpu()[lost]
+    guess = blind_guess(truth, node).cpu().expand_as(true)
+    columns = _measure(guess, true, truth.task, weights)
+    _identify(columns, guess, true, records)
+    return {name: tuple(map(float, values.tolist())) for name, values in columns.items() if values.dtype is not torch.bool}
+
+
+def _lost(missing: int, size: int) -> str:
+    return f"{missing} of {size} records not recovered" if missing else ""
+
+
+def _beyond(surplus: int, size: int) -> str:
+    return f"{surplus} more than the {size} records were handed in, only the first {size} count" if surplus else ""
 
 
 def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> dict[str, Tensor]:

@@ -50,7 +50,9 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
     unknown = list(dict.fromkeys(p for p in points or () if not p.terms.keys() <= knowledge.known))
     estimated = quietest(deduction, knowledge, [*rows, *unknown])
     values, m = estimated.apply(deduction.fetch), len(rows)
-    rounds = [max(knowledge.declared.vectors[k].round for k in knowledge.declared.points[g].at.terms) for g in columns.first]
+    declared = knowledge.declared
+    rounds = [declared.vectors[g].round for g in columns.first]
+    models = [max(declared.vectors[k].round for k in declared.points[g].at.terms) for g in columns.first]
     return GradientLeak(
         node=found.node,
         rounds=torch.tensor(rounds),
@@ -67,6 +69,7 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
         adversary=str(view.adversary),
         formula=formula(found, rows[len(rows) // 2]),
         scope=found.scope,
+        theta_rounds=torch.tensor(models),
     )
 
 

@@ -169,10 +169,12 @@ def _cells(finding: Finding) -> tuple[str, ...]:
 
 
 def _spread(scores: Mapping[str, Json], metric: str, form: str) -> str:
-    """The one value, or the median and the range of several that differ as they are printed."""
-    values = [v for v in scores.get(metric, {}).get("per_image", ()) if v is not None]
+    """The one value, or the median and the range of several that differ as they are printed; missed records count as blind guesses."""
+    column = scores.get(metric, {"per_image": ()})
+    values = [v for v in column["per_image"] if v is not None]
     if not values:
         return "-"
+    values += column.get("missed", ())
     if len({form.format(v) for v in values}) == 1:
         return form.format(values[0])
     return f"{form.format(scores[metric]['median'])} ({form.format(min(values))} to {form.format(max(values))})"

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from leakaudit import api
 from leakaudit.adversary import Adversary
+from leakaudit.audit.evidence import LEAST, PILOT, best_thresholds
+from leakaudit.audit.promise import Promise
 from leakaudit.audit.replays import Replays, clipped_at, gradients_of, taken_at, unusable, whitening
 from leakaudit.audit.runs import child, recorded, replayed
-from leakaudit.bounds.empirical import Counts, epsilon_lower
+from leakaudit.bounds.empirical import Counts
+from leakaudit.bounds.joint import LARGEST, joint_test
 from leakaudit.deduction import Deduction
 from leakaudit.leak import GradientLeak
 from leakaudit.recording import Plan
 from leakaudit.task import Task
 
-PILOT = 0.25  # share of the replays that choose the threshold, and nothing else
-TRIED = 40  # thresholds
 GUESSED = 0.5  # share of the canaries of one run that are guessed, the surest
 
 
@@ -38,17 +40,44 @@ def free_rows(ready: Plan, node: int) -> list[int]:
     return [own, *(k for k in range(len(ready.source.x)) if k not in held)]
 
 
-def counted(found: Replays, delta: float, alpha: float) -> Counts:
-    """Return guesses by a threshold on the likelihood ratio that the first quarter of the replays chose; the rest alone is counted.
+def counted(found: Replays, promise: Promise | None, alpha: float) -> Counts:
+    """Return guesses by a threshold on the likelihood ratio that the first quarter of the replays chose; only the rest is counted.
 
-    NaN counts as a guess that the record was not there.
+    Args:
+        found: The replays, with the log-likelihoods of both records in the columns of their scores.
+        promise: What the counts are to test; it decides which threshold serves best. None if nothing is promised.
+        alpha: Level of that test.
+
+    Returns:
+        The counts. NaN counts as a guess that the record was not there.
     """
     ratio = (found.scores[:, 0] - found.scores[:, 1]) if len(found.scores) else torch.zeros(0)
     there, cut = found.drawn == 0, int(PILOT * len(ratio))
-    pilot = ratio[:cut][ratio[:cut].isfinite()]
-    tried = [0.0, *torch.quantile(pilot, torch.linspace(0, 1, TRIED, dtype=pilot.dtype)).tolist()] if len(pilot) else [0.0]
-    threshold = max(tried, key=lambda at: epsilon_lower(_counts(ratio[:cut], there[:cut], at), delta, alpha, both=True))
+    positives = int(there[cut:].sum())
+    threshold = 0.0
+    if promise is not None and not promise.empty:
+        threshold = _threshold(ratio[:cut], there[:cut], promise, alpha, positives, len(ratio) - cut - positives)
     return _counts(ratio[cut:], there[cut:], threshold)
+
+
+def _threshold(ratio: Tensor, there: Tensor, promise: Promise, alpha: float, positives: int, negatives: int) -> float:
+    """Return the threshold of greatest power if the scores are normal with the pilot's means and its common deviation.
+
+    Under Gaussian noise the likelihood ratio is such a pair of normals. The error rates of a pilot by themselves could not tell
+    thresholds apart whose false positive rate is a fraction of one count. 0, the middle of a likelihood ratio, if the pilot or the
+    rest has too few finite scores.
+    """
+    finite = ratio.isfinite()
+    sides = [ratio[finite & side].double() for side in (there, ~there)]
+    if min(map(len, sides)) < LEAST or not 0 < min(positives, negatives) <= max(positives, negatives) <= LARGEST:
+        return 0.0
+    squares = sum(float((side - side.mean()).square().sum()) for side in sides)
+    deviation = math.sqrt(squares / (sum(map(len, sides)) - 2))
+    if not 0 < deviation < math.inf:
+        return 0.0
+    means = np.array([[float(side.mean()) for side in sides]])
+    test = joint_test(promise.guarantee, positives, negatives)
+    return float(best_thresholds(test, alpha, means, np.array([deviation]))[0])
 
 
 def _counts(ratio: Tensor, there: Tensor, threshold: float) -> Counts:

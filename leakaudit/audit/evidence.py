@@ -1,7 +1,6 @@
 """The three kinds of counts, and what each says against a promise: p-value, least possible p-value, trials needed, power.
 
-All three kinds hold at every sample size, zero trials and no errors included: then the p-value is 1 or what Clopper and Pearson's limits
-leave.
+All three kinds hold at every sample size, zero trials and no errors included.
 """
 
 from __future__ import annotations
@@ -12,15 +11,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import ndtr, ndtri
-from scipy.stats import beta, binom
+from scipy.special import ndtr
+from scipy.stats import binom
 
 from leakaudit.audit.promise import Promise
 from leakaudit.bounds import empirical, gaussian, onerun
 from leakaudit.bounds.empirical import Counts
+from leakaudit.bounds.joint import LARGEST, Floats, JointTest, joint_test, perfect
 from leakaudit.bounds.reconstruction import success
 
 SMALLEST = 1e-280
+PILOT = 0.25  # share of the canary replays that choose the threshold, and nothing else
+LEAST = 2  # scores on each side that a pilot needs
+TRIED, FAR = 48, 3.0  # thresholds, to so many deviations beyond both means
+PILOTS = 64  # over whose choices the power is averaged
 
 
 @dataclass(frozen=True)
@@ -61,13 +65,20 @@ class Successes:
 
 @dataclass(frozen=True)
 class Canary:
-    """Guesses on replays with a record and with another (bounds/empirical)."""
+    """Guesses on replays with a record and with another, both error rates tested together (bounds/joint)."""
 
     counts: Counts
 
     def p_value(self, promise: Promise) -> float:
-        """The least alpha at which the lower limit of epsilon, or of mu where the noise is Gaussian, exceeds the promise."""
-        return _least_alpha(lambda alpha: self._limit(promise, alpha) > _value(promise))
+        """Of the joint test; beyond `joint.LARGEST` trials the least alpha at which the separate limits exceed the promise."""
+        c = self.counts
+        if promise.empty or not min(c.positives, c.negatives):
+            return 1.0
+        if (c.true_positives, c.false_positives) == (c.positives, 0):
+            return perfect(promise.guarantee, c.positives, c.negatives)
+        if max(c.positives, c.negatives) > LARGEST:
+            return _least_alpha(lambda alpha: self._limit(promise, alpha) > _value(promise))
+        return joint_test(promise.guarantee, c.positives, c.negatives).p_value(c.true_positives, c.false_positives)
 
     def best(self, promise: Promise) -> float:
         """No error in any replay."""
@@ -75,30 +86,23 @@ class Canary:
         return Canary(Counts(c.positives, c.positives, 0, c.negatives)).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Replays on both sides together."""
+        """Replays on both sides together, as many on each; their p-value is that of one pair to the power of their number."""
         if promise.empty:
             return None
-        high = 1
-        while Canary(Counts(high, high, 0, high))._limit(promise, alpha) <= _value(promise):
-            high *= 2
-            if high > empirical.MOST:
-                return None
-        low = high // 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            enough = Canary(Counts(middle, middle, 0, middle))._limit(promise, alpha) > _value(promise)
-            low, high = (low, middle) if enough else (middle, high)
-        return 2 * high
+        guarantee = promise.guarantee
+        one = math.log(perfect(guarantee, 1, 1))
+        if one * empirical.MOST > math.log(alpha):
+            return None
+        number = max(1, math.ceil(math.log(alpha) / one))
+        while perfect(guarantee, number, number) > alpha:
+            number += 1
+        while number > 1 and perfect(guarantee, number - 1, number - 1) <= alpha:
+            number -= 1
+        return 2 * number
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """Sum over all counts of the likelihood-ratio test whose two error rates are equal."""
-        c = self.counts
-        if not min(c.positives, c.negatives):
-            return 0.0
-        least = _least_hits(c.positives, c.negatives, promise, alpha)
-        rate = float(ndtr(mu / 2))
-        false = binom.pmf(np.arange(c.negatives + 1), c.negatives, 1 - rate)
-        return float(false @ binom.sf(least - 1, c.positives, rate))
+        """Sum over all counts that refute, at the thresholds that pilots choose: the mean over `PILOTS` pilots of a fixed generator."""
+        return _canary_power(promise, self.counts.positives, self.counts.negatives, alpha, mu)
 
     def _limit(self, promise: Promise, alpha: float) -> float:
         if promise.mu is not None:
@@ -146,23 +150,45 @@ class OneRun:
         return float(binom.sf(least - 1, self.guesses, float(ndtr(mu / 2))))
 
 
-@lru_cache(maxsize=64)
-def _least_hits(positives: int, negatives: int, promise: Promise, alpha: float) -> np.ndarray:
-    """Return, for every number of false positives, how many true positives refute the promise (negatives + 1,); positives + 1 for none.
-
-    One-sided: the complementary event, which `p_value` also looks at, can only add to it.
-    """
-    share = alpha / (2 if promise.mu is not None else 4)
-    hits, false = np.arange(positives + 1), np.arange(negatives + 1)
-    high = np.where(false < negatives, beta.isf(share, false + 1, np.maximum(negatives - false, 1)), 1.0)
-    if promise.mu is not None:
-        missed = np.where(hits > 0, beta.isf(share, positives - hits + 1, np.maximum(hits, 1)), 1.0)
-        enough = -ndtri(high)[:, None] - ndtri(missed)[None] > promise.mu
+@lru_cache(maxsize=4096)
+def _canary_power(promise: Promise, positives: int, negatives: int, alpha: float, mu: float) -> float:
+    """Return the power of canaries, which depends on the numbers of their trials and not on what was counted."""
+    if promise.empty or not 0 < min(positives, negatives) <= max(positives, negatives) <= LARGEST:
+        return 0.0
+    test = joint_test(promise.guarantee, positives, negatives)
+    at = np.array([mu, -mu]) / 2  # means of the score of deviation 1, with the record and without
+    sizes = [round(n * PILOT / (1 - PILOT)) for n in (positives, negatives)]
+    if min(sizes) < LEAST:
+        chosen = np.zeros(1)
     else:
-        low = np.where(hits > 0, beta.ppf(share, np.maximum(hits, 1), positives - hits + 1), 0.0)
-        with np.errstate(divide="ignore"):
-            enough = np.log(np.maximum(low - promise.delta, 0))[None] - np.log(high)[:, None] > promise.epsilon
-    return np.where(enough.any(1), enough.argmax(1), positives + 1)
+        random = np.random.default_rng(0)
+        means = at + random.standard_normal((PILOTS, 2)) / np.sqrt(sizes)
+        freedom = sum(sizes) - 2
+        deviations = np.sqrt(random.chisquare(freedom, PILOTS) / freedom)
+        chosen = best_thresholds(test, alpha, means, deviations)
+    return float(test.power(alpha, ndtr(at[0] - chosen), ndtr(at[1] - chosen)).mean())
+
+
+def best_thresholds(test: JointTest, alpha: float, means: Floats, deviations: Floats) -> Floats:
+    """Return the threshold of greatest power for each of several normal models of a score.
+
+    Args:
+        test: What is tested with the guesses.
+        alpha: Its level.
+        means: (m, 2) Means of the score with the record and without.
+        deviations: (m,) Its standard deviation, the same on both sides.
+
+    Returns:
+        (m,) The thresholds, on the scale of the score; 0, the middle of a likelihood ratio, if none has any power.
+    """
+    steps = np.linspace(0.0, 1.0, TRIED)
+    low = means.min(1) - FAR * deviations
+    high = means.max(1) + FAR * deviations
+    tried = low[:, None] + (high - low)[:, None] * steps
+    tried = np.concatenate([np.zeros((len(tried), 1)), tried], axis=1)
+    there, gone = (ndtr((means[:, side, None] - tried) / deviations[:, None]) for side in (0, 1))
+    powers = test.power(alpha, there.ravel(), gone.ravel()).reshape(tried.shape)
+    return np.asarray(tried[np.arange(len(tried)), powers.argmax(1)])
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,6 @@ from leakaudit.audit.plan import AuditPlan
 from leakaudit.audit.promise import Evidence, Promise
 from leakaudit.audit.replays import Replays, replay
 from leakaudit.audit.simulate import Simulated, near
-from leakaudit.bounds.empirical import Counts
 from leakaudit.bounds.gaussian import epsilon
 from leakaudit.bounds.reconstruction import distances, kappa_identification, kappa_packing, tolerance
 from leakaudit.ledger import Entry
@@ -29,14 +28,17 @@ SLACK = 1e-6
 
 @dataclass(frozen=True)
 class Measured:
-    """What the replays of one view gave. moved: the largest change of a gradient between two candidates."""
+    """What the replays of one view gave.
+
+    rero: replays among all candidates. pairs: with one record or another. run: canaries, guesses and right ones of one run, and why
+    none. moved: the largest change of a gradient between two candidates.
+    """
 
     level: int
     adversary: str
     node: int
     rero: Replays
-    counts: Counts
-    canary_why: str
+    pairs: Replays
     run: tuple[int, int, int, str]
     moved: float
 
@@ -64,8 +66,7 @@ def measure(plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int]) -> lis
             ends = canary.pair(ready, node)
             pairs = replay(ready, adversary, node, ends, plan.canary, plan.gradients, 2, f"canaries at {level.words}")
             once = canary.one_run(ready, adversary, plan.gradients, 3) if plan.one_run else (0, 0, 0, "it was not asked for (one_run)")
-            counts = canary.counted(pairs, level.delta, plan.alpha)
-            found.append(Measured(k, who, node, rero, counts, pairs.why, once, max(rero.moved, pairs.moved)))
+            found.append(Measured(k, who, node, rero, pairs, once, max(rero.moved, pairs.moved)))
     return found
 
 
@@ -74,9 +75,10 @@ def cases(plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured
     found, blind = [], Blind.of(grid[0].ready, plan.psnr)
     for one in measured:
         entry = grid[one.level].view(one.adversary, one.node)
-        made = [*_replayed(plan, one), *_attacked(plan, blind, one, simulated)]
+        attacked = list(_attacked(plan, blind, one, simulated))
         said: Sequence[Promise | None] = promises(entry, grid[one.level].delta) or [None]
         for promise in said:
+            made = [*_replayed(plan, one, promise), *attacked]
             for name, attack, evidence, why in made:
                 shown = None if why else evidence
                 found.append(Test(one.level, one.adversary, one.node, name, attack, promise, shown, why, _figures(evidence, promise)))
@@ -112,24 +114,23 @@ class Blind:
         return cls(total, scenario.samples, min(1.0, same), min(1.0, close), "")
 
 
-def _replayed(plan: AuditPlan, one: Measured) -> Iterator[tuple[str, str, Evidence, str]]:
+def _replayed(plan: AuditPlan, one: Measured, promise: Promise | None) -> Iterator[tuple[str, str, Evidence, str]]:
     count = len(one.rero.scores[0]) if len(one.rero.scores) else plan.candidates
     yield RERO, "likelihood", Successes(one.rero.hits, len(one.rero.drawn), kappa_identification(count)), one.rero.why
-    yield CANARY, "likelihood ratio", Canary(one.counts), one.canary_why
+    yield CANARY, "likelihood ratio", Canary(canary.counted(one.pairs, promise, plan.alpha)), one.pairs.why
     if plan.one_run:
         yield ONE, "likelihood ratio", OneRun(*one.run[:3]), one.run[3]
 
 
 def _attacked(plan: AuditPlan, blind: Blind, one: Measured, simulated: Simulated) -> Iterator[tuple[str, str, Evidence, str]]:
-    """The first record of the first node, once a seed; the images of a batch are matched, so each counts as a guess."""
+    """The first record of the first node, once a seed; the images of a batch are matched, so each that can be counts as a guess."""
     for name in plan.attacks:
         cell = one.level, one.adversary, name, one.node
         mine = [o for o in simulated.outcomes if (o.level, o.adversary, o.attack, o.found.node) == cell]
-        guesses = max([blind.samples, *(len(o.found.x) for o in mine)])
         hits, close = sum(bool(o.identified) for o in mine), sum(near(o, plan.psnr) for o in mine)
-        yield f"identified among {blind.total}", name, Successes(hits, len(mine), min(1.0, guesses * blind.identified)), blind.why
+        yield f"identified among {blind.total}", name, Successes(hits, len(mine), min(1.0, blind.samples * blind.identified)), blind.why
         if simulated.trace.task.is_image:
-            yield f"PSNR >= {plan.psnr:g} dB", name, Successes(close, len(mine), min(1.0, guesses * blind.near)), blind.why
+            yield f"PSNR >= {plan.psnr:g} dB", name, Successes(close, len(mine), min(1.0, blind.samples * blind.near)), blind.why
 
 
 def _figures(evidence: Evidence, promise: Promise | None) -> dict[str, Json]:

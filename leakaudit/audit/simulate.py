@@ -61,10 +61,12 @@ class Simulated:
     complete: bool
 
     def values(self, metric: str, level: int, adversary: str, attack: str) -> dict[str, float] | None:
-        """Best, median and mean of a metric over all images of a cell, None where it has none."""
+        """Best, median and mean of a metric over all records of a cell, missed ones as blind guesses; None if none came back."""
         cell = (level, adversary, attack)
-        columns = [getattr(o.score, metric) for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
-        values = [float(v) for column in columns for v in column or () if v is not None]
+        scores = [o.score for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
+        if all(score.not_recovered == len(score.matched) for score in scores):
+            return None
+        values = [value for score in scores for value in score.counted(metric)]
         return {"best": max(values), "median": median(values), "mean": fmean(values)} if values else None
 
 

@@ -76,7 +76,7 @@ def _one_step(done: Run) -> float:
     errors = []
     for leak in api.leaks(done.trace):
         x, y = done.truth.of(leak.node)
-        models = done.truth.states["w"][leak.rounds, leak.node]
+        models = done.truth.states["w"][leak.theta_rounds, leak.node]
         true = leak.combination @ torch.stack([done.plan.task.gradient(m, x.double(), y) for m in models])
         errors.append(float((leak.value - true).norm() / true.norm()))
     return max(errors)

@@ -10,9 +10,6 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from leakaudit import scoring, tracefile
 from leakaudit.errors import LeakauditError, ProgramError, suggest
 from leakaudit.gate.config import Check
@@ -38,16 +35,11 @@ class Recorded:
     def guess(self, node: int) -> Score:
         """Score what anybody would guess of a node's records: the mean of all others."""
         if node not in self.guesses:
-            mean = self.mean_of_others(node)
+            mean = scoring.blind_guess(self.truth, node)
             x = mean.expand(int((self.truth.node == node).sum()), *mean.shape)
             nothing = Reconstruction(node, "guess", x, None, Certificate.FAILED, 1.0)
             (self.guesses[node],) = scoring.score(nothing, self.truth)
         return self.guesses[node]
-
-    def mean_of_others(self, node: int) -> Tensor:
-        """Return the mean of all records that are not the node's, one half everywhere if there are none."""
-        others = torch.cat([self.truth.pool.to(self.truth.x), self.truth.x[self.truth.node != node]])
-        return others.mean(0) if len(others) else torch.full_like(self.truth.x[0], 0.5)
 
 
 class Runner(Protocol):

@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leakaudit import scoring
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.gate.runs import Recorded
@@ -126,7 +127,7 @@ class _Gradients:
             return None
         x, task = x.double(), self.made.task
         if self.guessed:
-            x = self.made.mean_of_others(vector.owner or 0).double().expand_as(x)
+            x = scoring.blind_guess(self.made.truth, vector.owner or 0).double().expand_as(x)
         if not self.clip:
             return task.gradient(theta, x, y)
         each = task.gradients(theta.expand(len(x), -1).contiguous(), x[:, None], y[:, None])

@@ -23,13 +23,15 @@ Span = tuple[str, str]  # first and last of what shares a cell
 
 def by_round(results: Mapping[str, Json]) -> Markup | None:
     """Draw nodes against rounds: what a leak that spans these rounds gave away."""
-    rounds = max(1, results["trace"]["rounds"])
-    wide = math.ceil(rounds / COLUMNS)
-    columns = [_span(range(rounds)[k : k + wide]) for k in range(0, rounds, wide)]
+    first = min([1, *(max(0, f["leak"]["rounds"]["first"]) for f in results["findings"])])  # 0: taken before the first message
+    rounds = range(first, max(1, results["trace"]["rounds"]) + 1)
+    wide = math.ceil(len(rounds) / COLUMNS)
+    columns = [_span(rounds[k : k + wide]) for k in range(0, len(rounds), wide)]
 
     def places(f: Finding) -> Iterable[int]:
         span = f["leak"]["rounds"]
-        return range(max(0, span["first"]) // wide, min(span["last"], rounds - 1) // wide + 1)
+        low, high = max(span["first"], rounds[0]), min(span["last"], rounds[-1])
+        return range((low - first) // wide, (high - first) // wide + 1)
 
     return _map(results["findings"], columns, places, "round", "What the leaks of each node gave away, by the rounds that they span.")
 

@@ -1,4 +1,4 @@
-"""The estimators of `leakaudit.bounds.empirical`, `onerun` and `reconstruction`, each as a test of one claim at level alpha."""
+"""The estimators of `leakaudit.bounds.joint`, `onerun` and `reconstruction`, each as a test of one claim at level alpha."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from leakaudit.bounds import empirical, onerun, reconstruction
+from leakaudit.bounds.approximate import approximate
 from leakaudit.bounds.curves import Adjacency
-from leakaudit.bounds.empirical import Counts
 from leakaudit.bounds.gaussian import Gdp
+from leakaudit.bounds.joint import joint_test
 from leakaudit.selfcheck.mechanism import Law, Mechanism
 
 Outcomes: TypeAlias = NDArray[np.int64]
@@ -80,11 +81,13 @@ def _hits(mechanism: Mechanism, runs: int, trials: int, generator: np.random.Gen
 
 
 def _epsilon(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) -> bool:
-    return empirical.epsilon_lower(Counts(seen[0], trials, seen[1], trials), 0.0, alpha) > claimed
+    claim = approximate(claimed, 0.0, Adjacency.ADD_REMOVE)
+    return joint_test(claim, trials, trials).refutes(seen[0], seen[1], alpha)
 
 
 def _mu(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) -> bool:
-    return empirical.mu_lower(Counts(seen[0], trials, seen[1], trials), alpha) > claimed
+    claim = Gdp(claimed, Adjacency.ADD_REMOVE)
+    return joint_test(claim, trials, trials).refutes(seen[0], seen[1], alpha)
 
 
 def _one_run(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) -> bool:
@@ -100,8 +103,8 @@ def _recovery(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) 
 
 
 ESTIMATORS = (
-    Estimator("epsilon, Clopper-Pearson", "laplace", _counts, _epsilon),
-    Estimator("mu, Clopper-Pearson", "gaussian", _counts, _mu),
+    Estimator("epsilon, both error rates", "laplace", _counts, _epsilon),
+    Estimator("mu, both error rates", "gaussian", _counts, _mu),
     Estimator("epsilon, one run", "laplace", _guesses, _one_run),
     Estimator("f-DP, one run", "gaussian", _guesses, _one_run_curve),
     Estimator("recovery", "gaussian", _hits, _recovery),

@@ -16,12 +16,14 @@ BEST = {"psnr": max, "ssim": max, "relative_error": min}
 def columns(findings: Sequence[Mapping[str, Json]], records: int, psnr: float) -> dict[str, Json]:
     """Return what a cell's reconstructions have of each metric, and how many of its records are recovered and bit-identical.
 
-    Recovered: at `psnr` dB or more; where data are no images, at that ratio of signal to noise, -20 log10 of the relative error.
+    Recovered: at `psnr` dB or more; where data are no images, at that ratio of signal to noise, -20 log10 of the relative error. A
+    record that was missed is not recovered, and its value of a metric is that of the mean of all other records.
     """
     scores = [f["scores"] for f in findings if f["scores"] is not None]
-    out: dict[str, Json] = {m: _column(scores, m) for m in METRICS}
+    found = {m: _column(scores, m) for m in METRICS}
+    out: dict[str, Json] = {m: found[m] + _missed(scores, m) if found[m] else [] for m in METRICS}
     images = any("psnr" in s for s in scores)
-    near = [v >= psnr for v in out["psnr"]] if images else [v <= 10 ** (-psnr / 20) for v in out["relative_error"]]
+    near = [v >= psnr for v in found["psnr"]] if images else [v <= 10 ** (-psnr / 20) for v in found["relative_error"]]
     labels = [float(s["labels_found"]) for s in scores if s.get("labels_found") is not None]
     right = {"recovered": sum(near), "exact": sum(_column(scores, "exact")), "certified": sum(int(f["certified"]) for f in findings)}
     return {"records": records, **right, **out, "labels": labels}
@@ -29,6 +31,10 @@ def columns(findings: Sequence[Mapping[str, Json]], records: int, psnr: float) -
 
 def _column(scores: Iterable[Mapping[str, Json]], metric: str) -> list[Json]:
     return [v for s in scores if metric in s for v in s[metric]["per_image"] if v is not None]
+
+
+def _missed(scores: Iterable[Mapping[str, Json]], metric: str) -> list[Json]:
+    return [v for s in scores if metric in s for v in s[metric].get("missed", ())]
 
 
 def points(cells: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:

@@ -22,7 +22,7 @@ from leakaudit.tap import launch
 from leakaudit.tap.reading import read_logs
 
 BASE = ["record", "dpsgd", "--nodes", "4", "--graph", "ring", "--data", "gaussians", "--model", "logistic", "--samples", "4"]
-LONG = 60.0  # seconds within which something must have happened
+LONG = 600.0  # seconds within which something must have happened
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -87,7 +87,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
     started: Callable[..., Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = started(3.0)
+    one = started(20.0)
     os.kill(one.pids[2], signal.SIGKILL)
     code, errors = one.end()
     assert code == 0, errors
@@ -99,7 +99,7 @@ def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
     trace = tracefile.load(tmp_path / "t.pt")
     assert (trace.rounds, trace.complete) == (8, False)
     assert gaps.sound(trace) in (4, 5, 6)
-    assert main(["attack", str(tmp_path / "t.pt"), "-o", str(tmp_path / "out"), "--node", "0", "--max-seconds", "5", "-q"]) == 0
+    assert main(["attack", str(tmp_path / "t.pt"), "-o", str(tmp_path / "out"), "--node", "0", "--attack", "labels", "-q"]) == 0
     found = json.loads((tmp_path / "out" / "results.json").read_text())["findings"]
     assert found
     assert all(f["leak"]["rounds"]["last"] <= 6 and "are missing, so this rests on" in f["leak"]["scope"] for f in found)
@@ -107,7 +107,7 @@ def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
 
 @pytest.mark.slow
 def test_a_frozen_process_is_given_up_and_ended(started: Callable[..., Started], tmp_path: Path) -> None:
-    one = started(2.0, "--timeout", "3")
+    one = started(8.0, "--timeout", "12")  # a process that computes for 12 s in one round would be given up too
     os.kill(one.pids[2], signal.SIGSTOP)
     code, errors = one.end()
     assert code == 0, errors

@@ -62,30 +62,27 @@ def without_noise(folder: Path) -> None:
 # --- the plugin -------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_does_not_use_it_imports_no_torch_and_loads_it_in_20_ms(tmp_path: Path) -> None:
+def test_a_run_that_does_not_use_it_imports_no_torch_and_few_modules(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text("def test_a():\n    pass\n")
     probe = (
-        "import sys, time, pytest\n"
+        "import sys, pytest\n"
         "from importlib.metadata import EntryPoint\n"
         "load, taken = EntryPoint.load, []\n"
         "def timed(self):\n"
-        "    start = time.process_time()\n"
+        "    before = len(sys.modules)\n"
         "    try:\n"
         "        return load(self)\n"
         "    finally:\n"
-        "        if self.value == 'leakaudit.pytest_plugin': taken.append(time.process_time() - start)\n"
+        "        if self.value == 'leakaudit.pytest_plugin': taken.append(len(sys.modules) - before)\n"
         "EntryPoint.load = timed\n"
         "code = pytest.main(['-q', '-p', 'no:cacheprovider'])\n"
         "heavy = sorted({'torch', 'numpy', 'scipy', 'skimage', 'leakaudit.gate', 'leakaudit.errors'} & set(sys.modules))\n"
-        "print(f'RESULT {int(code)} {len(taken)} {taken[0]:.6f} {heavy}')\n"
+        "print(f'RESULT {int(code)} {len(taken)} {taken[0]} {heavy}')\n"
     )
-    times = []
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=True)
-        code, loads, seconds, heavy = done.stdout.splitlines()[-1].removeprefix("RESULT ").split(" ", 3)
-        assert (code, loads, heavy) == ("0", "1", "[]")
-        times.append(float(seconds))
-    assert min(times) < 0.020, times
+    done = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=True)
+    code, loads, imported, heavy = done.stdout.splitlines()[-1].removeprefix("RESULT ").split(" ", 3)
+    assert (code, loads, heavy) == ("0", "1", "[]")
+    assert int(imported) <= 10
 
 
 FORKED = """

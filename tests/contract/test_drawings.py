@@ -81,7 +81,7 @@ def test_steps_follow_the_closest_record(psnr: float | None, wanted: int) -> Non
 
 
 def test_a_cell_shows_the_worst_of_the_leaks_that_span_it() -> None:
-    results = {"findings": [finding(2, 0, 3, 12.0), finding(2, 2, 3, 25.0), finding(7, 5, 5, 40.0)], "trace": {"rounds": 6}}
+    results = {"findings": [finding(2, 0, 3, 12.0), finding(2, 2, 3, 25.0), finding(7, 5, 5, 40.0)], "trace": {"rounds": 5}}
     drawing = heat.by_round(results)
     said = [title.text for title in parts(drawing, "title")]
     assert said == [

@@ -38,12 +38,12 @@ def test_the_p_value_of_successes_is_that_of_the_binomial_test(hits: int) -> Non
 
 
 @pytest.mark.parametrize("counts", [Counts(900, 1000, 100, 1000), Counts(500, 1000, 5, 1000), Counts(60, 100, 20, 100)])
-def test_the_p_value_of_canaries_inverts_their_limits(counts: Counts) -> None:
-    """The limits of bounds/1.7d at 95 percent: a promise at the limit has p = .05."""
+def test_the_p_value_of_canaries_is_below_that_of_separate_limits(counts: Counts) -> None:
+    """A promise at the limits of Clopper and Pearson at 95 percent has p = .05 by them, and much less by both rates together."""
     at = Promise("mu", 1.0, DELTA, empirical.mu_lower(counts, 0.05))
-    assert Canary(counts).p_value(at) == pytest.approx(0.05, rel=1e-6)
+    assert Canary(counts).p_value(at) < 0.01
     pure = Promise("epsilon", empirical.epsilon_lower(counts, DELTA, 0.05, both=True), DELTA)
-    assert Canary(counts).p_value(pure) == pytest.approx(0.05, rel=1e-6)
+    assert Canary(counts).p_value(pure) < 0.02
 
 
 def test_one_run_is_that_of_its_theorem() -> None:
@@ -135,12 +135,6 @@ def test_the_power_is_the_share_of_simulated_refutations(promise: Promise) -> No
     hits = random.binomial(60, rate, runs)
     seen = np.mean([Successes(int(k), 60, 0.1).p_value(promise) < alpha for k in hits])
     assert seen == pytest.approx(Successes(0, 60, 0.1).power(promise, alpha, mu), abs=4 * 0.5 / math.sqrt(runs))
-    right = norm.cdf(mu / 2)
-    pairs = zip(random.binomial(60, right, 100), random.binomial(60, 1 - right, 100), strict=True)
-    refuted = np.mean([Canary(Counts(int(t), 60, int(f), 60)).p_value(promise) <= alpha for t, f in pairs])
-    power = Canary(Counts(0, 60, 0, 60)).power(promise, alpha, mu)
-    assert power - 4 * 0.5 / math.sqrt(100) <= refuted  # the complementary event may add to it
-    assert promise.mu is None or refuted == pytest.approx(power, abs=4 * 0.5 / math.sqrt(100))
 
 
 def test_what_would_have_been_detected_is_detected_with_probability_08() -> None:

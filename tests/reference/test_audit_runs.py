@@ -154,7 +154,7 @@ def test_a_count_takes_no_replay_that_chose_its_threshold() -> None:
     (level,) = levels(plan(constants={"clip": 0.0}))
     pair = canary.pair(level.ready, 0)
     found = replay(level.ready, Adversary(), 0, pair, 40, 8, 2, "canaries")
-    counts = canary.counted(found, 1e-5, 0.01)
+    counts = canary.counted(found, None, 0.01)
     assert counts.positives + counts.negatives == 30
     assert (counts.true_positives, counts.false_positives) == (counts.positives, 0)
 
@@ -164,7 +164,7 @@ def test_scores_that_are_no_numbers_are_misses() -> None:
     found = Replays(torch.tensor([0, 1, 0, 0]), torch.tensor([[1.0, 0.0], [nan, nan], [nan, -1.0], [2.0, 2.0]], dtype=torch.float64))
     assert found.hits == 1  # right; all NaN; the other one; a tie
     broken = Replays(torch.tensor([0, 1] * 10), torch.full((20, 2), nan, dtype=torch.float64))
-    counts = canary.counted(broken, 1e-5, 0.01)
+    counts = canary.counted(broken, None, 0.01)
     assert (counts.true_positives, counts.false_positives, counts.positives + counts.negatives) == (0, 0, 15)
     assert broken.hits == 0
 
@@ -220,7 +220,7 @@ def test_no_replays_at_all_are_inconclusive() -> None:
     grid = levels(audited)
     (measured,) = measure(audited, grid, [0])
     assert measured.rero.hits == len(measured.rero.drawn) == 0
-    for evidence in (Successes(0, 0, 0.1), Canary(measured.counts)):
+    for evidence in (Successes(0, 0, 0.1), Canary(canary.counted(measured.pairs, None, 0.01))):
         assert evidence.p_value(cases(audited, grid, simulate(audited, grid, [0]), [measured])[0].promise) == 1.0  # type: ignore[arg-type]
 
 

@@ -47,13 +47,13 @@ def errors(plan: recording.Plan, truth: Truth, leak: GradientLeak) -> Tensor:
     """Largest error of every row."""
     x, y = truth.of(leak.node)
     models = truth.states["w"].double()
-    g = torch.stack([plan.task.gradient(models[t, leak.node], x.double(), y) for t in leak.rounds.tolist()])
+    g = torch.stack([plan.task.gradient(models[t, leak.node], x.double(), y) for t in leak.theta_rounds.tolist()])
     return (leak.value - leak.combination @ g).abs().amax(1)
 
 
 def with_pair(leak: GradientLeak, first: int) -> list[int]:
     """Rows that are a difference of the gradients of two rounds in a row."""
-    rounds = leak.rounds.tolist()
+    rounds = leak.theta_rounds.tolist()
     return [k for k, row in enumerate(leak.combination) if {rounds[j] for j in row.nonzero()[:, 0].tolist()} == {first, first + 1}]
 
 
@@ -94,18 +94,18 @@ def test_a_long_run_is_continued_from_a_short_declaration(constants: dict[str, A
     """Rounds beyond the declared ones rest on copies of the last; their values are those of autograd, and the rank that of all rounds."""
     plan, trace, truth = run(rounds=5 * DECLARED, **constants)
     (leak,) = la.leaks(trace, nodes=[2])
-    assert leak.rounds.max() >= 5 * DECLARED - 3
+    assert leak.theta_rounds.max() >= 5 * DECLARED - 3
     if "k_max" not in constants:
         assert errors(plan, truth, leak).max() < 1e-11
     else:
         assert leak.inner == 3
-    assert len(leak.value) >= len(leak.rounds) - 1
+    assert len(leak.value) >= len(leak.theta_rounds) - 1
 
 
 def test_a_late_start_says_nothing_of_what_was_before() -> None:
     plan, trace, truth = run(rounds=30)
     (leak,) = la.leaks(trace, la.Adversary(window=range(20, 28)), [2])
-    assert leak.rounds.min() >= 19
+    assert leak.theta_rounds.min() >= 19
     assert errors(plan, truth, leak).max() < 1e-11
 
 
@@ -151,7 +151,7 @@ def test_neighbours_that_share_a_neighbourhood_give_two_step_differences() -> No
     (leak,) = la.leaks(recorder.trace, la.Adversary(hears="none", corrupt=frozenset({1})), [0])
     assert leak.theta is not None
     assert errors(plan, recorder.truth_record, leak).max() < 1e-9
-    gaps = {tuple(leak.rounds[row != 0].diff().tolist()) for row in leak.combination}
+    gaps = {tuple(leak.theta_rounds[row != 0].diff().tolist()) for row in leak.combination}
     assert (2,) in gaps
 
 

@@ -205,7 +205,8 @@ def test_matches_by_chance_alone_pass_the_negative_control(run: Recorded) -> Non
     def guessed(hits: int) -> Cell:
         cell = Cell(QUIET.checks[0], "eavesdropper", "analytic")
         for k in range(200):
-            truth = Truth("t", run.truth.task, others[[k % 100]], torch.zeros(1, dtype=torch.int64), torch.zeros(1), torch.zeros(1), others)
+            own, pool = others[[k % 100]], torch.cat([others[: k % 100], others[k % 100 + 1 :]])
+            truth = Truth("t", run.truth.task, own, torch.zeros(1, dtype=torch.int64), torch.zeros(1), torch.zeros(1), pool)
             after = others[[(k + 1) % 100]]
             x = (after if k < hits else others[[(k + 50) % 100]]).clone() + 0.004
             cell.found.append((Reconstruction(0, "a", x, None, Certificate.FAILED, 1.0), truth))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +30,7 @@ from leakaudit.scenario import Scenario
 from leakaudit.task import Task
 from leakaudit.trace import Graph, Trace, Truth
 
+HANG = 600.0  # seconds after which something is broken, however busy the machine is
 Ends = tuple[int, int]
 ROUNDS = 8
 
@@ -38,9 +42,64 @@ def scenario(victim: str, **constants: Any) -> Scenario:
     return Scenario(victim, rounds=ROUNDS, states=True, set=constants, **base)
 
 
-def faulty(victim: str, fault: str, path: Path | None = None, timeout: float = 30.0, **constants: Any) -> Recorder:
+def faulty(victim: str, fault: str, path: Path | None = None, timeout: float = HANG, **constants: Any) -> Recorder:
     plan = recording.plan(scenario(victim, **constants))
     return engine.record(plan, path, Options(plan.graph.nodes, timeout, (Fault.parse(fault),)), threads=True)
+
+
+class Still:
+    """The clock of a run of threads, which stands still while any node makes progress.
+
+    It moves by `TICK` when every node that still runs has looked for a message in vain since anybody last said what it does: after
+    two such ticks nothing is under way. A late node that sleeps moves it by that long, once all others wait, and wakes up when its
+    neighbours have given it up twice each.
+    """
+
+    TICK = 0.2
+
+    def __init__(self, patch: pytest.MonkeyPatch, nodes: int) -> None:
+        self.now, self.nodes, self.lock = 100.0, nodes, threading.RLock()
+        self.states: dict[int, int] = {}
+        self.looked: set[int] = set()
+        self.given_up: Counter[int] = Counter()
+        tell, silent = Board.tell, Board.silent
+
+        def told(board: Board, rank: int, state: int, round: int | None = None) -> None:
+            with self.lock:
+                tell(board, rank, state, round)
+                self.states[rank] = state
+                self.looked.clear()
+
+        def asked(board: Board, rank: int, seconds: float) -> bool:
+            with self.lock:
+                gone = silent(board, rank, seconds)
+                if gone:
+                    self.given_up[threading.get_ident()] += 1
+                self.looked.add(threading.get_ident())
+                if len(self.looked) == sum(state != DONE for state in self.states.values()):
+                    self.now += self.TICK
+                    self.looked.clear()
+                return gone
+
+        patch.setattr(Board, "tell", told)
+        patch.setattr(Board, "silent", asked)
+        patch.setattr("leakaudit.gloo.board.time", self)
+        patch.setattr("leakaudit.gloo.node.time", self)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        until(lambda: sum(state == WAITING for state in self.states.values()) == self.nodes - 1)
+        self.now += seconds
+        until(lambda: len(self.given_up) == 2 and min(self.given_up.values()) >= 2)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + HANG
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.005)
 
 
 def sent(trace: Trace, kind: str) -> dict[tuple[int, int, int], Tensor]:
@@ -125,10 +184,11 @@ def test_a_lost_change_of_z_leaves_one_end_with_the_old_z() -> None:
     assert all(torch.allclose(states(found)[t, i], w, rtol=0, atol=1e-11) for (t, i), w in wanted.items())
 
 
-def test_a_node_that_is_waited_for_changes_nothing() -> None:
-    begun = time.monotonic()
+def test_a_node_that_is_waited_for_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("leakaudit.gloo.node.time", SimpleNamespace(sleep=slept.append))
     found, whole = faulty("dpnorm", "late:2@4:0.3"), recording.record(recording.plan(scenario("dpnorm")), None)
-    assert time.monotonic() - begun > 0.3
+    assert slept == [0.3]
     late, wanted = sent(found.trace, "y"), sent(whole.trace, "y")
     assert sorted(late) == sorted(wanted)
     assert max(float((late[k] - wanted[k]).abs().max()) for k in wanted) < 1e-12
@@ -152,7 +212,8 @@ def test_a_fault_that_finds_nothing_to_spoil_is_not_said_to_have_happened(victim
     assert Fault.parse(fault).missed == f"--fault {fault}: did not happen, {why}"
 
 
-def test_a_node_that_hangs_is_given_up_after_the_timeout() -> None:
+def test_a_node_that_hangs_is_given_up_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    Still(monkeypatch, 4)
     found = faulty("dpsgd", "late:2@4:2.0", timeout=0.4)
     assert not found.trace.complete
     said = gaps.sentences(found.trace)
@@ -176,7 +237,8 @@ def test_a_protocol_without_a_rule_for_silence_ends(victim: str, fault: str, sen
     assert any(sentence in s for s in gaps.sentences(trace)), gaps.sentences(trace)
 
 
-def test_a_lost_baton_ends_the_walk() -> None:
+def test_a_lost_baton_ends_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    Still(monkeypatch, 4)
     plan = recording.plan(scenario("recal"))
     i, to = recording.public(plan)["active"][3:5].tolist()
     trace = faulty("recal", f"drop:{i}-{to}@4", timeout=0.3).trace
@@ -224,7 +286,7 @@ def test_no_gradient_beyond_the_gap_is_claimed_and_those_before_it_are_true(drop
     trace, truth = dropped.trace, dropped.truth_record
     g = gradients(truth, Task.build(trace.task, dtype=torch.float64))
     for leak in api.leaks(trace, listener):
-        rounds = leak.rounds.tolist()
+        rounds = leak.theta_rounds.tolist()
         assert max(rounds) <= 3
         assert "messages of round 4 are missing, so this rests on rounds up to 3" in leak.scope
         true = torch.stack([g(leak.node, truth.states["w"][t, leak.node]) for t in rounds])
@@ -235,7 +297,7 @@ def test_without_that_limit_a_gradient_would_be_wrong(dropped: Recorder) -> None
     trace, truth = dropped.trace, dropped.truth_record
     g = gradients(truth, Task.build(trace.task, dtype=torch.float64))
     leak = next(leak for leak in api.leaks(unsound(trace), nodes=[1]))
-    true = torch.stack([g(1, truth.states["w"][t, 1]) for t in leak.rounds.tolist()])
+    true = torch.stack([g(1, truth.states["w"][t, 1]) for t in leak.theta_rounds.tolist()])
     assert float((leak.combination.double() @ true - leak.value).abs().max()) > 1e-3
 
 
@@ -308,19 +370,20 @@ def test_an_inbox_tells_what_is_lost_from_what_is_gone() -> None:
     assert waited == []
 
 
-def test_who_waits_is_not_silent_and_who_keeps_all_waiting_is(tmp_path: Path) -> None:
+def test_who_waits_is_not_silent_and_who_keeps_all_waiting_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Still(monkeypatch, 3)
     board = Board(tmp_path / "board", 3, new=True)
     assert not board.started
     for rank, state in enumerate((WORKING, WAITING, WAITING)):
         board.tell(rank, state)
     assert board.started
-    time.sleep(0.05)
+    clock.now += 0.05
     assert board.silent(0, 0.02)
     assert not board.silent(0, 10.0)
     assert not board.silent(1, 0.02)
     board.tell(0, WAITING)
     assert not board.silent(1, 0.02)
-    time.sleep(0.05)
+    clock.now += 0.05
     assert board.silent(1, 0.02)  # all wait for each other
     board.tell(0, STARTING)
     assert not board.silent(0, 0.0)

@@ -49,7 +49,7 @@ def gradients(plan: recording.Plan, truth: Truth, leak: GradientLeak, shift: int
     """Gradients of the node at its true models, float64."""
     x, y = truth.of(leak.node)
     w = truth.states["w"].double()
-    models = [w[t + shift][leak.node] for t in leak.rounds.tolist()]
+    models = [w[t + shift][leak.node] for t in leak.theta_rounds.tolist()]
     return torch.stack([plan.task.gradient(m, x.double(), y) for m in models])
 
 
@@ -75,7 +75,7 @@ def test_known_start_or_plain_messages_give_every_gradient_and_the_models(theta:
     for leak in la.leaks(trace):
         assert leak.kind == "gradient"
         assert error(plan, truth, leak) < 5e-12
-        true = torch.stack([truth.states["w"][t, leak.node] for t in leak.rounds.tolist()])
+        true = torch.stack([truth.states["w"][t, leak.node] for t in leak.theta_rounds.tolist()])
         assert leak.theta is not None
         assert torch.allclose(leak.theta, true, rtol=0, atol=1e-12)
 
@@ -86,7 +86,7 @@ def test_a_curious_neighbour_adds_the_models_and_all_of_them_the_gradients() -> 
     around = trace.graph.neighbours[node]
     (one,) = la.leaks(trace, la.Adversary(corrupt=frozenset(around[:1])), [node])
     assert one.kind == "difference"
-    true = torch.stack([truth.states["w"][t, node] for t in one.rounds.tolist()])
+    true = torch.stack([truth.states["w"][t, node] for t in one.theta_rounds.tolist()])
     assert one.theta is not None
     assert torch.allclose(one.theta, true, rtol=0, atol=1e-13)
     (every,) = la.leaks(trace, la.Adversary(hears="none", corrupt=frozenset(around)), [node])
@@ -114,7 +114,7 @@ def test_too_few_wires_and_an_unknown_constant_are_said() -> None:
 def test_a_late_start_needs_no_first_round() -> None:
     plan, trace, truth = recorded()
     (leak,) = la.leaks(trace, la.Adversary(window=range(5, 10)), [2])
-    assert leak.rounds.tolist() == [5, 6, 7, 8]
+    assert leak.theta_rounds.tolist() == [5, 6, 7, 8]
     assert error(plan, truth, leak) < 1e-10
 
 
@@ -124,7 +124,7 @@ def test_k_max_steps_give_their_weighted_sum() -> None:
     alpha, rho = trace.params["alpha"], trace.params["rho"]
     for leak in la.leaks(trace, nodes=[1]):
         q, sums = 1 - alpha * rho * trace.graph.degree(1), []
-        for t in leak.rounds.tolist():
+        for t in leak.theta_rounds.tolist():
             w, after = truth.states["w"][t, 1].clone(), truth.states["w"][t + 1, 1] if t < 12 else None
             total, pull = torch.zeros_like(w), _pull(trace, 1, t)
             for s in range(4):

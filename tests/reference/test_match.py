@@ -78,7 +78,7 @@ def test_scores_run_over_the_true_records_whatever_the_order() -> None:
     assert one.exact == one.identified == (True,) * 4
     assert one.label_correct == (True, False, True, True)
     assert one.labels_found == 0.75
-    assert one.chance == pytest.approx(1 / 10)
+    assert one.chance == pytest.approx(4 / 10)
     assert one.statistics("label_correct") == {"min": 0.0, "median": 1.0, "mean": 0.75}
 
 
@@ -100,10 +100,12 @@ def test_an_empty_reconstruction_recovers_nothing() -> None:
     assert one.statistics("psnr") == {"min": None, "median": None, "mean": None}
 
 
-def test_more_reconstructions_than_records_keep_the_nearest() -> None:
+def test_of_more_reconstructions_than_records_only_the_first_count() -> None:
     x = batch(2, 1, 8, 8)
     one = score(found(torch.cat([1 - x, x])), truth(x, torch.zeros(2, dtype=torch.int64)))[0]
-    assert one.matched == (2, 3)
+    assert sorted(row for row in one.matched if row is not None) == [0, 1]
+    assert one.surplus == 2
+    assert one.note == "2 more than the 2 records were handed in, only the first 2 count"
 
 
 def test_vectors_get_no_image_metric() -> None:

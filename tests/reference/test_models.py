@@ -23,7 +23,7 @@ def build(model: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, *
 def python(code: str, path: Path | None = None) -> str:
     """Run code in a fresh interpreter and return what it prints."""
     start = f"import sys; sys.path.insert(0, {str(path)!r})\n" if path else ""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", start + code], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", start + code], capture_output=True, text=True, check=False, timeout=600)
     return done.stdout.strip() or done.stderr
 
 

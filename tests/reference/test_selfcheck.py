@@ -19,7 +19,7 @@ from leakaudit.selfcheck import ESTIMATORS, PLANTED, SLACK, TRUE, Mechanism, che
 from leakaudit.selfcheck.estimators import Estimator
 
 BY_NAME = {e.name: e for e in ESTIMATORS}
-MU, RUN = BY_NAME["mu, Clopper-Pearson"], BY_NAME["epsilon, one run"]
+MU, RUN = BY_NAME["mu, both error rates"], BY_NAME["epsilon, one run"]
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -82,7 +82,7 @@ def test_what_is_claimed_of_a_mistake_is_less_than_what_is_true() -> None:
 
 def test_an_estimator_without_an_interval_fails_the_check() -> None:
     """log(TPR / FPR) as it is counts noise as a violation about every second time."""
-    bare = replace(BY_NAME["epsilon, Clopper-Pearson"], name="bare", refutes=lambda c, n, claimed, alpha: c[0] > math.exp(claimed) * c[1])
+    bare = replace(BY_NAME["epsilon, both error rates"], name="bare", refutes=lambda c, n, claimed, alpha: c[0] > math.exp(claimed) * c[1])
     true = [r for r in check(200, 500, 0.05, 0, [bare]) if not r.planted]
     assert any(r.rate > 0.4 for r in true)
     assert not all(r.ok for r in true)

@@ -251,7 +251,7 @@ def test_the_gradients_of_ecl_are_recovered(ecl: Run) -> None:
         i, j = leak.node, (leak.node + 1) % 4
         mine, sign = records["node"] == i, 1 if i < j else -1
         values = torch.linalg.pinv(leak.combination) @ leak.value
-        for t, value in zip(leak.rounds.tolist(), values, strict=True):
+        for t, value in zip(leak.theta_rounds.tolist(), values, strict=True):
             before = held[t - 1, j, i].double() if t > 1 else torch.zeros(trace.layout.size, dtype=torch.float64)
             w = (held[t, i, j].double() - before) / (2 * 0.2 * sign)
             assert relative(value, gradient(model, w, records["x"][mine], records["y"][mine])) < 1e-5
@@ -299,7 +299,7 @@ def test_each_ranks_own_gradient_is_heard_before_it_is_averaged(ddp: Callable[[s
     for leak in la.leaks(trace):
         own = kept(run, leak.node)
         values = torch.linalg.pinv(leak.combination) @ leak.value
-        assert leak.rounds.tolist() == [1, 2, 3, 4, 5]
+        assert leak.theta_rounds.tolist() == [1, 2, 3, 4, 5]
         assert leak.theta is not None
         for theta, known, value in zip(own["models"], leak.theta, values, strict=True):
             assert relative(known, theta.double()) < 1e-6

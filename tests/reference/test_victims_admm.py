@@ -150,7 +150,7 @@ def recovered(recorder: Recorder, rounds: int, taken: Callable[[int, int], np.nd
     for leak in leaks:
         assert leak.is_plain
         assert torch.equal(leak.combination, leak.combination.diag().diag())
-        for k, t in enumerate(leak.rounds.tolist()):
+        for k, t in enumerate(leak.theta_rounds.tolist()):
             worst = max(worst, float(abs(leak.value[k].numpy() / float(leak.combination[k, k]) - taken(leak.node, t)).max()))
     return worst
 
@@ -359,7 +359,7 @@ def test_dp_admm_of_table_ii_is_the_plain_loop(loss: Loss, steps: int, sigma: fl
     inner = (2.5 / curve) ** np.arange(steps - 1, -1, -1)
     assert leak.is_plain
     np.testing.assert_allclose(leak.std.numpy(), sigma * np.linalg.norm(inner) * leak.combination.diag().numpy() / inner[-1], atol=1e-12)
-    for k, t in enumerate(leak.rounds.tolist()):
+    for k, t in enumerate(leak.theta_rounds.tolist()):
         w, total = got["w"][t, 2], np.zeros(loss.x.shape[2])
         pull = 0.3 * (2 * w + got["w"][t, 1] + got["w"][t, 3]) - 2 * (got["lam"][t, 2] if t else 0)
         for s, a in enumerate(inner, 1):

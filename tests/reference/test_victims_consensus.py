@@ -109,8 +109,8 @@ def gradient(recorder: Recorder, node: int, t: int) -> torch.Tensor:
 def miss(recorder: Recorder, adversary: la.Adversary | None = None, node: int = 0) -> tuple[list[int], float]:
     """Return the rounds of a node's gradients that are recovered, and the largest error of what is said of them."""
     (leak,) = la.leaks(recorder.trace, adversary, nodes=[node])
-    truth = torch.stack([gradient(recorder, node, t) for t in leak.rounds.tolist()])
-    return leak.rounds.tolist(), float((leak.combination @ truth - leak.value).abs().max())
+    truth = torch.stack([gradient(recorder, node, t) for t in leak.theta_rounds.tolist()])
+    return leak.theta_rounds.tolist(), float((leak.combination @ truth - leak.value).abs().max())
 
 
 def declare(name: str, graph: Graph, rounds: int, **constants: Any) -> Relations:

@@ -107,7 +107,7 @@ def test_compression_hides_nothing_but_the_timing(compress: str, dtype: torch.dt
 def test_a_quantizer_leaves_its_cell_on_every_gradient() -> None:
     run = train("choco", 40, alpha=0.1, compress="quantize", cell=1e-3)
     (leak,) = la.leaks(run.trace, nodes=[0])
-    truth = torch.stack([gradient(run, 0, t) for t in leak.rounds.tolist()])
+    truth = torch.stack([gradient(run, 0, t) for t in leak.theta_rounds.tolist()])
     error = leak.combination @ truth - leak.value
     predicted = 1e-3 / math.sqrt(12) * math.sqrt(2) / 0.1
     assert leak.std[5:].numpy() == pytest.approx(np.full(len(leak.std) - 5, predicted), rel=0.02)

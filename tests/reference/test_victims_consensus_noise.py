@@ -43,7 +43,7 @@ def test_noise_of_extra_stays_one_fresh_draw_on_every_gradient() -> None:
     run = train("extra", 40, alpha=0.1, sigma=0.01, noise="message")
     (leak,) = la.leaks(run.trace, nodes=[3])
     assert leak.std.numpy() == pytest.approx(np.full(40, 0.1))
-    error = leak.value - torch.stack([gradient(run, 3, t) for t in leak.rounds.tolist()])
+    error = leak.value - torch.stack([gradient(run, 3, t) for t in leak.theta_rounds.tolist()])
     np.testing.assert_allclose(error.numpy(), -run.truth_record.states["xi"][1:, 3].numpy() / 0.1, atol=1e-9)
 
 

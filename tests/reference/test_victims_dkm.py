@@ -176,7 +176,7 @@ def test_an_eavesdropper_computes_every_gradient(kind: str, how: Any, at: str, d
     for leak in leaks:
         assert leak.combination.shape == (20, 20)
         assert leak.is_plain
-        assert np.abs(leak.value.numpy() - gradients(truth, leak.node, leak.rounds, at)).max() < limit
+        assert np.abs(leak.value.numpy() - gradients(truth, leak.node, leak.theta_rounds, at)).max() < limit
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -188,7 +188,7 @@ def test_the_noise_of_one_round_is_all_that_is_on_it(mechanism: Any) -> None:
         trace, truth = record(victim, "ring", 40, seed=seed)
         for leak in la.leaks(trace, rounds=40):
             assert leak.std.numpy() == pytest.approx(noise.std / (0.5 * LASSO.gamma), rel=1e-6)
-            ratios.append((leak.value.numpy() - gradients(truth, leak.node, leak.rounds)) / leak.std.numpy()[:, None])
+            ratios.append((leak.value.numpy() - gradients(truth, leak.node, leak.theta_rounds)) / leak.std.numpy()[:, None])
     assert np.stack(ratios).std() == pytest.approx(1, abs=0.03)
 
 

@@ -184,7 +184,7 @@ def heard(victim: DPNorm, graph: Graph = RING, rounds: int = 30, dtype: torch.dt
         scale = leak.combination.diagonal()
         assert leak.inner == victim.inner
         assert torch.equal(leak.combination, scale.diag())
-        g = sums[leak.rounds.numpy(), leak.node]
+        g = sums[leak.theta_rounds.numpy(), leak.node]
         found.append(((leak.value / scale[:, None]).numpy() - g, g, (leak.std / scale).numpy()))
     return Heard(*(np.stack(part) for part in zip(*found, strict=True)))
 

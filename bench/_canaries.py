@@ -1,0 +1,47 @@
+"""What the canary replays of an audit can detect: power against promises of mu and of (epsilon, delta).
+
+    python bench/_canaries.py
+    python bench/_canaries.py --replays 1000 --alpha .01
+
+One row a promise: for each mu that the run really has, the chance to refute the promise at level alpha. A quarter of the replays
+chooses the threshold, and the rest is split evenly between both records. Last, the mu that is detected with probability .8.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from leakaudit.audit.evidence import PILOT, Canary
+from leakaudit.audit.promise import Promise, detects
+from leakaudit.bounds import gaussian
+from leakaudit.bounds.empirical import Counts
+
+DELTA = 1e-5
+TRUE = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
+
+
+def main() -> None:
+    """Print the table as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replays", type=int, default=200, help="of one audit, with either record (default 200)")
+    parser.add_argument("--alpha", type=float, default=0.05, help="level of the test (default .05)")
+    asked = parser.parse_args()
+    counted = asked.replays - int(PILOT * asked.replays)
+    evidence = Canary(Counts(0, counted // 2, 0, counted - counted // 2))
+    print("| promise | " + " | ".join(f"true mu {mu:g}" for mu in TRUE) + " | detects mu |")
+    print("|---|" + "--:|" * (len(TRUE) + 1))
+    for name, promise in promises():
+        cells = [f"{evidence.power(promise, asked.alpha, mu):.2f}" for mu in TRUE]
+        found = detects(evidence, promise, asked.alpha)
+        least = "-" if found is None else f"{gaussian.least_mu(found, DELTA):.2f}"
+        print(f"| {name} | " + " | ".join([*cells, least]) + " |", flush=True)
+
+
+def promises() -> list[tuple[str, Promise]]:
+    """Return what is promised, with its name in the table."""
+    found = [(f"mu {mu:g}", Promise("a view", gaussian.epsilon(DELTA, mu), DELTA, mu)) for mu in (0.3, 0.5, 1.0, 2.0)]
+    return found + [(f"epsilon {epsilon:g}", Promise("a claim", epsilon, DELTA)) for epsilon in (0.5, 1.0, 2.0, 3.0, 4.38)]
+
+
+if __name__ == "__main__":
+    main()

@@ -38,7 +38,7 @@ CASES = [(name, settings) for name in registry.names("victims") for settings in 
 def run(name: str, settings: dict[str, Any], seed: int) -> Recorded:
     """One honest recording; the protocols that solve a small problem exactly need a convex one."""
     exact = name in ("mradmm", "pvpadmm", "rwadmm")
-    task = {"data": "gaussians", "model": "logistic"} if exact else {"data": "faces", "model": "mlp"}
+    task: dict[str, Any] = {"data": "gaussians", "model": "logistic"} if exact else {"data": "faces", "model": "mlp"}
     size: dict[str, Any] = {"nodes": 9, "graph": "complete"} if name == "secured" else {"nodes": 6, "graph": "ring"}
     hidden = {} if exact else {"hidden": 8}
     plan = recording.plan(Scenario(name, rounds=5, samples=2, seed=seed, set={**hidden, **settings}, **task, **size))

@@ -19,7 +19,7 @@ from leakaudit.bounds import gaussian
 from leakaudit.bounds.mechanisms import classic_std
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import NAMES, Case, Pitfall, lint, views
-from leakaudit.lint.noise import LEVEL, _judged
+from leakaudit.lint.noise import LEVEL, judged
 from leakaudit.lint.quiet import quietness
 from leakaudit.lint.samples import Sample
 from leakaudit.relations import Relations
@@ -183,7 +183,7 @@ def test_no_false_alarm_on_noise_as_declared(hidden: bool, normal: bool) -> None
                 shift = draw.normal(size=(1, coordinates)) if hidden else 0.0
                 labels, rounds = tuple("abcdef"), tuple(range(6))
                 samples.append(Sample(node, labels, rounds, shift + e, np.eye(6), np.zeros(6), np.zeros(6), coordinates, normal, hidden))
-            assert list(_judged(samples)) == []
+            assert list(judged(samples)) == []
 
 
 # --- gradients: 5, 8 --------------------------------------------------------------------------------------------------

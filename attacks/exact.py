@@ -9,6 +9,7 @@ count, `likeliest` weighs all rows and patterns together instead, and estimates 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,7 +24,7 @@ from leakaudit.isolate import Inputs
 from leakaudit.lattice import Groups
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import expired, step
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.reconstruction import SHOWN, Certificate, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
@@ -100,13 +101,15 @@ def _judged(found: Inputs, heard: Heard) -> Reconstruction:
     if not grid.levels and found.complete:
         judged = certify.table(heard, found.open)
         found = replace(found, open=judged.x)
-        proven = torch.zeros(0, dtype=torch.bool)
+        proven, choices = torch.zeros(0, dtype=torch.bool), dict[int, Tensor]()
         exact, certified, why, interval = 0, found.certified, judged.note, judged.interval
     else:
         found = _rounded(found, wanted, grid)
         batch = certify.batch(heard, found.certified, found.open)
         proven = torch.tensor(batch.exact, dtype=torch.bool)
         exact, certified, why, interval = int(proven.sum()), batch.x, batch.why, None
+        order = [*proven.nonzero().flatten().tolist(), *(~proven).nonzero().flatten().tolist()]
+        choices = {place: batch.choices[k] for place, k in enumerate(order) if k in batch.choices}
     rest = grid.denoised(_distinct(found, wanted - len(found.certified), task.spec.is_image))
     flat = torch.cat([certified[proven], certified[~proven], rest])
     certificate, sentence = Certificate.FAILED, f"no input was isolated out of a batch of {wanted}"
@@ -125,10 +128,19 @@ def _judged(found: Inputs, heard: Heard) -> Reconstruction:
     y = None
     if certificate in (Certificate.EXACT, Certificate.INTERVAL):
         y = consistency.label(leak, task, x) if wanted == 1 else batchlabels.labels(leak, task, x)
-    note = "; ".join(filter(None, (sentence, why, seen)))
+    note = "; ".join(filter(None, (sentence, why, *_candidates(choices, flat, grid), seen)))
     interval = interval if certificate is Certificate.INTERVAL else None
     residual = _residual(flat, heard.white, grid)
-    return Reconstruction(leak.node, "exact", x, y, certificate, residual, note=note, certified=exact, interval=interval)
+    shown = {k: some[:SHOWN].reshape(-1, *task.spec.shape).to(task.dtype) for k, some in choices.items()}
+    kept = {"note": note, "certified": exact, "interval": interval, "choices": shown}
+    return Reconstruction(leak.node, "exact", x, y, certificate, residual, **kept)
+
+
+def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: Grid) -> Iterator[str]:
+    """Say of each input (b, p) with other candidates how many there are and how far apart they are."""
+    for k, others in choices.items():
+        levels = float((others - x[k]).abs().max()) * grid.levels
+        yield f"input {k + 1} is one of {len(others) + 1} candidates, which differ by up to {levels:.0f} levels"
 
 
 def _rounded(found: Inputs, wanted: int, grid: Grid) -> Inputs:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
@@ -12,6 +12,9 @@ from torch import Generator, Tensor
 if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.task import Task
+
+
+SHOWN = 16  # candidates of one input that are kept
 
 
 class Certificate(Enum):
@@ -30,7 +33,8 @@ class Reconstruction:
     x: (b, *shape) in the data's units, clamped to [0, 1] for images, b = 0 where nothing was found. y: (b,) labels, None where they
     were not found. certificate: of all inputs together; certified: how many of the first ones are exact each by itself.
     residual: relative misfit of the leak. seconds: wall time. note: what a reader should know. interval: (b, *shape) half-widths
-    within which all values lie at once, with INTERVAL only.
+    within which all values lie at once, with INTERVAL only. choices: for an input that is one of several candidates, by its
+    place, up to `SHOWN` others (k, *shape) that explain the leak as well.
     """
 
     node: int
@@ -43,6 +47,7 @@ class Reconstruction:
     note: str = ""
     certified: int = 0
     interval: Tensor | None = None
+    choices: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:

@@ -132,8 +132,7 @@ def _judged(found: Inputs, heard: Heard) -> Reconstruction:
     interval = interval if certificate is Certificate.INTERVAL else None
     residual = _residual(flat, heard.white, grid)
     shown = {k: some[:SHOWN].reshape(-1, *task.spec.shape).to(task.dtype) for k, some in choices.items()}
-    kept = {"note": note, "certified": exact, "interval": interval, "choices": shown}
-    return Reconstruction(leak.node, "exact", x, y, certificate, residual, **kept)
+    return Reconstruction(leak.node, "exact", x, y, certificate, residual, note=note, certified=exact, interval=interval, choices=shown)
 
 
 def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: Grid) -> Iterator[str]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from leakaudit.task import Task
 
 
-SHOWN = 16  # candidates of one input that are kept
+SHOWN = 256  # candidates of one input that are kept: all that can lie on one line
 
 
 class Certificate(Enum):

@@ -39,6 +39,8 @@ def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     explained = torch.einsum("mt,tkc,tkh->mch", c, probability, feature) / len(x)
     left = (explained - value.reshape(len(rows), classes, -1)) * len(x)  # sum_k e_{y_k} f_k^T
     f = torch.einsum("mt,tkh->kmh", c, feature).flatten(1)
+    if not bool(f.isfinite().all() and left.isfinite().all()):
+        return None  # a saturated output shows no feature
     y = torch.linalg.lstsq(f.T, left.permute(0, 2, 1).flatten(0, 1), driver="gelsd").solution
     best = y.argmax(1)
     off = (y - torch.nn.functional.one_hot(best, classes)).abs().amax()

@@ -25,7 +25,7 @@ import torch
 from scipy.special import ndtri, stdtrit
 from torch import Generator, Tensor
 
-from leakaudit import temporal, uniqueness
+from leakaudit import priors, temporal, uniqueness
 from leakaudit.gridrepair import Grid, others_between
 from leakaudit.reconstruction import Certificate
 
@@ -48,6 +48,7 @@ WINDOWS = 3  # lengths of windows in which activity is looked at: all rounds, ha
 SHORTEST = 2  # rounds of a window
 TRIALS = 20_000  # most batches whose slopes are compared, ...
 GRADIENTS = 5_000  # ... and gradients of single images that this may take: some seconds
+ALLOWED = 1e-3  # part of an input's slopes that errors of the known models may make; those of another image differ by 1e-2 and more
 FITS = 5.0  # distance of the right batch's slopes, in units of the leak's own errors
 ROUNDED = 2e-6  # relative residual of a whole gradient that is rounding in float32
 DEPENDENT = 1e6  # condition number of images on the grid that depend on each other; a difference of one level in one pixel makes 1e4
@@ -187,6 +188,8 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     inside = rows @ span.basis.T
     if not bool(torch.linalg.cond(inside) < DEPENDENT):
         return Batch(x, nothing, {}, "the images depend on each other")
+    if contradicted(heard, rows):
+        return Batch(x, nothing, {}, "the known models give these images other slopes than the rows hold")
     sure = doubt < MISTAKE
     strays = {k for k in range(span.batch) if float(doubt[k]) == 1}
     choices: dict[int, Tensor] = {}
@@ -225,6 +228,8 @@ def table(heard: Heard, x: Tensor) -> Single:
     inside = heard.grid.rows(x) @ span.basis.T
     if any(companions(heard, inside)):
         return Single(Certificate.APPROXIMATE, x, None, "too few neurons tell the inputs apart")
+    if contradicted(heard, heard.grid.rows(x)):
+        return Single(Certificate.APPROXIMATE, x, None, "the known models give these inputs other slopes than the rows hold")
     inside, mixed = uniqueness.refined(uniqueness.windows([heard.white @ span.basis.T], span.noise), inside)
     found = Estimates.of(heard.white, inside @ span.basis)
     values = found.pixels(heard.grid)
@@ -404,6 +409,43 @@ def whole_gradient(leak: GradientLeak, task: Task, x: Tensor, left: float, resid
     return True
 
 
+def contradicted(heard: Heard, rows: Tensor) -> bool:
+    """Whether the known models give an input slopes that are not those in the rows, whatever its label and length.
+
+    The theorem supposes that neurons are in general position. Twins among them, or slopes that depend on each other, break that, and
+    a mixture looks like an input. But a mixture has slopes of its own, which the models tell.
+
+    Args:
+        heard: Gradients of single steps of a network with cross-entropy; where they are not, nothing is contradicted.
+        rows: (b, p + 1) all inputs as the first layer sees them, and a 1.
+    """
+    leak, task = heard.leak, heard.task
+    plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
+    if not _reproducible(leak, task) or not len(plain) or len(rows) * task.spec.classes > GRADIENTS:
+        return False
+    row = int(plain[leak.value.double()[plain].norm(dim=1).argmax()])
+    inside = rows @ heard.span.basis.T
+    duals = torch.linalg.inv(inside)
+    found = (temporal.rows(leak, task)[row] @ heard.span.basis.T) @ duals  # (H, b)
+    noise = float(leak.std[row]) * duals.norm(dim=0)
+    images = rows[:, :-1] / rows[:, -1:] * heard.grid.std + heard.grid.mean
+    for k, image in enumerate(images):
+        expected = _slopes(leak, task, row, image)  # (classes, H)
+        mine = found[:, k]
+        length = (expected @ mine) / expected.square().sum(1).clamp_min(torch.finfo(mine.dtype).tiny)
+        off = (mine - length[:, None] * expected).norm(dim=1).nan_to_num(torch.inf)
+        allowed = FITS * float(noise[k]) * math.sqrt(len(mine)) + ALLOWED * float(mine.norm())
+        if float(off.min()) > allowed:
+            return True
+    return False
+
+
+def _reproducible(leak: GradientLeak, task: Task) -> bool:
+    """Whether gradients at the leak's models can be computed again sample by sample."""
+    single = leak.theta is not None and leak.inner == 1 and task.spec.loss == "cross_entropy"
+    return single and not priors.normalises(task)
+
+
 def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
     """Return the one batch, of all that the choices allow, whose slopes are those that the known models give it, or None.
 
@@ -419,8 +461,7 @@ def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor 
     leak, task, span = heard.leak, heard.task, heard.span
     images = [torch.cat([x[k : k + 1], choices.get(k, x[:0])]) for k in range(len(x))]
     number = math.prod(len(some) for some in images)
-    known = leak.theta is not None and leak.inner == 1 and leak.batch == len(x) and task.spec.loss == "cross_entropy"
-    if not known or number > TRIALS or leak.theta is None:
+    if not _reproducible(leak, task) or leak.batch != len(x) or number > TRIALS:
         return None
     row = int((leak.value.double().norm(dim=1) / leak.std.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
     if sum(map(len, images)) * task.spec.classes * int(leak.combination[row].count_nonzero()) > GRADIENTS:

@@ -68,8 +68,9 @@ def companions(data: Rows, inputs: Tensor, outputs: int, generator: Generator) -
     slopes = data.rows @ duals  # (G, n, b), Delta where the candidates are right
     size = slopes.square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
     changes = independent_rounds(slopes, size)
-    unit = data.neuron if b <= changes * outputs else _patterns(size)
-    evidence = _Evidence.of(data)
+    evidence, patterns = _Evidence.of(data), _patterns(size)
+    shared = b > changes * outputs or evidence.dependent(size, patterns)
+    unit = patterns if shared else data.neuron
     held = [evidence.vanishing(size[:, j], unit, changes, generator) for j in range(b)]
     unproven = [j for j in range(b) if not held[j].proven]
     found = []
@@ -131,6 +132,19 @@ class _Evidence:
         scale = right.T / size.clamp_min(torch.finfo(size.dtype).tiny)
         scaled = data.rows @ scale
         return cls(scaled.mT @ scaled, data.noise**2 * scale.T @ scale, data.rows.shape[1])
+
+    def dependent(self, size: Tensor, patterns: Tensor) -> bool:
+        """Whether some pattern's rows have a lower rank than its samples and neurons allow.
+
+        That happens if the loss's slopes of some samples depend on each other, as they do for equal labels at a model whose outputs
+        are zero or saturated. Then all neurons with one pattern see one combination, which looks like an input of its own.
+        """
+        for number in patterns.unique():
+            here = patterns == number
+            samples = int((size[here][0] > ZERO).sum())
+            if self._rank(here) < min(samples, int(here.sum())):
+                return True
+        return False
 
     def vanishing(self, size: Tensor, unit: Tensor, changes: int, generator: Generator) -> _Vanishing:
         """Return where a dual vanishes, from its sizes (G,) at the groups in units of noise."""

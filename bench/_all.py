@@ -139,6 +139,7 @@ LEFT_OUT = {
     "dpnorm_accuracy.py": "a replay of accuracy, 28 CPU minutes; it compares no times",
     "recal_table.py": "a replay of errors, from data that the project does not hold; it compares no times",
     "record_level.py": "it compares prices with what losses reach, and no times",
+    "certificates.py": "it counts how often EXACT is wrong, in an hour; it compares no times",
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
 }
 

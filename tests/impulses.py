@@ -151,7 +151,15 @@ def _run(
     start = {"w0": torch.zeros(size, dtype=torch.float64), **public}
     with (
         Recorder(
-            None, protocol="none", task=spec, graph=graph, params={}, layout=task.layout, rounds=rounds, dtype=torch.float64, public=start
+            None,
+            protocol="own:impulses",
+            task=spec,
+            graph=graph,
+            params={},
+            layout=task.layout,
+            rounds=rounds,
+            dtype=torch.float64,
+            public=start,
         ) as recorder,
         patch("torch.randn", draws),
     ):

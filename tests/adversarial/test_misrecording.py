@@ -144,8 +144,11 @@ CASES = {
         ((SENT, SENT.replace("rng)", "noise)")), (START, f"{START}    noise = np.random.default_rng(12345678)\n")),
     ),
     "noise with a boundary": Case(1, "boundary", ((NOISE, NOISE.replace("normal(", "uniform(-(3**0.5), 3**0.5, ")),)),
+    # One record's gradient of softmax regression, cut to norm 1, points the same way at all models where it is longer, so the messages
+    # are the same in either order. But in this order the models are not functions of what is heard, and there is no epsilon for records.
+    "the order of averaging and stepping": Case(3, "epsilon", (('"order": "adapt"', '"order": "combine"'),), seeds=4),
     "twice the step is declared": Case(1, "epsilon", (('"alpha": STEP', '"alpha": 2 * STEP'),)),
-    "no clipping": Case(3, "other gradients", (("return g * min(1.0, CLIP / np.linalg.norm(g))", "return 3 * g"),), seeds=16),
+    "no clipping": Case(1, "over the budget", (("return g * min(1.0, CLIP / np.linalg.norm(g))", "return 3 * g"),), seeds=16),
     "a tenth of the clip is declared": Case(3, "other gradients", (('"clip": CLIP', '"clip": 0.1 * CLIP'),), seeds=16),
     # ways to end
     "sys.exit(0)": Case(4, r"called sys.exit\(0\) in train.py, line 43", ((START, f"    raise SystemExit(0)\n{START}"),)),
@@ -228,9 +231,6 @@ def test_honest_runs_pass_with_any_seed(repo: Path, fresh_seed: int, fresh_cases
 
 
 INDISTINGUISHABLE = {
-    # The gradient is taken at another model, but one record's gradient of softmax regression, cut to norm 1, points the same way at all
-    # models where it is longer: the messages are the same. Without noise the case above fails.
-    "the order of averaging and stepping": (('"order": "adapt"', '"order": "combine"'),),
     # A program that trains, sends and records something else than what runs in production declares it consistently.
     "less rounds, trained and declared": (("NODES, ROUNDS, CLASSES, SIDE = 4, 8, 2, 8", "NODES, ROUNDS, CLASSES, SIDE = 4, 4, 2, 8"),),
 }

@@ -65,20 +65,20 @@ def test_a_benchmark_that_takes_too_long_is_ended_and_its_lines_are_kept(
     suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow.py").write_text(
-        'import time\nprint(\'{"bench": "slow", "ratio": 3}\', flush=True)\nprint("words", flush=True)\ntime.sleep(60)'
+        'import time\nprint(\'{"bench": "slow", "ratio": 3}\', flush=True)\nprint("words", flush=True)\ntime.sleep(900)'
     )
     (tmp_path / "wrong.py").write_text("raise SystemExit(3)")
     monkeypatch.setattr(suite, "HERE", tmp_path)
     lines, how, took = suite.run(suite.Bench("slow", (), 60), 6)
     assert lines == [{"bench": "slow", "ratio": 3}]
     assert how.startswith("ended after")
-    assert took < 30
+    assert took < 600, "it was not ended"
     assert suite.run(suite.Bench("wrong", (), 60), 30)[1] == "failed with code 3"
 
 
 def test_the_whole_ends_in_time_and_writes_what_it_measured(suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "one.py").write_text('print(\'{"bench": "one", "ratio": 3, "unit": "times", "target": 2}\')')
-    (tmp_path / "two.py").write_text("import time\ntime.sleep(60)")
+    (tmp_path / "two.py").write_text("import time\ntime.sleep(900)")
     (tmp_path / "three.py").write_text("")
     monkeypatch.setattr(suite, "HERE", tmp_path)
     monkeypatch.setattr(suite, "SUITE", tuple(suite.Bench(n, (), 60) for n in ("one", "two", "three")))

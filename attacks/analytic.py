@@ -69,7 +69,7 @@ class Analytic:
         alone = second <= NOISE_MARGIN * noise
         if not alone and ratio > 0.05:
             return _nothing(leak, task, ratio, "the rows span more than one input: the batch is larger than one")
-        judged = certify.single(leak, task, white, first, Grid.of(task), alone)
+        judged = certify.single(leak, task, stack[:used], white, first, Grid.of(task), alone)
         x = judged.x.clamp(0, 1) if task.spec.is_image else judged.x
         x = x.reshape(1, *task.spec.shape).to(task.dtype)
         y = consistency.label(leak, task, x)

@@ -88,18 +88,19 @@ class Single:
     note: str
 
 
-def single(leak: GradientLeak, task: Task, white: Tensor, row: Tensor, grid: Grid, alone: bool) -> Single:
+def single(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, row: Tensor, grid: Grid, alone: bool) -> Single:
     """Judge one input behind rows of rank one.
 
     Args:
         leak: What the rows come from.
         task: What is trained.
-        white: (m, H, p + 1) rows of the first layer, whitened.
+        stack: (m, H, p + 1) rows of the first layer.
+        white: The same, whitened.
         row: (p + 1,) their direction, the input as the first layer sees it and a 1.
         grid: Of the data.
         alone: Whether nothing but the wire's noise follows the first singular value.
     """
-    found = Estimates.of(white, row[None])
+    found = Estimates.of(white, row[None], repeated(stack))
     x = found.pixels(grid)
     why = scarce(leak, task, white, 1)
     if not alone:
@@ -130,6 +131,21 @@ def interval(x: Tensor, width: Tensor, task: Task) -> Single:
     if not widest < NARROW * size:
         return Single(Certificate.APPROXIMATE, x, None, f"{said}, which is {widest / max(size, 1e-300):.0%} of their size")
     return Single(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
+
+
+def repeated(stack: Tensor) -> float:
+    """How much larger errors are than independent rounds would make them, because a model that stands still repeats its rounding.
+
+    Args:
+        stack: (m, H, p + 1) rows of the first layer. An entry that is equal in two rounds in a row has the same error in both.
+
+    Returns:
+        The square root of rounds over rounds that count, at least 1.
+    """
+    told = stack[1:] != 0
+    equal = (stack[1:] == stack[:-1]) & told
+    share = equal.flatten(1).sum(1) / told.flatten(1).sum(1).clamp_min(1)
+    return math.sqrt(len(stack) / (1 + float((1 - share).sum())))
 
 
 def outputs(task: Task) -> int:
@@ -231,7 +247,7 @@ def table(heard: Heard, x: Tensor) -> Single:
     if contradicted(heard, heard.grid.rows(x)):
         return Single(Certificate.APPROXIMATE, x, None, "the known models give these inputs other slopes than the rows hold")
     inside, mixed = uniqueness.refined(uniqueness.windows([heard.white @ span.basis.T], span.noise), inside)
-    found = Estimates.of(heard.white, inside @ span.basis)
+    found = Estimates.of(heard.white, inside @ span.basis, repeated(heard.stack))
     values = found.pixels(heard.grid)
     quantile = -UNEVEN * float(ndtri((1 - SURE) / (2 * values.numel())))
     apart = (values[:, None] - values[None]).abs()
@@ -289,7 +305,7 @@ def _settled(heard: Heard, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor
     rounded = torch.cat([x, grid.snapped(estimates)])
     strays = torch.arange(len(rows)) >= len(x)
     while True:
-        found = Estimates.of(heard.white, rows)
+        found = Estimates.of(heard.white, rows, repeated(heard.stack))
         doubt = wrong_pixel(found, grid, rounded)
         doubt[strays] = 1
         new = (doubt == 1) & ~strays
@@ -307,7 +323,8 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     spread = torch.linalg.svdvals(torch.linalg.qr(over_time.T).R)
     noise = ENDS * (math.sqrt(over_time.shape[1]) + math.sqrt(len(over_time)))
     rounds = int((spread > max(noise, uniqueness.TIMES * float(spread[0]))).sum())
-    independent = rounds * min(outputs(task), white.shape[1])
+    # Neurons of one round are no evidence: at a model without outputs all samples have the same slopes, and an average has them too.
+    independent = rounds
     if independent >= max(inputs, leak.batch or inputs) + MARGIN:
         return ""
     if leak.batch == inputs:
@@ -338,8 +355,8 @@ class Estimates:
     freedom: int
 
     @classmethod
-    def of(cls, white: Tensor, rows: Tensor) -> Estimates:
-        """Estimate rows (b, p + 1) of inputs again from whitened rows (m, H, p + 1)."""
+    def of(cls, white: Tensor, rows: Tensor, repeated: float) -> Estimates:
+        """Estimate rows (b, p + 1) of inputs again from whitened rows (m, H, p + 1), whose errors are `repeated` times larger."""
         flat = white.flatten(0, 1)
         slopes = torch.linalg.lstsq(rows.T, flat.T, driver="gelsd").solution.T
         inverse = torch.linalg.pinv(slopes.T @ slopes, hermitian=True)
@@ -348,11 +365,14 @@ class Estimates:
         left = torch.cat([(part - slopes @ found).square().sum(0) for part, found in blocks])
         freedom = max(0, len(flat) - len(rows))
         noise = (left / max(1, freedom)).sqrt()
+        size = flat.square().mean(0).sqrt()
+        share = size / size.square().mean().sqrt().clamp_min(1e-300)
         if freedom < MANY:
             # Few rows may agree by luck: no column is taken to be relatively more precise than all are together.
-            size = flat.square().mean(0).sqrt()
-            noise = noise.clamp_min((noise.norm() / size.norm().clamp_min(1e-300)) * size)
-        return cls(again, noise, inverse.diagonal().clamp_min(0).sqrt(), freedom)
+            noise = noise.clamp_min(noise.square().mean().sqrt() * share)
+        # Rows that repeat each other hide their rounding. What the leak states of it is 1 here, and relative to the size of a column.
+        noise = noise.clamp_min(share)
+        return cls(again, noise, repeated * inverse.diagonal().clamp_min(0).sqrt(), freedom)
 
     def pixels(self, grid: Grid) -> Tensor:
         """Inputs (b, p) in the data's units."""

@@ -35,6 +35,7 @@ ROUNDING = 1e-11  # share of a direction's energy that counts as none, whatever 
 TIMES = 1e-6  # relative size of a change over rounds that counts as one
 AGREE = 2  # neurons that must agree that a dual holds nothing of an input
 CHANCE = 1e-6  # probability of a dual that looks proven because noise hides what is left of an accident
+LEAST = 2  # accidents that every proof is proof against: candidates are chosen among many, so one may be there by choice
 SPARES = 3  # most accidents that a proof is made proof against
 SHUFFLES = 8  # ways of dividing the neurons that are tried
 
@@ -68,9 +69,9 @@ def companions(data: Rows, inputs: Tensor, outputs: int, generator: Generator) -
     slopes = data.rows @ duals  # (G, n, b), Delta where the candidates are right
     size = slopes.square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
     changes = independent_rounds(slopes, size)
-    evidence, patterns = _Evidence.of(data), _patterns(size)
-    shared = b > changes * outputs or evidence.dependent(size, patterns)
-    unit = patterns if shared else data.neuron
+    evidence, unit = _Evidence.of(data), data.neuron
+    if b > changes * outputs or evidence.dependent(size, _patterns(size)):
+        return [frozenset(range(b)) - {k} for k in range(b)]
     held = [evidence.vanishing(size[:, j], unit, changes, generator) for j in range(b)]
     unproven = [j for j in range(b) if not held[j].proven]
     found = []
@@ -92,11 +93,7 @@ def independent_rounds(slopes: Tensor, size: Tensor) -> int:
 
 
 def _patterns(size: Tensor) -> Tensor:
-    """Number the patterns of activity (G,), so that all neurons with the same one are left out together.
-
-    At neurons with the same active samples, a combination of duals vanishes everywhere at once if it makes the loss's slopes vanish.
-    These have as many entries as the loss has outputs, in each of the rounds that differ: with more samples than that, it can happen.
-    """
+    """Number the patterns of activity (G,)."""
     numbers: Tensor = torch.unique((size > ZERO).long(), dim=0, return_inverse=True)[1]
     return numbers
 
@@ -137,7 +134,8 @@ class _Evidence:
         """Whether some pattern's rows have a lower rank than its samples and neurons allow.
 
         That happens if the loss's slopes of some samples depend on each other, as they do for equal labels at a model whose outputs
-        are zero or saturated. Then all neurons with one pattern see one combination, which looks like an input of its own.
+        are zero or saturated, and with more samples than the loss has outputs in the rounds that differ. Then all neurons with one
+        pattern see one combination, which looks like an input of its own, and activity proves nothing.
         """
         for number in patterns.unique():
             here = patterns == number
@@ -158,7 +156,7 @@ class _Evidence:
         # Noise hides an accident with this probability, at any of the neurons.
         chance = math.log(len(unit.unique())) + changes * math.log(ZERO / float(loud.median()))
         spares = math.ceil(math.log(CHANCE) / chance) if chance < 0 else SPARES + 1
-        if self._rank(zero) == b - 1 and spares <= SPARES and self._spared(zero, unit, max(1, spares), generator):
+        if self._rank(zero) == b - 1 and spares <= SPARES and self._spared(zero, unit, max(LEAST, spares), generator):
             return _Vanishing(zero, True)
         return _Vanishing(self._shared(zero, unit), False)
 
@@ -171,7 +169,7 @@ class _Evidence:
             part = place[torch.searchsorted(names, unit.clamp(max=int(names[-1])))]
             if all(self._rank(zero & (part == p)) == len(self.noise) - 1 for p in range(parts)):
                 return True
-        return spares == 1 and bool((self._shared(zero, unit) == zero).all())
+        return False
 
     def _shared(self, zero: Tensor, unit: Tensor) -> Tensor:
         """Groups (G,) whose unit can be left out without a loss of rank."""

@@ -101,7 +101,7 @@ def test_noise_is_never_called_exact_wrongly(cell: float) -> None:
     right = sum(bool(e) for e in score.exact or ())
     claimed = 4 if found.certificate is Certificate.EXACT else int(found.note.split()[0]) if "inputs exact" in found.note else 0
     assert claimed <= right
-    assert (found.certificate is Certificate.EXACT) == (cell == 1e-5)
+    assert claimed >= 3 if cell == 1e-5 else claimed == 0
 
 
 def test_the_same_image_twice_counts_once() -> None:

@@ -39,7 +39,7 @@ UNEVEN = 2.0  # wires round large numbers more than small ones: errors of some r
 NARROW = 0.1  # widest interval, relative to the size of the data, that is called one
 MISTAKE = 1e-6  # probability of a wrong pixel anywhere in an image that is called exact
 CAUTION = 1.5  # errors are taken this many times as large as measured: they are not quite Gaussian, and measured themselves
-LEVEL = 0.02  # distance to the grid, in grid units, that needs no explanation: computing leaves it in ill-conditioned batches
+LEVEL = 2e-4  # distance to the grid, in grid units, that needs no explanation: computing leaves it in ill-conditioned batches
 HALFWAY = 0.25  # distance to the grid, in grid units, beyond which a pixel is nearly as close to another level
 STRAY = 8.0  # errors in units of their standard deviation beyond which something else is in a pixel
 ENDS = 10.0  # singular values beyond the batch, in units of those of the wire's noise, that are nothing but noise; 2 was seen
@@ -319,6 +319,9 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     """Say why the rows may come from more samples than the inputs that they show, empty if they cannot."""
     if leak.batch == inputs and not decays(leak, task):
         return ""
+    if leak.batch is not None and inputs < leak.batch:
+        # Two images that differ by two levels in a few pixels have an average on the grid.
+        return f"{leak.batch} samples show as {inputs} inputs: some repeat, or are so alike that only their average is seen"
     over_time = white.flatten(1)
     spread = torch.linalg.svdvals(torch.linalg.qr(over_time.T).R)
     noise = ENDS * (math.sqrt(over_time.shape[1]) + math.sqrt(len(over_time)))

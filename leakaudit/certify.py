@@ -371,10 +371,9 @@ class Estimates:
         size = flat.square().mean(0).sqrt()
         share = size / size.square().mean().sqrt().clamp_min(1e-300)
         if freedom < MANY:
-            # Few rows may agree by luck: no column is taken to be relatively more precise than all are together.
-            noise = noise.clamp_min(noise.square().mean().sqrt() * share)
-        # Rows that repeat each other hide their rounding. What the leak states of it is 1 here, and relative to the size of a column.
-        noise = noise.clamp_min(share)
+            # Few rows may agree by luck, or repeat each other and hide their rounding. No column is taken to be relatively more
+            # precise than all are together, nor than the leak states, which is 1 here, in proportion to its size.
+            noise = noise.clamp_min(noise.square().mean().sqrt() * share).clamp_min(share)
         return cls(again, noise, repeated * inverse.diagonal().clamp_min(0).sqrt(), freedom)
 
     def pixels(self, grid: Grid) -> Tensor:

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         with console.shown(chosen.progress):
             return _dry(gate, chosen.seed)
     base = files.compared(gate)
+    (Path(chosen.output) / "results.json").unlink(missing_ok=True)  # a run that breaks leaves no verdict of an earlier one
     with console.shown(chosen.progress, chosen.max_seconds):
         judged = judge.run(gate, options, base)
     made = files.write(judged, Path(chosen.output))

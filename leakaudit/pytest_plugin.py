@@ -77,7 +77,7 @@ class Leakage:
 
         config = self.request.config
         try:
-            own = {"lint": lint, "secure": tuple(secure), "undetermined": tuple(undetermined)}
+            own: dict[str, Any] = {"lint": lint, "secure": tuple(secure), "undetermined": tuple(undetermined)}
             own |= {"sensitivity": sensitivity, "delta": delta, "smoothness": smoothness}
             gate = self._gate(name, run, tuple(adversaries), tuple(attacks), set or {}, budget or {}, seeds, own)
             update = config.getoption("--leakage-update")

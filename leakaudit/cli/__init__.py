@@ -181,7 +181,7 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
     try:
         plugins(args)
         code: int = args.run(args)
-        _flush()
+        show("")
     except Told:
         raise
     except SystemExit as e:
@@ -190,9 +190,10 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
     return code, ""
 
 
-def _flush() -> None:
-    """Write what is left to stdout; a reader that left does not change the verb's code."""
+def show(text: str) -> None:
+    """Write to stdout, at once; a reader that left does not change the verb's code."""
     try:
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         _mute()

@@ -177,16 +177,16 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Finding]:
         elif len(m.dst) > 1:
             groups.update({(m.round, m.src, j, m.kind): place for j in m.dst})
     first: dict[tuple[int, int], tuple[Key, int, Tensor]] = {}
-    for part, m in enumerate(trace.messages):
-        columns = (c.tolist() for c in (m.round, m.src, m.dst, m.kind, m.row))
+    for part, sent in enumerate(trace.messages):
+        columns = (c.tolist() for c in (sent.round, sent.src, sent.dst, sent.kind, sent.row))
         for t, i, j, k, row in zip(*columns, strict=True):
             round = min(t, expected.last) if expected.repeats else t
-            key, kind = (t, i, j, m.kinds[k]), m.kinds[k]
-            place = groups.get((round, i, j, kind), boards.get((round, i, kind)))
-            if place is None:
+            key, kind = (t, i, j, sent.kinds[k]), sent.kinds[k]
+            found = groups.get((round, i, j, kind), boards.get((round, i, kind)))
+            if found is None:
                 continue
-            other, where, payload = first.setdefault((t, place), (key, part * ROWS + row, m.payload[row]))
-            if where != part * ROWS + row and not torch.equal(payload, m.payload[row]):
+            other, where, payload = first.setdefault((t, found), (key, part * ROWS + row, sent.payload[row]))
+            if where != part * ROWS + row and not torch.equal(payload, sent.payload[row]):
                 says = f"{_named(other)} and {_named(key)} hold different numbers, and the protocol sends one vector to both"
                 yield "copies", f"{says}; record what each of them gets, and declare a protocol that sends it"
                 return

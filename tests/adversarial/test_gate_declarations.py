@@ -58,8 +58,8 @@ def piped(*argv: str) -> int:
 def test_a_leak_that_nobody_reads_is_a_leak(repo: Path) -> None:
     edit(repo / "train.py", (NOISE, "return model"))
     assert piped("check", "-q") == 1
-    assert piped("check", "-q", "-f", "json") in (1, 4)  # more than a buffer: the pipe breaks before the verdict is returned
-    assert piped("list") == 0
+    assert piped("check", "-q", "-f", "json", "-f", "markdown") == 1
+    assert piped("list", "attacks") == 0
 
 
 def test_a_recording_of_an_earlier_program_is_refused(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,7 @@ CASES = {
         3,
         "receivers got different vectors",
         ((SEND, f"[{OWN_NOISE} for j in graph.neighbours[i]]"),),
+        gate=NO_LINT,
     ),
     "eight records are declared": Case(
         3, "another number of records: samples = 8 is declared, and the truth holds 1", (('"samples": 1', '"samples": 8, "batch": 1'),)

@@ -61,12 +61,15 @@ class Leakage:
         lint: str = "error",
         secure: Sequence[str] = (),
         undetermined: Sequence[str] = (),
+        sensitivity: float = 1.0,
+        delta: float = 1e-5,
+        smoothness: float | None = None,
     ) -> Judged:
         """Run one check and fail the test where it finds a leak or cannot tell.
 
         name: of a check in leakaudit.toml. With run (``module:function`` or a function of a seed and a path) the check is the test's own:
-        adversaries, attacks, set, lint, secure and undetermined as in the file, budget the largest value of each measure. seeds: how many,
-        the gate's by default.
+        adversaries, attacks, set, lint, secure, undetermined, sensitivity, delta and smoothness as in the file, budget the largest
+        value of each measure. seeds: how many, the gate's by default.
         """
         __tracebackhide__ = True
         from leakaudit.errors import LeakauditError
@@ -74,7 +77,8 @@ class Leakage:
 
         config = self.request.config
         try:
-            own = {"lint": lint, "secure": tuple(secure), "undetermined": tuple(undetermined)}
+            own: dict[str, Any] = {"lint": lint, "secure": tuple(secure), "undetermined": tuple(undetermined)}
+            own |= {"sensitivity": sensitivity, "delta": delta, "smoothness": smoothness}
             gate = self._gate(name, run, tuple(adversaries), tuple(attacks), set or {}, budget or {}, seeds, own)
             update = config.getoption("--leakage-update")
             options = judge.Options(config.getoption("--leakage-seed"), config.getoption("--leakage-strict"))

@@ -95,10 +95,14 @@ class Recorder:
             refuse_above(max_bytes, estimate(messages, width, dtype, **known))
         self.public = {name: tensor(value, f"public {name}").cpu().contiguous() for name, value in (public or {}).items()}
         self._vocabulary = Vocabulary(protocol, params or {}, graph, rounds, self.public) if check else None
-        planned = {"planned": rounds} if check and rounds is not None else {}
-        made = {"leakaudit": leakaudit.__version__, "torch": torch.__version__, "created": datetime.now(UTC).isoformat(timespec="seconds")}
+        created = {"created": datetime.now(UTC).isoformat(timespec="seconds")}
+        made = {"leakaudit": leakaudit.__version__, "torch": torch.__version__, **created}
+        said = dict(provenance or {})
+        if check:  # what a gate relies on is the Recorder's own word; a copy keeps that of the recording it copies
+            said.pop("planned", None)
+            said |= {**created, "checked": True, **({} if rounds is None else {"planned": rounds})}
         about = (protocol, params or {}, self.task, graph, self.layout, self.columns, 0, (), self.public, self.id)
-        head = tracefile.head(Trace(*about, provenance={**made, **planned, **(provenance or {})}))
+        head = tracefile.head(Trace(*about, provenance={**made, **said}))
         folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
         self._reel = Reel(self.path, shard_bytes if folder else None, head, width, dtype, (messages, rows), max_bytes)
         beside = tracefile.truth_path(self.path) if truth is True and self.path is not None else None

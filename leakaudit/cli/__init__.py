@@ -17,6 +17,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.settings import SETTINGS, resolve
 
 BROKEN, INTERRUPTED = 4, 130  # exit codes: a run that broke and so judged nothing, and Ctrl-C
+JUDGES = ("check", "audit", "claims", "selfcheck", "trace")  # verbs whose code is a verdict
 DEBUG = "LEAKAUDIT_DEBUG"  # environment variable: print the traceback of a defect
 VERBS = (
     "record",
@@ -163,9 +164,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code, message = e.code, str(e)
     except KeyboardInterrupt:
         verb, code, message = "", INTERRUPTED, "interrupted"
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:  # the reader of stdout left before the verb came to its verdict
+        _mute()
+        return BROKEN if verb.strip() in JUDGES else 0
     except OSError as e:
         code, message = 2, f"{e.filename}: {e.strerror}" if e.filename else str(e)
     except Exception as e:  # the last handler: a defect must not look like a verdict
@@ -180,13 +181,27 @@ def _run(args: argparse.Namespace) -> tuple[int, str]:
     try:
         plugins(args)
         code: int = args.run(args)
-        sys.stdout.flush()
+        show("")
     except Told:
         raise
     except SystemExit as e:
         what = f"code that it loaded called sys.exit({e.code!r})"
         return BROKEN, f"{what}; nothing was judged: remove that call, or put it under a main guard"
     return code, ""
+
+
+def show(text: str) -> None:
+    """Write to stdout, at once; a reader that left does not change the verb's code."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _mute()
+
+
+def _mute() -> None:
+    """Drop what nobody reads any more, so that the end of the process does not try to write it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _defect(error: Exception) -> str:

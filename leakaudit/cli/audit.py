@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli import say, settings, shared, show
 
 REFUTED, UNSETTLED, INTERRUPTED = 1, 3, 130
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     with console.shown(chosen.progress):
         found, complete = audit(plan, folder, where)
     for name in args.format or ["text"]:
-        sys.stdout.write(_rendered(name, found, folder))
+        show(_rendered(name, found, folder))
     files = ["results.json", "report.md", found["audit"]["figure"], found["picture"]]
     say(f"{folder}: {', '.join(filter(None, files))}", args)
     if not complete and not chosen.max_seconds:

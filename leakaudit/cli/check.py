@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli import say, settings, shared, show
 
 if TYPE_CHECKING:
     from leakaudit.gate.config import Gate
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         with console.shown(chosen.progress):
             return _dry(gate, chosen.seed)
     base = files.compared(gate)
+    (Path(chosen.output) / "results.json").unlink(missing_ok=True)  # a run that breaks leaves no verdict of an earlier one
     with console.shown(chosen.progress, chosen.max_seconds):
         judged = judge.run(gate, options, base)
     made = files.write(judged, Path(chosen.output))
@@ -83,7 +84,7 @@ def _show(name: str, file: Path | None, made: dict[str, Any]) -> None:
     render = getattr(text, name) if name in OWN else registry.get("reports", name)
     shown = render(made).rstrip("\n") + "\n"
     if file is None:
-        sys.stdout.write(shown)
+        show(shown)
         return
     with replacing(file) as out:
         out.write(shown.encode())

@@ -55,6 +55,7 @@ class Check:
     def __post_init__(self) -> None:
         if self.smoothness is not None and not 0 <= self.smoothness < math.inf:
             raise LeakauditError(f"check {self.name}: smoothness: expected a number >= 0, got {self.smoothness}")
+        self._numbers()
         _one_of(f"check {self.name}", "lint", self.lint, LINT)
         if bool(self.run) == bool(self.scenario):
             raise LeakauditError(f"check {self.name}: expected either run = 'module:function' or scenario = 'file.toml'")
@@ -72,6 +73,21 @@ class Check:
         for attack in self.set:
             if attack not in self.attacks:
                 raise LeakauditError(f"check {self.name}: set.{attack}: no such attack in this check{suggest(attack, self.attacks)}")
+
+    def _numbers(self) -> None:
+        """Refuse values with which epsilon would mean nothing, or nothing would be attacked."""
+        if not 0 < self.sensitivity < math.inf:
+            raise LeakauditError(f"check {self.name}: sensitivity: expected a number > 0, got {self.sensitivity:g}")
+        if not 0 < self.delta < 1:
+            raise LeakauditError(f"check {self.name}: delta: expected 0 < delta < 1, got {self.delta:g}")
+        if self.gradients is not None and self.gradients < 1:
+            raise LeakauditError(f"check {self.name}: gradients: expected a number from 1 on, got {self.gradients}")
+        if self.nodes is None:
+            return
+        if not self.nodes:
+            raise LeakauditError(f"check {self.name}: nodes: expected at least one node, got none; leave it out for all")
+        if len(set(self.nodes)) < len(self.nodes) or min(self.nodes) < 0:
+            raise LeakauditError(f"check {self.name}: nodes: expected different numbers from 0 on, got {list(self.nodes)}")
 
     @property
     def cells(self) -> list[str]:
@@ -91,6 +107,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         _one_of("budget", "measure", self.measure, (*MEASURES, "epsilon"))
+        _finite("budget", "most", self.most)
         _one_of("budget", "level", self.level, LEVELS)
         _one_of("budget", "aggregate", self.aggregate, AGGREGATES)
 
@@ -106,6 +123,10 @@ class Acceptance:
     cells: str = "*"
     measure: str = "*"
     most: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.most is not None:
+            _finite(f"accept {self.id}", "most", self.most)
 
 
 @dataclass(frozen=True)
@@ -130,6 +151,8 @@ class Gate:
     def __post_init__(self) -> None:
         if self.seeds < 1 or not 0 < self.alpha < 1:
             raise LeakauditError(f"gate: expected seeds >= 1 and 0 < alpha < 1, got {self.seeds} and {self.alpha}")
+        for name, growth in self.tolerance.items():
+            _finite("gate", f"tolerance.{name}", growth)
         for name in (*self.compare, *self.tolerance):
             _one_of("gate", "compare and tolerance", name, MEASURES)
         if repeated := sorted({a.id for a in self.accepted if [b.id for b in self.accepted].count(a.id) > 1}):
@@ -148,6 +171,11 @@ class Gate:
             if name not in known:
                 raise LeakauditError(f"there is no check {name!r}{suggest(name, known)}")
         return replace(self, checks=tuple(c for c in self.checks if c.name in wanted)) if wanted else self
+
+
+def _finite(where: str, key: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise LeakauditError(f"{where}: {key}: expected a finite number, got {value:g}")
 
 
 def _one_of(where: str, key: str, value: str, known: Iterable[str]) -> None:

@@ -21,6 +21,7 @@ Finding = tuple[str, str]  # what it is about, and the sentence
 LONG = 64  # rounds that are declared one by one; of a protocol whose rounds are alike, later ones are compared with the last of them
 LOOKED, PART = 64, 1 << 16  # payloads whose number format is looked at, and how much of one
 FEW = 64  # numbers from which on a format is recognised: one float32 in 2^13 is a float16 by chance
+ROWS = 1 << 32  # more than a part of a trace has payloads
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -86,6 +87,7 @@ def differences(trace: Trace, expected: Expected, adversaries: Sequence[Adversar
     yield from _later(sent, expected)
     if again := sorted(key for key, count in sent.items() if count > 1):
         yield "repeated", f"{len(again)} messages were recorded more than once, the first is {_named(again[0])}"
+    yield from _copies(trace, expected)
     planned = trace.provenance.get("planned")
     if isinstance(planned, int) and trace.rounds < planned:
         yield "rounds", f"the recording ends after round {trace.rounds} of {planned} that it announces; record all of them"
@@ -163,6 +165,31 @@ def _later(sent: Counter[Key], expected: Expected) -> Iterator[Finding]:
     wanted = found.get(expected.last, set())
     if wrong := sorted(t for t, some in found.items() if some != wanted):
         yield "rounds", f"round {wrong[0]} has other messages than round {expected.last}, and the protocol's rounds are alike"
+
+
+def _copies(trace: Trace, expected: Expected) -> Iterator[Finding]:
+    """Find a vector that the protocol sends to several receivers, and of which they got different copies."""
+    groups: dict[Key, int] = {}  # message -> the declared vector that it carries, by its place
+    boards: dict[tuple[int, int, str], int] = {}
+    for place, m in enumerate(expected.messages):
+        if m.dst is None:
+            boards[m.round, m.src, m.kind] = place
+        elif len(m.dst) > 1:
+            groups.update({(m.round, m.src, j, m.kind): place for j in m.dst})
+    first: dict[tuple[int, int], tuple[Key, int, Tensor]] = {}
+    for part, sent in enumerate(trace.messages):
+        columns = (c.tolist() for c in (sent.round, sent.src, sent.dst, sent.kind, sent.row))
+        for t, i, j, k, row in zip(*columns, strict=True):
+            round = min(t, expected.last) if expected.repeats else t
+            key, kind = (t, i, j, sent.kinds[k]), sent.kinds[k]
+            found = groups.get((round, i, j, kind), boards.get((round, i, kind)))
+            if found is None:
+                continue
+            other, where, payload = first.setdefault((t, found), (key, part * ROWS + row, sent.payload[row]))
+            if where != part * ROWS + row and not torch.equal(payload, sent.payload[row]):
+                says = f"{_named(other)} and {_named(key)} hold different numbers, and the protocol sends one vector to both"
+                yield "copies", f"{says}; record what each of them gets, and declare a protocol that sends it"
+                return
 
 
 def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator[Finding]:

@@ -48,6 +48,9 @@ TITLES = {
     "repeated": "messages were recorded twice",
     "rounds": "rounds are missing",
     "gaps": "messages were lost",
+    "copies": "receivers got different vectors",
+    "announced": "the recording announces no end",
+    "samples": "another number of records",
     "secure": "messages are encrypted",
     "values": "numbers are not those that travel",
     "truth": "the truth is incomplete",
@@ -93,6 +96,8 @@ class Fidelity:
         if untold := sorted(set(holders) - set(made.truth.node.tolist())):
             says = f"the truth of node {untold[0]} was not given, so it was not attacked; call recorder.truth for every node with data"
             self._complain("truth", Status.VOID, says, made.seed)
+        for about, says in (*_samples(made), *(() if self.check.scenario else _announced(trace))):
+            self._complain(about, Status.VOID, says, made.seed)
         if self.check.scenario:
             self._skipped = "the program is a victim of leakaudit itself"
         elif not self._wrong:
@@ -233,6 +238,29 @@ class Fidelity:
     def _sharpness(self) -> str:
         """Say how well the gradients can be told from the noise."""
         return f" (coefficient {1 + self._along / self._power:.2f} +- {self._error():.2g})" if self._power > 0 else ""
+
+
+def _samples(made: Recorded) -> Iterator[tuple[str, str]]:
+    """Find a node that has another number of records in the truth than is declared; epsilon and the gradients are of the declared one."""
+    declared = made.trace.params.get("samples")
+    if not isinstance(declared, int) or declared < 1:
+        return
+    counts = made.truth.node.bincount().tolist()
+    if wrong := [(node, count) for node, count in enumerate(counts) if count not in (0, declared)]:
+        node, count = wrong[0]
+        yield "samples", f"samples = {declared} is declared, and the truth holds {count} of node {node}; declare what a node holds"
+
+
+def _announced(trace: Trace) -> Iterator[tuple[str, str]]:
+    """Find a recording that does not hold how many rounds were planned, which shows whether some of them were left out.
+
+    A Recorder that checks writes it itself; the engine of several processes writes it when it joins its logs, with the nodes that ended.
+    """
+    said = trace.provenance
+    if not (said.get("checked") is True or "ended" in said):
+        yield "announced", "it was made with check=False, or not by a Recorder; leave check out"
+    elif type(said.get("planned")) is not int:
+        yield "announced", "it does not hold how many rounds were planned, so none would be missed; give Recorder rounds=..."
 
 
 def _without_values(made: Recorded) -> str:

@@ -27,6 +27,8 @@ from leakaudit.pricing import Price, price
 from leakaudit.progress import expired, step
 from leakaudit.trace import Json
 
+ROUNDING = 1e-6  # of a sensitivity that is written with six digits
+
 
 @dataclass(frozen=True)
 class Options:
@@ -147,8 +149,12 @@ def _epsilon(check: Check, made: Recorded, out: Judged) -> None:
         return
     protocol = played(made.trace)
     out.rounds[check.name] = protocol.rounds
+    short = _too_small(check, made, getattr(protocol.victim, "clip", 0.0))
     for who in check.adversaries:
         adversary = Adversary.parse(who)
+        if short:
+            out.unpriced[f"{check.name}/{who}"] = short
+            continue
         nodes = check.nodes or api.targets(made.trace, adversary)
         prices = list(price(protocol, adversary, nodes, check.sensitivity, check.delta, check.smoothness))
         cell = f"{check.name}/{who}"
@@ -157,6 +163,24 @@ def _epsilon(check: Check, made: Recorded, out: Judged) -> None:
             out.epsilon[cell] = max(found)
         elif missing := next((p for p in prices if p.epsilon is None), None):
             out.unpriced[cell] = _unpriced(missing, check)
+
+
+def _too_small(check: Check, made: Recorded, clip: float) -> str:
+    """Say that the check's sensitivity is smaller than the declared clip allows, and which one is needed; empty if it is not.
+
+    A gradient is the mean of b records' gradients, each cut to norm clip, so one record for another moves it by up to 2 clip / b.
+    """
+    if not clip > 0:
+        return ""
+    counts = made.truth.node.bincount()
+    samples = int(made.trace.params.get("samples") or counts[counts > 0].min())
+    batch = int(made.trace.params.get("batch") or 0)
+    records = batch if 0 < batch < samples else samples
+    needed = 2 * clip / records
+    if check.sensitivity >= needed * (1 - ROUNDING):
+        return ""
+    moves = f"one record for another moves a gradient by up to 2 * clip / {records} = {needed:g}"
+    return f"sensitivity = {check.sensitivity:g}, but with clip = {clip:g} {moves}; set sensitivity = {needed:g} in [check.{check.name}]"
 
 
 def _unpriced(missing: Price, check: Check) -> str:

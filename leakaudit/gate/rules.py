@@ -98,7 +98,10 @@ def budgets(cell: Cell, budgets: Sequence[Budget], epsilon: tuple[float, int] | 
         about = (
             whom(cell) if epsilon is None or name != "epsilon" else f"so much may {cell.adversary} tell of the data of node {epsilon[1]}"
         )
-        out.append(Rule("budget", cell.name, name, status, f"{says}: {about}" if over else says, value, budget.most))
+        says = f"{says}: {about}" if over else says
+        if name == "epsilon":
+            says += f" (sensitivity {cell.check.sensitivity:g})"
+        out.append(Rule("budget", cell.name, name, status, says, value, budget.most))
     return out
 
 

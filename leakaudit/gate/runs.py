@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from leakaudit.scenario import Scenario
 from leakaudit.scoring import Score
 from leakaudit.task import Task
 from leakaudit.trace import Trace, Truth
+
+SLACK = timedelta(seconds=2)  # times of recordings are cut to whole seconds, and another second is the clock's
 
 
 @dataclass(frozen=True)
@@ -96,11 +99,13 @@ class _Function:
     def __init__(self, check: Check, folder: Path) -> None:
         self._name, self._folder = check.name, folder
         self._program = Program(check, folder)
+        self._seen: dict[str, int] = {}  # id of a recording -> its seed
 
     def __call__(self, seed: int) -> Recorded:
         """Return the recording of a seed; raises ProgramError unless it is there, whole and finished."""
         with tempfile.TemporaryDirectory(prefix="leakaudit-") as folder:
             path = Path(folder) / "trace.pt"
+            began = datetime.now(UTC)
             self._program(seed, path)
             if not path.exists():
                 raise self._error("run wrote no trace; record with leakaudit.Recorder(path, …)")
@@ -109,6 +114,7 @@ class _Function:
             trace, truth = tracefile.load(path), tracefile.load_truth(tracefile.truth_path(path))
             if not trace.complete:
                 raise self._error("run returned without closing its recorder, so the recording is cut short; use it in a with block")
+            self._fresh(trace, seed, began)
             scoring.same_run(trace, truth)
             with _importing(self._folder):
                 task = Task.build(trace.task, trusted=True)
@@ -118,6 +124,20 @@ class _Function:
     def close(self) -> None:
         """End the program's process."""
         self._program.close()
+
+    def _fresh(self, trace: Trace, seed: int, began: datetime) -> None:
+        """Refuse a recording of another call: it shows an earlier program."""
+        if trace.id in self._seen:
+            raise self._error(f"seeds {self._seen[trace.id]} and {seed} left recordings of one id; record every call anew, without id=")
+        self._seen[trace.id] = seed
+        try:
+            created = datetime.fromisoformat(str(trace.provenance.get("created")))
+            early = created < began - SLACK
+        except (TypeError, ValueError):
+            raise self._error("the recording does not hold when it was made; record with leakaudit.Recorder(path, …)") from None
+        if early:
+            says = f"the recording was made at {created.isoformat()}, before run was called with seed {seed}"
+            raise self._error(f"{says}; record every call anew, and keep no copies")
 
     def _error(self, says: str) -> ProgramError:
         return ProgramError(f"check {self._name}: {says}")

@@ -31,6 +31,11 @@ NO_LINT = (('lint = "error"', 'lint = "off"'),)
 SCENARIO = 'victim = "dpsgd", nodes = 4, rounds = 3, model = "logistic", set = { noise = "message", sigma = 9.0 }'
 OPEN = 'with la.Recorder(path, protocol="dpsgd", task=task, graph=graph, params=params, public={"w0": w[0]}, rounds=ROUNDS) as recorder:'
 SILENT = (NOISE, "return model")
+ROUNDS = "rounds=ROUNDS) as recorder"
+TO_FIRST = SEND.replace("neighbours[i]", "neighbours[i][0]")
+CLEAN_TO_SECOND = SEND.replace("neighbours[i]", "neighbours[i][1]").replace("sent[i]", "stepped[i]")
+OWN_NOISE = SEND.replace("graph.neighbours[i]", "j").replace("sent[i]", "privatise(stepped[i], rng)")
+HALF = (SEND, f"t <= ROUNDS // 2 and {SEND}")
 Edits = tuple[tuple[str, str], ...]
 
 
@@ -75,6 +80,26 @@ CASES = {
     "no messages, and no limits": Case(3, "nothing was recorded", ((SEND, "pass"),), gate=NO_EPSILON),
     "one receiver of two": Case(3, "messages are missing", (("dst=graph.neighbours[i]", "dst=graph.neighbours[i][0]"),)),
     "a node that is left out": Case(3, "messages are missing", ((SEND, f"i != 3 and {SEND}"),)),
+    "half of the rounds, not announced": Case(3, "announces no end: .*give Recorder rounds", ((", rounds=ROUNDS", ""), HALF)),
+    "half of the rounds, announced by the caller": Case(
+        3, "announces no end", ((", rounds=ROUNDS", ', provenance={"planned": ROUNDS // 2}'), HALF)
+    ),
+    "half of the rounds, announced twice": Case(3, "rounds are missing", ((ROUNDS, f'provenance={{"planned": "8"}}, {ROUNDS}'), HALF)),
+    "half of the rounds, unchecked": Case(3, "announces no end: it was made with check=False", ((ROUNDS, f"check=False, {ROUNDS}"), HALF)),
+    "a clean copy for the second neighbour": Case(
+        3,
+        "receivers got different vectors",
+        ((SEND, f"{TO_FIRST}; {CLEAN_TO_SECOND}"),),
+    ),
+    "noise of its own for each neighbour": Case(
+        3,
+        "receivers got different vectors",
+        ((SEND, f"[{OWN_NOISE} for j in graph.neighbours[i]]"),),
+        gate=NO_LINT,
+    ),
+    "eight records are declared": Case(
+        3, "another number of records: samples = 8 is declared, and the truth holds 1", (('"samples": 1', '"samples": 8, "batch": 1'),)
+    ),
     "half of the rounds": Case(3, "rounds are missing", ((SEND, f"t <= ROUNDS // 2 and {SEND}"),)),
     "rounds from 0": Case(3, "messages of another protocol", (("round=t,", "round=t - 1,"),)),
     "every message twice": Case(3, "messages were recorded twice", ((SEND, f"{SEND}; {SEND}"),)),
@@ -150,6 +175,10 @@ CASES = {
     "twice the step is declared": Case(1, "epsilon", (('"alpha": STEP', '"alpha": 2 * STEP'),)),
     "no clipping": Case(1, "over the budget", (("return g * min(1.0, CLIP / np.linalg.norm(g))", "return 3 * g"),), seeds=16),
     "a tenth of the clip is declared": Case(3, "other gradients", (('"clip": CLIP', '"clip": 0.1 * CLIP'),), seeds=16),
+    "no sensitivity": Case(
+        3, r"sensitivity = 1, but with clip = 1 .*set sensitivity = 2 in \[check.ring\]", (), gate=(("sensitivity = 2.0", "# sensitivity"),)
+    ),
+    "twice the clip": Case(3, "with clip = 2 .*set sensitivity = 4", (("STEP, CLIP = 0.1, 1.0", "STEP, CLIP = 0.1, 2.0"),)),
     # ways to end
     "sys.exit(0)": Case(4, r"called sys.exit\(0\) in train.py, line 43", ((START, f"    raise SystemExit(0)\n{START}"),)),
     "sys.exit(0) at import": Case(4, r"called sys.exit\(0\)", (("import leakaudit as la\n", "import sys\nsys.exit(0)\n"),)),
@@ -166,6 +195,7 @@ CASES = {
         gate=(("[check.ring]\n", "[check.ring]\ntimeout = 1.0\n"),),
     ),
     "a recorder that is never closed": Case(4, "without closing its recorder", ((OPEN, f"recorder = {OPEN[5:-13]}\n    if True:"),)),
+    "one id for all runs": Case(4, "seeds 0 and 1 left recordings of one id", ((ROUNDS, f'id="ab", {ROUNDS}'),)),
     "no recording": Case(4, "run wrote no trace", ((START, f"    return\n{START}"),)),
 }
 

@@ -226,7 +226,7 @@ def record(seed: int, path: Path, truth: bool = True) -> None:
     task = la.TaskSpec("logistic", shape=(4,), classes=2)
     x = torch.rand(1, 4, generator=torch.Generator().manual_seed(seed))
     built = la.Task.build(task)
-    with la.Recorder(path, protocol="fedsgd", task=task, graph=la.Graph(2, ((0, 1),)), params={"lr": 0.1}) as recorder:
+    with la.Recorder(path, protocol="fedsgd", task=task, graph=la.Graph(2, ((0, 1),)), params={"lr": 0.1}, rounds=1) as recorder:
         w = torch.zeros(built.layout.size)
         recorder.send(1, 1, 0, "w", w)
         recorder.send(1, 0, 1, "g", built.gradient(w, x, torch.tensor([1])))

@@ -11,7 +11,9 @@ A candidate's dual is some combination q' = sum_k c_k q_k of the true ones. If s
 * at neurons where the active ones of them cancel by accident. In general position there are so few of these that each adds a
   dimension that no other neuron adds: leave it out, and the rank falls.
 
-So a dual is *proven* (s = 1) if the rows where it vanishes have rank b - 1 and keep it when any one neuron is left out.
+So a dual is *proven* (s = 1) if the rows where it vanishes have rank b - 1 and keep it when any one neuron is left out. Here more is
+asked for, since candidates are chosen among many: some division of these neurons into three parts has rank b - 1 in every part. If rows
+show that slopes of different samples depend on each other, nothing is in general position, and nothing is proven.
 
 **Companions.** Let P be the proven duals and U the others. A true input is x_k = x'_k + sum over j in U of A_kj x'_j, since the duals
 in P hold one sample each. A_kj is zero if q'_j vanishes, not by accident, at a neuron that fires for k. What is left are the companions
@@ -62,22 +64,23 @@ def companions(data: Rows, inputs: Tensor, outputs: int, generator: Generator) -
         generator: Divides neurons into parts.
 
     Returns:
-        One set per candidate; empty sets are proofs. Unproven candidates have all unproven others as companions.
+        One set per candidate; empty sets are proofs. Unproven candidates have all unproven others as companions, and if slopes
+        depend on each other, or there are more samples than slopes, all candidates do.
     """
     b = len(inputs)
     duals = torch.linalg.inv(inputs)
     slopes = data.rows @ duals  # (G, n, b), Delta where the candidates are right
     size = slopes.square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
     changes = independent_rounds(slopes, size)
-    evidence, unit = _Evidence.of(data), data.neuron
+    evidence, neuron = _Evidence.of(data), data.neuron
     if b > changes * outputs or evidence.dependent(size, _patterns(size)):
         return [frozenset(range(b)) - {k} for k in range(b)]
-    held = [evidence.vanishing(size[:, j], unit, changes, generator) for j in range(b)]
+    held = [evidence.vanishing(size[:, j], neuron, changes, generator) for j in range(b)]
     unproven = [j for j in range(b) if not held[j].proven]
     found = []
     for k in range(b):
         if held[k].proven:
-            found.append(frozenset(j for j in unproven if not held[j].excludes(size[:, k], unit)))
+            found.append(frozenset(j for j in unproven if not held[j].excludes(size[:, k], neuron)))
         else:
             found.append(frozenset(unproven) - {k})
     return found

@@ -43,7 +43,9 @@ def run(name: str, settings: dict[str, Any], seed: int) -> Recorded:
     hidden = {} if exact else {"hidden": 8}
     plan = recording.plan(Scenario(name, rounds=5, samples=2, seed=seed, set={**hidden, **settings}, **task, **size))
     made = recording.record(plan, None)
-    return Recorded(seed, made.trace, made.truth_record, plan.task)
+    # A program's own Recorder announces its rounds; the victims' engine need not.
+    said = {**made.trace.provenance, "checked": True, "planned": made.trace.rounds}
+    return Recorded(seed, replace(made.trace, provenance=said), made.truth_record, plan.task)
 
 
 def judged(runs: list[Recorded]) -> list[Rule]:

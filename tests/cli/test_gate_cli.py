@@ -273,6 +273,8 @@ def test_a_gate_that_is_killed_at_any_moment_leaves_whole_files(place: Path, ver
         def whole() -> bytes:
             assert set(baseline.read(place / "leakage-baseline.json").cells) == {"ring/eavesdropper/exact"}
             if verb[0] == "check":
+                if not file.exists():
+                    return b""  # a check takes the last one's record away first, so that nobody takes it for its own
                 assert results.read(file)["kind"] == "check"
             return file.read_bytes()
 
@@ -282,7 +284,7 @@ def test_a_gate_that_is_killed_at_any_moment_leaves_whole_files(place: Path, ver
         seconds, old = time.perf_counter() - start, whole()
         for when in ("half", "written"):
             assert killed(when) == -signal.SIGKILL
-            assert whole() == old
+            assert whole() == (b"" if verb[0] == "check" else old)
         assert killed("moved") == -signal.SIGKILL
         assert whole() != old
         for k in range(5):

@@ -64,8 +64,9 @@ WORSE = 10.0  # times as much that everything else must leave
 class Batch:
     """What is proven of the inputs (b, p) of a batch, all on the grid.
 
-    x: the inputs, exchanged for others where whole gradients decided. exact: which are proven. choices: for some of the others, the
-    images (k, p) that explain the rows as well. why: the first obligation that is not met, empty if all inputs are proven.
+    x: the inputs, exchanged for others if the slopes at known models decided so. exact: which are proven.
+    choices: for some of the others, the images (k, p) that explain the rows as well. why: the first obligation that is not met,
+    empty if all inputs are proven.
     """
 
     x: Tensor
@@ -204,8 +205,6 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     inside = rows @ span.basis.T
     if not bool(torch.linalg.cond(inside) < DEPENDENT):
         return Batch(x, nothing, {}, "the images depend on each other")
-    if contradicted(heard, rows):
-        return Batch(x, nothing, {}, "the known models give these images other slopes than the rows hold")
     sure = doubt < MISTAKE
     strays = {k for k in range(span.batch) if float(doubt[k]) == 1}
     choices: dict[int, Tensor] = {}
@@ -223,6 +222,9 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
         chosen = by_slopes(heard, x, choices)
         if chosen is not None:
             return Batch(chosen, (True,) * len(x), {})
+    # A batch that is wrong in one image fails this, so it comes after other candidates were tried in its place.
+    if contradicted(heard, rows):
+        return Batch(x, nothing, choices, "the known models give these images other slopes than the rows hold")
     exact = tuple(bool(sure[k]) and k not in choices and k not in unlisted for k in range(len(x)))
     if all(exact):
         return Batch(x, exact, choices)

@@ -7,6 +7,7 @@ The formulas of the paper are lost in our copy of its text; what is judged here 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -73,22 +74,9 @@ def _orders() -> tuple[Finding, ...]:
 
 
 def _communications() -> tuple[Finding, ...]:
-    plan = planned(
-        victim="recal",
-        nodes=NODES,
-        rounds=8 * PLF,
-        graph="ring",
-        data="gaussians",
-        model="logistic",
-    )
-    made = protocol(
-        victim="recal",
-        nodes=NODES,
-        rounds=8 * PLF,
-        graph="ring",
-        data="gaussians",
-        model="logistic",
-    )
+    shape: dict[str, Any] = {"victim": "recal", "nodes": NODES, "rounds": 8 * PLF, "graph": "ring"}
+    task: dict[str, Any] = {"data": "gaussians", "model": "logistic"}
+    plan, made = planned(**shape, **task), protocol(**shape, **task)
     active = made.public["active"][:-1]
     counts = torch.nn.functional.one_hot(active, NODES).cumsum(0)
     busiest = counts.amax(1)

@@ -17,7 +17,7 @@ Data without a grid are never called exact. They get an interval for every value
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ import torch
 from scipy.special import ndtri, stdtrit
 from torch import Generator, Tensor
 
-from leakaudit import priors, temporal, uniqueness
+from leakaudit import slopes, temporal, uniqueness
 from leakaudit.gridrepair import Grid, others_between
 from leakaudit.reconstruction import Certificate
 
@@ -46,10 +46,6 @@ ENDS = 10.0  # singular values beyond the batch, in units of those of the wire's
 MARGIN = 2  # independent rows beyond the samples that must be there if fewer inputs than samples, or an unknown number, are seen
 WINDOWS = 3  # lengths of windows in which activity is looked at: all rounds, half of them, a quarter
 SHORTEST = 2  # rounds of a window
-TRIALS = 20_000  # most batches whose slopes are compared, ...
-GRADIENTS = 5_000  # ... and gradients of single images that this may take: some seconds
-ALLOWED = 1e-3  # part of an input's slopes that errors of the known models may make; those of another image differ by 1e-2 and more
-FITS = 5.0  # distance of the right batch's slopes, in units of the leak's own errors
 ROUNDED = 2e-6  # relative residual of a whole gradient that is rounding in float32
 DEPENDENT = 1e6  # condition number of images on the grid that depend on each other; a difference of one level in one pixel makes 1e4
 APART = 1e-5  # part of an image outside the others' space that makes it independent; a level in one of 3072 pixels is 1e-4
@@ -57,7 +53,7 @@ PROBES = 32  # pixels that are moved by a grey level
 EQUAL = 1e-12  # relative residual that is rounding in float64
 MANY = 30  # rows beyond unknowns above which each column's own noise is well known
 COLUMNS = 512  # of the rows that are looked at together
-WORSE = 10.0  # times as much that everything else must leave
+WORSE = 10.0  # times as much that another image must leave
 
 
 @dataclass(frozen=True)
@@ -184,6 +180,14 @@ class Heard:
     grid: Grid
     generator: Generator
 
+    def stored(self, x: Tensor) -> Tensor:
+        """Return what the first layer saw of inputs (n, p), and a 1: k/levels as it is, or rounded to float32 by who stored it."""
+        basis = self.span.basis
+        versions = torch.stack([self.grid.rows(x), self.grid.rows(x.float().to(x))])
+        off = (versions - versions @ basis.T @ basis).norm(dim=2)
+        better = (off[0] < off[1])[:, None]
+        return torch.where(better, versions[0], versions[1])
+
 
 def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     """Judge images on the grid.
@@ -205,11 +209,12 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     inside = rows @ span.basis.T
     if not bool(torch.linalg.cond(inside) < DEPENDENT):
         return Batch(x, nothing, {}, "the images depend on each other")
+    agreed = slopes.agree(heard, rows)
     sure = doubt < MISTAKE
     strays = {k for k in range(span.batch) if float(doubt[k]) == 1}
     choices: dict[int, Tensor] = {}
     unlisted = set(strays)
-    for k, others in enumerate(companions(heard, inside)):
+    for k, others in enumerate(companions(heard, inside, agreed)):
         if k in strays or others & strays:
             unlisted.add(k)
             continue
@@ -219,11 +224,11 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
         elif len(found):
             choices[k] = found
     if choices and not unlisted and bool(sure.all()):
-        chosen = by_slopes(heard, x, choices)
+        chosen = slopes.by_slopes(heard, x, choices)
         if chosen is not None:
             return Batch(chosen, (True,) * len(x), {})
     # A batch that is wrong in one image fails this, so it comes after other candidates were tried in its place.
-    if contradicted(heard, rows):
+    if agreed is False:
         return Batch(x, nothing, choices, "the known models give these images other slopes than the rows hold")
     exact = tuple(bool(sure[k]) and k not in choices and k not in unlisted for k in range(len(x)))
     if all(exact):
@@ -244,9 +249,10 @@ def table(heard: Heard, x: Tensor) -> Single:
     if why:
         return Single(Certificate.APPROXIMATE, x, None, why)
     inside = heard.grid.rows(x) @ span.basis.T
-    if any(companions(heard, inside)):
+    agreed = slopes.agree(heard, heard.grid.rows(x))
+    if any(companions(heard, inside, agreed)):
         return Single(Certificate.APPROXIMATE, x, None, "too few neurons tell the inputs apart")
-    if contradicted(heard, heard.grid.rows(x)):
+    if agreed is False:
         return Single(Certificate.APPROXIMATE, x, None, "the known models give these inputs other slopes than the rows hold")
     inside, mixed = uniqueness.refined(uniqueness.windows([heard.white @ span.basis.T], span.noise), inside)
     found = Estimates.of(heard.white, inside @ span.basis, repeated(heard.stack))
@@ -257,8 +263,15 @@ def table(heard: Heard, x: Tensor) -> Single:
     return interval(values, width, heard.task)
 
 
-def companions(heard: Heard, inside: Tensor) -> list[frozenset[int]]:
-    """Return for every input of a batch, (b, b) in the rows' space, those that it may still hold, by activity in several windows."""
+def companions(heard: Heard, inside: Tensor, agreed: bool | None) -> list[frozenset[int]]:
+    """Return for every input of a batch those that it may still hold, by activity in several windows.
+
+    Args:
+        heard: The rows and what they come from.
+        inside: (b, b) the inputs in the rows' space.
+        agreed: Whether known models give the inputs the slopes that the rows hold. If they do not, the rows themselves have to
+            show that these slopes are independent.
+    """
     near = [frozenset(range(len(inside)))] * len(inside)
     rounds, basis = len(heard.stack), heard.span.basis
     for k in range(WINDOWS):
@@ -273,7 +286,11 @@ def companions(heard: Heard, inside: Tensor) -> list[frozenset[int]]:
         data = uniqueness.windows([part @ basis.T for part in parts], heard.span.noise)
         found = uniqueness.companions(data, inside, outputs(heard.task), heard.generator)
         near = [old & new for old, new in zip(near, found, strict=True)]
-    return near
+    if agreed:
+        return near
+    whole = uniqueness.windows([heard.white @ basis.T], heard.span.noise)
+    alike = uniqueness.undecided(whole, inside, heard.generator)
+    return [old | new for old, new in zip(near, alike, strict=True)]
 
 
 def _unclear(heard: Heard) -> str:
@@ -285,7 +302,7 @@ def _unclear(heard: Heard) -> str:
 
 def _independent(x: Tensor, heard: Heard) -> Tensor:
     """Choose places of inputs (n, p) that do not depend on those before them, as many as there are inputs."""
-    inside = stored(x, heard.span.basis, heard.grid) @ heard.span.basis.T
+    inside = heard.stored(x) @ heard.span.basis.T
     chosen, basis = list[int](), inside.new_zeros(inside.shape[1], 0)
     for k, row in enumerate(inside):
         rest = row - basis @ (basis.T @ row)
@@ -303,7 +320,7 @@ def _settled(heard: Heard, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor
     since the others are judged beside it; this can show more such images.
     """
     grid = heard.grid
-    rows = torch.cat([stored(x, heard.span.basis, grid), grid.rows(estimates)])
+    rows = torch.cat([heard.stored(x), grid.rows(estimates)])
     rounded = torch.cat([x, grid.snapped(estimates)])
     strays = torch.arange(len(rows)) >= len(x)
     while True:
@@ -335,14 +352,6 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     if leak.batch == inputs:
         return f"weight decay is in the rows, the models are unknown, and {independent} independent rows cannot tell it apart"
     return f"{independent} independent rows cannot tell {inputs} inputs from an average of more; give the batch size"
-
-
-def stored(x: Tensor, basis: Tensor, grid: Grid) -> Tensor:
-    """Return what the first layer saw of inputs (n, p), and a 1: k/levels as it is, or rounded to float32 by who stored it."""
-    versions = torch.stack([grid.rows(x), grid.rows(x.float().to(x))])
-    off = (versions - versions @ basis.T @ basis).norm(dim=2)
-    better = (off[0] < off[1])[:, None]
-    return torch.where(better, versions[0], versions[1])
 
 
 @dataclass(frozen=True)
@@ -431,109 +440,3 @@ def whole_gradient(leak: GradientLeak, task: Task, x: Tensor, left: float, resid
         if residual(other.reshape(x.shape)) < WORSE * max(left, EQUAL):
             return False
     return True
-
-
-def contradicted(heard: Heard, rows: Tensor) -> bool:
-    """Whether the known models give an input slopes that are not those in the rows, whatever its label and length.
-
-    The theorem supposes that neurons are in general position. Twins among them, or slopes that depend on each other, break that, and
-    a mixture looks like an input. But a mixture has slopes of its own, which the models tell.
-
-    Args:
-        heard: Gradients of single steps of a network with cross-entropy; where they are not, nothing is contradicted.
-        rows: (b, p + 1) all inputs as the first layer sees them, and a 1.
-    """
-    leak, task = heard.leak, heard.task
-    plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
-    if not _reproducible(leak, task) or not len(plain) or len(rows) * task.spec.classes > GRADIENTS:
-        return False
-    row = int(plain[leak.value.double()[plain].norm(dim=1).argmax()])
-    inside = rows @ heard.span.basis.T
-    duals = torch.linalg.inv(inside)
-    found = (temporal.rows(leak, task)[row] @ heard.span.basis.T) @ duals  # (H, b)
-    noise = float(leak.std[row]) * duals.norm(dim=0)
-    images = rows[:, :-1] / rows[:, -1:] * heard.grid.std + heard.grid.mean
-    for k, image in enumerate(images):
-        expected = _slopes(leak, task, row, image)  # (classes, H)
-        mine = found[:, k]
-        length = (expected @ mine) / expected.square().sum(1).clamp_min(torch.finfo(mine.dtype).tiny)
-        off = (mine - length[:, None] * expected).norm(dim=1).nan_to_num(torch.inf)
-        allowed = FITS * float(noise[k]) * math.sqrt(len(mine)) + ALLOWED * float(mine.norm())
-        if float(off.min()) > allowed:
-            return True
-    return False
-
-
-def _reproducible(leak: GradientLeak, task: Task) -> bool:
-    """Whether gradients at the leak's models can be computed again sample by sample."""
-    single = leak.theta is not None and leak.inner == 1 and task.spec.loss == "cross_entropy"
-    return single and not priors.normalises(task)
-
-
-def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
-    """Return the one batch, of all that the choices allow, whose slopes are those that the known models give it, or None.
-
-    A batch X takes the rows apart, W = Delta X, into slopes Delta of the loss in the neurons, one column a sample. With the models
-    known, the same column follows from the sample and its label alone. Only the true batch agrees with itself: in any other, the
-    columns of samples that are alike are mixed with large factors.
-
-    Args:
-        heard: Gradients of a known batch size, one step each, of a network with cross-entropy.
-        x: (b, p) images.
-        choices: For some of them, others (k, p) that may stand in their place.
-    """
-    leak, task, span = heard.leak, heard.task, heard.span
-    images = [torch.cat([x[k : k + 1], choices.get(k, x[:0])]) for k in range(len(x))]
-    number = math.prod(len(some) for some in images)
-    if not _reproducible(leak, task) or leak.batch != len(x) or number > TRIALS:
-        return None
-    row = int((leak.value.double().norm(dim=1) / leak.std.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
-    if sum(map(len, images)) * task.spec.classes * int(leak.combination[row].count_nonzero()) > GRADIENTS:
-        return None
-    rows = temporal.rows(leak, task)[row]
-    noise = max(float(leak.std[row]), torch.finfo(leak.value.dtype).eps * float(rows.square().mean().sqrt()))
-    expected = [torch.stack([_slopes(leak, task, row, one) for one in some]) for some in images]  # (1 + k, classes, H) each
-    places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images]).reshape(-1, len(x))
-    inside = [stored(some, span.basis, heard.grid) @ span.basis.T for some in images]
-    apart = torch.stack([inside[k][places[:, k]] for k in range(len(x))], dim=1)  # (trials, b, b)
-    duals, failed = torch.linalg.inv_ex(apart)
-    found = (rows @ span.basis.T) @ duals  # (trials, H, b)
-    worst = torch.zeros(len(places), dtype=torch.float64)
-    for k in range(len(x)):
-        wrong = found[:, None, :, k] - expected[k][places[:, k]] / len(x)
-        off = wrong.square().mean(2).amin(1).sqrt() / (noise * duals[:, :, k].norm(dim=1))
-        worst = torch.maximum(worst, off.nan_to_num(torch.inf))
-    worst[failed != 0] = torch.inf
-    # Exchanging two images makes the same batch, so only different sets count as others.
-    best = int(worst.argmin())
-    chosen = torch.stack([images[k][places[best, k]] for k in range(len(x))])
-    same = _same_sets(images, places, best)
-    others = worst[~same]
-    if float(worst[best]) > FITS or (len(others) and float(others.min()) < WORSE * max(1.0, float(worst[best]))):
-        return None
-    return chosen
-
-
-def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
-    """Slopes (classes, H) of one image's loss in the first layer's neurons, in one row of the leak, for every label."""
-    if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
-        raise ValueError("by_slopes needs known models and a first layer with a bias")
-    bias = task.layout.slices[task.first_linear[1]]
-    used = leak.combination[row].nonzero().flatten()
-    weights = leak.combination[row, used].double()
-    x = image.reshape(1, *task.spec.shape)
-    out = []
-    for label in range(task.spec.classes):
-        y = torch.tensor([label])
-        slopes = torch.stack([task.gradient(w.double(), x, y)[bias] - task.l2 * w.double()[bias] for w in leak.theta[used]])
-        out.append(weights @ slopes)
-    return torch.stack(out)
-
-
-def _same_sets(images: Sequence[Tensor], places: Tensor, best: int) -> Tensor:
-    """Tell which trials (n,) hold the same images as one of them, in any order."""
-    every = torch.unique(torch.cat(list(images)), dim=0, return_inverse=True)[1]
-    starts = torch.tensor([0, *[len(some) for some in images]]).cumsum(0)[:-1]
-    names = every[places + starts].sort(dim=1).values
-    same: Tensor = (names == names[best]).all(1)
-    return same

@@ -18,6 +18,12 @@ show that slopes of different samples depend on each other, nothing is in genera
 **Companions.** Let P be the proven duals and U the others. A true input is x_k = x'_k + sum over j in U of A_kj x'_j, since the duals
 in P hold one sample each. A_kj is zero if q'_j vanishes, not by accident, at a neuron that fires for k. What is left are the companions
 of k: the candidates whose multiples x'_k may still hold. An input without companions is proven without looking at its pixels.
+
+**Independent slopes.** All of this supposes that the loss's slopes of different samples do not depend on each other. If two samples
+have one slope, all neurons where both fire see the same sum of them, which looks like an input of its own. Known models exclude that
+(`slopes.agree`). Without them, `undecided` looks at the neurons where two or three candidates fire together: their rows must be in
+general position, as many neurons as candidates always being independent. A sum that was taken for an input never fires together
+with its parts, or always in the same proportion.
 """
 
 from __future__ import annotations
@@ -40,6 +46,11 @@ CHANCE = 1e-6  # probability of a dual that looks proven because noise hides wha
 LEAST = 2  # accidents that every proof is proof against: candidates are chosen among many, so one may be there by choice
 SPARES = 3  # most accidents that a proof is made proof against
 SHUFFLES = 8  # ways of dividing the neurons that are tried
+TOGETHER = 8  # most neurons with the same candidates that are compared, ...
+FEWEST = 5  # ... and fewest that show anything
+GENERAL = 0.8  # part of their choices that must be independent; two directions make a half of them so, four directions three quarters
+CHUNK = 256  # sets of candidates that are looked at together
+LOUD = 0.5  # size of a round, relative to a neuron's loudest one, whose slopes are looked at
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,50 @@ def independent_rounds(slopes: Tensor, size: Tensor) -> int:
     loud = float(size[size > ZERO].median()) if bool((size > ZERO).any()) else 0.0
     part = spread / spread[0].clamp_min(torch.finfo(spread.dtype).tiny)
     return int(((part > TIMES) & (part * loud > FIRES)).sum())
+
+
+def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozenset[int]]:
+    """Return, for every candidate, those whose slopes are not seen to be independent of its own, in twos and threes.
+
+    Args:
+        data: Rows of the first layer.
+        inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
+        generator: Chooses rounds and neurons.
+    """
+    b = len(inputs)
+    duals = torch.linalg.inv(inputs)
+    slopes = (data.rows @ duals) / (data.noise * duals.norm(dim=0))  # (G, n, b), the noise of an entry is 1
+    size = slopes.norm(dim=2)
+    # Of every neuron, one of its loud rounds: neurons of one round share what depends on the round.
+    chance = (size >= LOUD * size.amax(1, keepdim=True)).double()
+    rounds = torch.multinomial(chance, 1, generator=generator)[:, 0]
+    rows = slopes[torch.arange(len(slopes)), rounds]  # (G, b)
+    near: list[set[int]] = [set() for _ in range(b)]
+    for count in (2, 3):
+        for some in torch.combinations(torch.arange(b), count).split(CHUNK) if b >= count else ():
+            for names in some[~_general(rows, some, generator)].tolist():
+                for k in names:
+                    near[k].update(set(names) - {k})
+    return [frozenset(some) for some in near]
+
+
+def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
+    """Tell of which candidates (n, s) the neurons where all of them fire have rows in general position; rows: (G, b)."""
+    s = some.shape[1]
+    firing = (rows.abs() > FIRES)[:, some].all(2).T  # (n, G)
+    order = torch.rand(firing.shape, generator=generator, dtype=rows.dtype) + firing
+    most = min(TOGETHER, rows.shape[0])
+    neurons = order.topk(most, dim=1).indices  # those that fire come first
+    number = firing.sum(1).clamp_max(most)
+    choices = torch.combinations(torch.arange(most), s)
+    seen = rows[neurons[:, :, None], some[:, None, :]]  # (n, most, s)
+    there = (choices < number[:, None, None]).all(2)  # (n, choices)
+    # The least singular value is the volume over the area of the largest side, up to a factor of s; noise makes about 1 of it.
+    volume = torch.linalg.det(seen[:, choices]).abs()
+    largest = seen.norm(dim=2)[:, choices].sort(dim=2).values[:, :, 1:].prod(2)
+    independent = (volume > SEEN * s * largest) & there
+    shown: Tensor = (number >= FEWEST) & (independent.sum(1) >= GENERAL * there.sum(1))
+    return shown
 
 
 def _patterns(size: Tensor) -> Tensor:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 SURE = 0.99  # confidence of intervals, for all values of a reconstruction together
 UNEVEN = 2.0  # wires round large numbers more than small ones: errors of some rows are so many times larger than the average
 NARROW = 0.1  # widest interval, relative to the size of the data, that is called one
+LASTING = 16.0  # rounding that a sender's state keeps from round to round, in units of the number format's precision; 5 was seen
 MISTAKE = 1e-6  # probability of a wrong pixel anywhere in an image that is called exact
 CAUTION = 1.5  # errors are taken this many times as large as measured: they are not quite Gaussian, and measured themselves
 LEVEL = 5e-3  # distance to the grid, in grid units, that needs no explanation: rounding leaves 2e-3 in a batch of 32 from float32 wires
@@ -44,6 +45,8 @@ HALFWAY = 0.25  # distance to the grid, in grid units, beyond which a pixel is n
 STRAY = 8.0  # errors in units of their standard deviation beyond which something else is in a pixel
 ENDS = 10.0  # singular values beyond the batch, in units of those of the wire's noise, that are nothing but noise; 2 was seen
 MARGIN = 2  # independent rows beyond the samples that must be there if fewer inputs than samples, or an unknown number, are seen
+TWINS = 1e8  # size of rows, in units of the wire's noise, above which two images that differ by a level in one pixel show as two
+MOVED = 1e-5  # part of the slopes that must change over the rounds for that: where nothing is learned, slopes do not depend on images
 WINDOWS = 3  # lengths of windows in which activity is looked at: all rounds, half of them, a quarter
 SHORTEST = 2  # rounds of a window
 ROUNDED = 2e-6  # relative residual of a whole gradient that is rounding in float32
@@ -117,13 +120,21 @@ def single(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, row: Te
     return interval(x, found.half_widths(grid), task)
 
 
-def interval(x: Tensor, width: Tensor, task: Task) -> Single:
+def interval(x: Tensor, width: Tensor, task: Task, condition: float = 1.0) -> Single:
     """Return values x (b, p) with their half-widths; APPROXIMATE if these are nearly as wide as the data themselves.
 
-    The widths take in that the values are stored in the task's own number format.
+    The widths take in that the values are stored in the task's own number format, and that senders round their own states in it. Such
+    errors last, so rounds do not average them.
+
+    Args:
+        x: The values.
+        width: Their half-widths, as far as the wire's errors make them.
+        task: What is trained.
+        condition: Condition number of the inputs of a batch, by which errors of one grow in the others.
     """
-    width = width + torch.finfo(task.dtype).eps * x.abs()
-    widest, size = float(width.max()), float(x.square().mean().sqrt())
+    size = float(x.square().mean().sqrt())
+    width = width + torch.finfo(task.dtype).eps * (x.abs() + LASTING * condition * size)
+    widest = float(width.max())
     said = f"every value within {widest:.1e} at {SURE:.0%} confidence for all of them together"
     if not widest < NARROW * size:
         return Single(Certificate.APPROXIMATE, x, None, f"{said}, which is {widest / max(size, 1e-300):.0%} of their size")
@@ -260,7 +271,7 @@ def table(heard: Heard, x: Tensor) -> Single:
     quantile = -UNEVEN * float(ndtri((1 - SURE) / (2 * values.numel())))
     apart = (values[:, None] - values[None]).abs()
     width = found.half_widths(heard.grid) + quantile * (mixed[:, :, None] * apart).sum(1)
-    return interval(values, width, heard.task)
+    return interval(values, width, heard.task, float(torch.linalg.cond(inside)))
 
 
 def companions(heard: Heard, inside: Tensor, agreed: bool | None) -> list[frozenset[int]]:
@@ -344,10 +355,13 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     over_time = white.flatten(1)
     spread = torch.linalg.svdvals(torch.linalg.qr(over_time.T).R)
     noise = ENDS * (math.sqrt(over_time.shape[1]) + math.sqrt(len(over_time)))
-    rounds = int((spread > max(noise, uniqueness.TIMES * float(spread[0]))).sum())
+    least = uniqueness.TIMES if leak.batch is not None else MOVED
+    rounds = int((spread > max(noise, least * float(spread[0]))).sum())
     # Neurons of one round are no evidence: at a model without outputs all samples have the same slopes, and an average has them too.
     independent = rounds
     if independent >= max(inputs, leak.batch or inputs) + MARGIN:
+        if leak.batch is None and float(spread[0]) < TWINS * noise:
+            return "the batch size is not known, and this wire rounds too much to tell one image from two that are nearly equal; give it"
         return ""
     if leak.batch == inputs:
         return f"weight decay is in the rows, the models are unknown, and {independent} independent rows cannot tell it apart"

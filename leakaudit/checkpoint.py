@@ -54,6 +54,7 @@ class Checkpoint:
         tensors = {f"x{i}": f.x.detach().cpu().clone() for i, f in enumerate(found)}
         tensors |= {f"y{i}": f.y.detach().cpu().clone() for i, f in enumerate(found) if f.y is not None}
         tensors |= {f"interval{i}": f.interval.detach().cpu().clone() for i, f in enumerate(found) if f.interval is not None}
+        tensors |= {f"choices{i}_{k}": some.detach().cpu().clone() for i, f in enumerate(found) for k, some in f.choices.items()}
         about = [{k: getattr(f, k) for k in VALUES} | {"certificate": f.certificate.name} for f in found]
         with replacing(self.folder / f"node{found[0].node}.pt") as file:
             torch.save({"format": FORMAT, "version": VERSION, "key": self.key, "meta": json.dumps(about), "tensors": tensors}, file)
@@ -92,4 +93,7 @@ def _rebuilt(one: Mapping[str, Any], tensors: Mapping[str, Tensor], i: int) -> R
     x, y = tensors[f"x{i}"].clone(), None if y is None else y.clone()
     interval = tensors.get(f"interval{i}")
     interval = None if interval is None else interval.clone()
-    return Reconstruction(x=x, y=y, certificate=Certificate[one["certificate"]], interval=interval, **{k: one[k] for k in VALUES})
+    start = f"choices{i}_"
+    choices = {int(name.removeprefix(start)): some.clone() for name, some in tensors.items() if name.startswith(start)}
+    rest = {k: one[k] for k in VALUES}
+    return Reconstruction(x=x, y=y, certificate=Certificate[one["certificate"]], interval=interval, choices=choices, **rest)

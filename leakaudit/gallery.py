@@ -18,6 +18,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json
 from leakaudit.wording import said_of
 
+OTHERS = 6  # candidates that are shown beside an image
 EACH, MOST = 4, 64  # pictures a place (best, median, worst, random), and in the whole report
 BUDGET = 500_000  # bytes of PNG in a report
 LARGEST, LEAST = 128, 16  # pixels of the longer side
@@ -43,7 +44,8 @@ def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
 
     A section has ``attack``, ``adversary``, ``total`` and ``images``: ``place`` (best, median, worst or random), ``at`` (point of a
     grid), ``node``, ``record``, ``of`` (records of that node), ``psnr``, ``ssim``, ``lpips``, ``certificate``, and data URIs ``found``
-    and ``original``, None where there is none.
+    and ``original``, None where there is none, ``candidates``, how many images explain the leak as well as ``found``, and ``others``,
+    data URIs of some of them.
     Raises LeakauditError for a file of pictures that cannot be read.
     """
     groups: dict[tuple[str, str], list[Entry]] = {}
@@ -53,13 +55,14 @@ def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
     room = max(4, MOST // max(1, len(groups)))
     chosen = {key: choose(entries, room if len(entries) <= room else min(4 * EACH, room)) for key, entries in groups.items()}
     files = _Files(folder, results.get("originals"))
-    drawn = [(key, place, one, *files.both(one)) for key, some in chosen.items() for place, one in some]
+    drawn = [(key, place, one, *files.both(one), files.others(one)) for key, some in chosen.items() for place, one in some]
     shown = [d for d in drawn if d[3] is not None or d[4] is not None][:MOST]
-    encode = fitting([image for d in shown for image in d[3:] if image is not None])
+    encode = fitting([image for d in shown for image in (d[3], d[4], *d[5][:OTHERS]) if image is not None])
     sections: dict[tuple[str, str], dict[str, Any]] = {}
-    for key, place, one, found, original in shown:
+    for key, place, one, found, original, others in shown:
         section = sections.setdefault(key, {"attack": key[0], "adversary": key[1], "total": len(groups[key]), "images": []})
-        section["images"].append(_shown(place, one, encode(found), encode(original)))
+        candidates = {"candidates": len(others), "others": [encode(other) for other in others[:OTHERS]]}
+        section["images"].append({**_shown(place, one, encode(found), encode(original)), **candidates})
     return {**results, "gallery": list(sections.values())}
 
 
@@ -128,6 +131,16 @@ class _Files:
         if self.originals is None or one.finding["scores"] is None or not first:
             return found, None
         return found, _image(self._array(self.originals, f"node{one.finding['node']}", absent=True), one.record)
+
+    def others(self, one: Entry) -> list[np.ndarray]:
+        """Return other candidates for the image found, bytes as in `both`."""
+        images = one.finding["images"]
+        name = images.get("choices", {}).get(str(one.row))
+        if name is None:
+            return []
+        batch = self._array(images["file"], name)
+        pictures = [_image(batch, row) for row in range(0 if batch is None else len(batch))]
+        return [picture for picture in pictures if picture is not None]
 
     def _array(self, name: str, key: str, absent: bool = False) -> np.ndarray | None:
         try:

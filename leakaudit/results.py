@@ -46,6 +46,7 @@ _SCORES = {
     "matched": [(int, None)],
 }
 _LEAK = {"kind": str, "rounds": {"first": int, "last": int, "count": int}, "rows": int, "formula": str, "scope?": str, "std": _NUMBER}
+_IMAGES = {"file": _FILE, "x": str, "y": (str, None), "interval?": str, "choices?": {str: str}}
 _FINDING = {
     "node": int,
     "adversary": str,
@@ -59,7 +60,7 @@ _FINDING = {
     "residual": _NUMBER,
     "seconds": float,
     "note": str,
-    "images": ({"file": _FILE, "x": str, "y": (str, None)}, None),
+    "images": (_IMAGES, None),
     "cell?": {"epsilon": _EPSILON, "seed": int},
 }
 _PROVENANCE = {
@@ -231,14 +232,27 @@ def read(path: Path) -> dict[str, Json]:
     return kept
 
 
-def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[dict[str, str | None]]:
-    """Write inputs and labels to one npz, and return each one's ``images`` entry, so that they can be scored again without an attack."""
-    arrays, entries = {}, []
+def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[dict[str, Json]]:
+    """Write reconstructions to one npz and return each one's ``images`` entry, so that they can be scored again without an attack.
+
+    An entry names the arrays of the inputs and, if there are any, of labels, half-widths of intervals, and other candidates for an
+    input by its place.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    entries = []
     for i, one in enumerate(found):
-        arrays[f"x{i}"] = one.x.detach().cpu().numpy()
+        entry: dict[str, Json] = {"file": path.name, "x": f"x{i}", "y": None if one.y is None else f"y{i}"}
+        kept = {entry["x"]: one.x}
         if one.y is not None:
-            arrays[f"y{i}"] = one.y.detach().cpu().numpy()
-        entries.append({"file": path.name, "x": f"x{i}", "y": None if one.y is None else f"y{i}"})
+            kept[entry["y"]] = one.y
+        if one.interval is not None:
+            entry["interval"] = f"interval{i}"
+            kept[entry["interval"]] = one.interval
+        if one.choices:
+            entry["choices"] = {str(place): f"choices{i}_{place}" for place in one.choices}
+            kept |= {f"choices{i}_{place}": others for place, others in one.choices.items()}
+        arrays |= {name: tensor.detach().cpu().numpy() for name, tensor in kept.items()}
+        entries.append(entry)
     with replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
     return entries
@@ -261,11 +275,13 @@ def _rebuild(finding: Mapping[str, Json], folder: Path) -> Reconstruction:
         with np.load(folder / images["file"], allow_pickle=False) as file:
             x = torch.from_numpy(file[images["x"]])
             y = None if images["y"] is None else torch.from_numpy(file[images["y"]])
+            interval = torch.from_numpy(file[images["interval"]]) if "interval" in images else None
+            choices = {int(place): torch.from_numpy(file[name]) for place, name in images.get("choices", {}).items()}
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LeakauditError(f"{folder / images['file']}: expected the saved reconstruction {images['x']!r}: {str(error)[:200]}") from None
     certificate = Certificate[finding["certificate"]["name"]]
     residual = math.nan if finding["residual"] is None else finding["residual"]
-    rest = residual, finding["seconds"], finding["note"], finding.get("certified", 0)
+    rest = residual, finding["seconds"], finding["note"], finding.get("certified", 0), interval, choices
     return Reconstruction(finding["node"], finding["attack"], x, y, certificate, *rest)
 
 

@@ -361,11 +361,11 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     independent = rounds
     if independent >= max(inputs, leak.batch or inputs) + MARGIN:
         if leak.batch is None and float(spread[0]) < TWINS * noise:
-            return "the batch size is not known, and this wire rounds too much to tell one image from two that are nearly equal; give it"
+            return "the batch size is not known, and on this wire two images that are nearly equal look like one; record it (samples)"
         return ""
     if leak.batch == inputs:
         return f"weight decay is in the rows, the models are unknown, and {independent} independent rows cannot tell it apart"
-    return f"{independent} independent rows cannot tell {inputs} inputs from an average of more; give the batch size"
+    return f"{independent} independent rows cannot tell {inputs} inputs from an average of more; record the batch size (samples)"
 
 
 @dataclass(frozen=True)

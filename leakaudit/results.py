@@ -121,7 +121,10 @@ _AUDIT = {
     "delta": float,
     "grid": [{"epsilon": _EPSILON, "constants": {str: ANY}, "views": [{str: ANY}]}],
     "curves": [
-        {"epsilon": _EPSILON, "adversary": str, "attack": str, **{f"{m}?": {str: float} for m in ("psnr", "ssim", "relative_error")}}
+        {
+            **{"epsilon": _EPSILON, "adversary": str, "attack": str, "attacked?": int, "refused?": int},
+            **{f"{m}?": {str: float} for m in ("psnr", "ssim", "relative_error")},
+        }
     ],
     "verdicts": [_VERDICT],
     "figure": (_FILE, None),
@@ -167,12 +170,20 @@ CHECK = {**ATTACK, "kind": frozenset({"check"}), "location": str, "gate": _GATE}
 _STATISTICS = {"best": float, "median": float, "mean": float}
 _COUNTS = dict.fromkeys(("records", "recovered", "exact", "certified"), int)
 _PLACE = {"attack": str, "adversary": str, "at": {str: ANY}}
-_POINT = {**_PLACE, **_COUNTS, "cells": int, "labels_found": _NUMBER, **{f"{m}?": _STATISTICS for m in ("psnr", "ssim", "relative_error")}}
+_TRIED = {"attacked?": int, "refused?": int}  # nodes, once a run; version 1 did not count them
+_POINT = {
+    **_PLACE,
+    **_COUNTS,
+    **_TRIED,
+    "cells": int,
+    "labels_found": _NUMBER,
+    **{f"{m}?": _STATISTICS for m in ("psnr", "ssim", "relative_error")},
+}
 _SWEPT = {
     **_PLACE,
     **{"key": _SHA256, "seed": int, "status": frozenset({"done", "failed", "died"}), "says": str, "records": int},
     **{"constants": {str: ANY}, "reasons": {str: str}},
-    "columns": {**_COUNTS, **{name: [float] for name in ("psnr", "ssim", "relative_error", "labels")}},
+    "columns": {**_COUNTS, **_TRIED, "returned?": int, **{name: [float] for name in ("psnr", "ssim", "relative_error", "labels")}},
 }
 _SWEEP = {
     **{"digest": _SHA256, "plan": {str: ANY}, "versions": {str: (str, None)}, "axes": {str: [ANY]}, "across": (str, None)},

@@ -14,7 +14,7 @@ from leakaudit import metrics
 from leakaudit.errors import LeakauditError
 from leakaudit.lpips_weights import NO_WEIGHTS, Weights
 from leakaudit.match import Match, match, match_labels
-from leakaudit.reconstruction import Reconstruction
+from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.trace import Json, TaskSpec, Trace, Truth
 
 NOT_SCORED = "no truth file: not scored"
@@ -105,6 +105,13 @@ def score(found: Reconstruction | Iterable[Reconstruction], truth: Truth | None,
         return [Score(one.node, one.attack, note=NOT_SCORED) for one in found]
     records = torch.cat([truth.x, truth.pool.to(truth.x)]) if len(truth.pool) else truth.x
     return [_score(one, truth, records.cpu(), weights) for one in found]
+
+
+def nothing(node: int, attack: str, truth: Truth) -> Score:
+    """Score an attack on a node that gave nothing: every record is missed, and counts as `blind_guess`."""
+    empty = Reconstruction(node, attack, truth.x.new_empty(0, *truth.task.shape), None, Certificate.FAILED, 1.0)
+    (scored,) = score(empty, truth)
+    return scored
 
 
 def same_run(trace: Trace, truth: Truth) -> bool:

@@ -75,12 +75,20 @@ def _differs(now: Mapping[str, Json], before: Mapping[str, Json]) -> list[str]:
         "the model": (now["trace"]["model"], before["trace"]["model"]),
         "the data": (now["trace"]["data"], before["trace"]["data"]),
         "the network": (now["trace"].get("links"), before["trace"].get("links")),
-        "the recording": (a["trace"], b["trace"]),
+        "the recording": _recordings(a["trace"], b["trace"]),
         "the configuration": (a["digest"], b["digest"]),
         "the definition of a metric": (now["metrics"], before["metrics"]),
         **{f"the version of {name}": (a["versions"].get(name), b["versions"].get(name)) for name in ("leakaudit", "torch")},
     }
     return [name for name, (x, y) in pairs.items() if x != y]
+
+
+def _recordings(now: Mapping[str, Json], before: Mapping[str, Json]) -> tuple[Json, Json]:
+    """What identifies both recordings; the number that is drawn for each is left out if a record of version 1 has none."""
+    names = ["id", "sha256"]
+    if "recording" in now and "recording" in before:
+        names.append("recording")
+    return [now[name] for name in names], [before[name] for name in names]
 
 
 def _sentence(rows: list[dict[str, Json]], differs: list[str]) -> str:

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from leakaudit import gaps, registry
 from leakaudit.adversary import Adversary
@@ -26,11 +26,38 @@ SLACK = 2000.0  # rounding units of the number format that a relation may miss b
 
 
 @dataclass(frozen=True)
+class Clipped:
+    """How far one record for another moves a gradient that is a mean of clipped ones, and why."""
+
+    sensitivity: float
+    words: str
+
+
+def clipped(clip: float, samples: int, batch: int) -> Clipped:
+    """Return how far one record for another moves a gradient.
+
+    A gradient is the mean over b records of their gradients, each cut to Euclidean norm C. One record for another turns one of these
+    into another vector of norm C at most, so the mean moves by 2 C / b at most, in the smallest mini-batch by the most.
+
+    Args:
+        clip: C.
+        samples: Records of a node, 0 if that is not declared; b then counts as 1.
+        batch: Records of a mini-batch, 0 for all.
+    """
+    smallest = samples
+    if 0 < batch < samples:
+        smallest = samples % batch or batch
+    of = f"a mean of {smallest}" if smallest else "a mean of a number of records that is not declared"
+    return Clipped(2 * clip / max(1, smallest), f"clip = {clip:g}, one record for another in {of}")
+
+
+@dataclass(frozen=True)
 class Protocol:
     """A victim with its constants on a graph, over a number of rounds, with the public tensors that hold its schedule.
 
     missing: why messages of the run were not received, in words, empty if all were: then the relations between nodes are not those
-    declared, and only each node's own still hold. holds: the last round in which all do.
+    declared, and only each node's own still hold. holds: the last round in which all do. begun: whether the last round was begun
+    and not ended, so that any of its messages may have been sent.
     """
 
     victim: Victim
@@ -39,6 +66,7 @@ class Protocol:
     public: Mapping[str, Tensor]
     missing: str = ""
     holds: int = 0
+    begun: bool = False
 
     @cached_property
     def whole(self) -> Relations:
@@ -61,6 +89,12 @@ class Protocol:
     def turns(self) -> Turns | None:
         """Which gradients of a node one record can enter, None if all of them (`Victim.turns`)."""
         return self.victim.turns(self.rounds)
+
+    @property
+    def clipped(self) -> Clipped | None:
+        """What the declared clip of every record's gradient allows a record to do, None without a clip."""
+        clip, samples, batch = (getattr(self.victim, name, 0) for name in ("clip", "samples", "batch"))
+        return clipped(clip, samples, batch) if clip > 0 else None
 
     @property
     def repeats(self) -> bool:
@@ -101,13 +135,24 @@ def protocol_of(trace: Trace, rounds: int | None = None) -> Protocol:
 def played(trace: Trace) -> Protocol:
     """Return the protocol that a trace names over all rounds in which anything was sent, messages that were lost included.
 
-    A run that ended early may have sent messages of the round that it did not end, so that round counts if it was planned.
+    A trace holds whole rounds only. A run that ended early may have sent any message of the round after them, so that round counts,
+    unless the file shows that there was none.
     """
-    planned = trace.provenance.get("planned")
-    begun = not trace.complete and isinstance(planned, int) and planned > trace.rounds
     missing = gaps.lost(trace)
     holds = max(gaps.sound(trace) or 0, 0) if missing else 0
-    return replace(protocol_of(trace, trace.rounds + begun), missing=missing, holds=holds)
+    made = protocol_of(trace, trace.rounds)
+    if not trace.complete and _another(trace, made.victim):
+        made = replace(made, rounds=trace.rounds + 1, begun=True)
+    return replace(made, missing=missing, holds=holds)
+
+
+def _another(trace: Trace, victim: Victim) -> bool:
+    """Whether a run may have gone on after the rounds of its trace: by the rounds that were planned, else by its schedule."""
+    planned = trace.provenance.get("planned")
+    if type(planned) is int:
+        return planned > trace.rounds
+    longer = victim.schedule(trace.graph, trace.rounds + 1, Generator().manual_seed(0))
+    return all(len(trace.public[name]) >= len(drawn) for name, drawn in longer.items() if name in trace.public)
 
 
 def check(trace: Trace, truth: Truth, task: Task | None = None) -> Residuals:

@@ -28,7 +28,7 @@ class Entry:
     claim: the strongest one that speaks of this view. exact, least: epsilon of a record at the
     claim's delta, as an upper value, and as linear (and quadratic) losses reach it; None if there
     is none. ratio: exact over claimed. why: of the verdict. like: the listener whose view is the
-    same by symmetry.
+    same by symmetry. moved: where the price's sensitivity comes from, in words.
     """
 
     listener: Listener
@@ -41,6 +41,7 @@ class Entry:
     ratio: float | None = None
     advice: Advice | None = None
     like: Listener | None = None
+    moved: str = ""
 
     def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
@@ -49,6 +50,7 @@ class Entry:
         rest = {"exact": self.exact, "least": self.least, "ratio": self.ratio}
         return {
             **self.price.to_json(),
+            "sensitivity_from": self.moved,
             "kind": self.listener.kind,
             "claim": claim,
             **{k: "inf" if v == math.inf else v for k, v in rest.items()},
@@ -59,21 +61,54 @@ class Entry:
         }
 
 
+@dataclass(frozen=True)
+class Moved:
+    """How far a record moves a gradient (Euclidean norm), where that comes from, and whether claims are judged at it."""
+
+    sensitivity: float
+    words: str
+    comparable: bool
+
+
+def assumed(protocol: Protocol, claims: Sequence[Claim], asked: float | None) -> Moved:
+    """Return the sensitivity to price at.
+
+    Args:
+        protocol: Its constants may declare a clip.
+        claims: The first that states a sensitivity counts.
+        asked: By the user, None if it is left open.
+    """
+    clipped = protocol.clipped
+    if asked is not None:
+        return Moved(asked, "as given", True)
+    claim = next((c for c in claims if c.sensitivity), None)
+    if claim is not None and claim.sensitivity:
+        words = "as the claim assumes"
+        if clipped is not None and clipped.sensitivity > claim.sensitivity * (1 + ROUNDING):
+            words += f"; the run allows {clipped.sensitivity:.6g}, since {clipped.words} (--sensitivity prices that)"
+        return Moved(claim.sensitivity, words, True)
+    if clipped is not None:
+        return Moved(clipped.sensitivity, clipped.words, False)
+    return Moved(SENSITIVITY, "assumed, because neither a claim nor a clip is declared; give --sensitivity", False)
+
+
 def entries(
     protocol: Protocol,
     listeners: Sequence[Listener],
     *,
-    sensitivity: float | None = None,
+    sensitivity: float | Moved | None = None,
     delta: float | None = None,
     epsilon: float | None = None,
     smoothness: float | None = None,
 ) -> Iterator[Entry]:
     """Yield the entry of every listener; those that are the same by symmetry are computed once.
 
-    sensitivity, delta: as `pricing.price`; where not given, those that the claim assumes, else 1 and 1e-5. epsilon: for which noise is
-    recommended, the claim's where not given. Raises LeakauditError as `pricing.price` does.
+    sensitivity: as `pricing.price`, or with its origin; if it is not given, `assumed` chooses it. delta: as `pricing.price`; if it is not
+    given, that of the claim, else 1e-5. epsilon: for which noise is recommended, the claim's where not given. Raises LeakauditError as
+    `pricing.price` does.
     """
     claims = tuple(c for c in protocol.victim.claims(protocol.graph, protocol.rounds, protocol.public) if _speaks(c, protocol))
+    moved = sensitivity if isinstance(sensitivity, Moved) else assumed(protocol, claims, sensitivity)
     symmetry = Symmetry(protocol.graph, protocol.start)
     known: dict[Listener, Entry] = {}
     for k, one in enumerate(listeners):
@@ -84,8 +119,7 @@ def entries(
             old = known[like]
             yield replace(old, listener=one, price=replace(old.price, node=one.node, adversary=str(one.adversary)), like=like)
             continue
-        assumed = next((c.sensitivity for c in claims if c.sensitivity), None)
-        known[one] = _entry(protocol, one, _strongest(claims, one), sensitivity or assumed, delta, epsilon, smoothness)
+        known[one] = _entry(protocol, one, _strongest(claims, one), moved, delta, epsilon, smoothness)
         yield known[one]
     step("views", len(listeners), len(listeners))
 
@@ -94,18 +128,18 @@ def _entry(
     protocol: Protocol,
     one: Listener,
     claim: Claim | None,
-    sensitivity: float | None,
+    moved: Moved,
     delta: float | None,
     epsilon: float | None,
     smoothness: float | None,
 ) -> Entry:
-    moved = (claim.sensitivity if claim and sensitivity is None else None) or sensitivity
     at = delta if delta is not None else (claim.delta if claim and claim.delta else DELTA)
-    (found,) = price(protocol, one.adversary, [one.node], moved or SENSITIVITY, at, smoothness)
-    target = epsilon if epsilon is not None else claim.epsilon if claim and moved else None
+    (found,) = price(protocol, one.adversary, [one.node], moved.sensitivity, at, smoothness)
+    target = epsilon if epsilon is not None else claim.epsilon if claim and moved.comparable else None
     level = at if epsilon is not None or claim is None or claim.delta is None else claim.delta
     advice = None if target is None or target == math.inf else advise(protocol, one, found, target, level, smoothness)
-    return judged(Entry(one, found, claim, Verdict.UNCLAIMED, "", advice=advice), moved is not None)
+    unjudged = Entry(one, found, claim, Verdict.UNCLAIMED, "", advice=advice, moved=moved.words)
+    return judged(unjudged, moved.comparable)
 
 
 def judged(entry: Entry, comparable: bool) -> Entry:

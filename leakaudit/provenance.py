@@ -33,11 +33,13 @@ def collect(
     trace_sha256: str | None = None,
     truth_sha256: str | None = None,
     truth_path: Path | None = None,
+    truth_recording: str | None = None,
 ) -> dict[str, Json]:
     """``provenance`` of results.json.
 
     settings: effective configuration, defaults included. command: see `command`. started: an aware time.
-    seconds: wall time. The sha256 are None where a file was not there or not hashed. Raises as `digest` does.
+    seconds: wall time. The sha256 are None where a file was not there or not hashed. truth_recording: as
+    `Truth.recording`. Raises as `digest` does.
     """
     return {
         "versions": versions(),
@@ -45,8 +47,8 @@ def collect(
         "seeds": dict(seeds),
         "device": device,
         "threads": torch.get_num_threads(),
-        "trace": {"id": trace.id, "sha256": trace_sha256},
-        "truth": {"sha256": truth_sha256, "path": None if truth_path is None else str(truth_path)},
+        "trace": {"id": trace.id, "sha256": trace_sha256, "recording": trace.recording},
+        "truth": truth(truth_sha256, truth_path, truth_recording),
         "settings": dict(settings),
         "digest": digest(settings),
         "command": command,
@@ -54,6 +56,11 @@ def collect(
         "seconds": seconds,
         "platform": platform.platform(),
     }
+
+
+def truth(sha256: str | None, path: Path | None, recording: str | None) -> dict[str, Json]:
+    """``truth`` of the provenance: with which file a result was scored; recording: as `Truth.recording`."""
+    return {"sha256": sha256, "path": None if path is None else str(path), "recording": recording}
 
 
 def command() -> str:

@@ -24,7 +24,7 @@ from leakaudit.storage.reel import Reel
 from leakaudit.storage.sizes import estimate, human, plan_size, refuse_above
 from leakaudit.storage.truthkeeper import TruthKeeper
 from leakaudit.storage.wellformed import FLOATS
-from leakaudit.trace import Graph, Json, Layout, TaskSpec, Trace, Truth
+from leakaudit.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
 from leakaudit.vocabulary import Vocabulary, finite
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Recorder:
     public: tensors that everybody has. secure_kinds: kinds of messages that travel encrypted.
     truth: whether, or where, the truth is written if any is given; beside the trace by default.
     private: plain values for the truth's provenance alone. keep_states, keep_curves: keep what `state`, `curve` is given.
+    id: of the recording, equal in trace and truth; drawn if it is None. Runs that share an id are told apart by another number, which is
+    always drawn.
     hash: write a sha256 beside each file, None does up to 4 GiB. check: whether names, wires and numbers are held against what the
     protocol and the task declare; False copies a recording as it is.
     protocol: a registered victim, whose constants are `params` and whose kinds of messages are sent, or ``own:NAME`` for a protocol
@@ -100,14 +102,18 @@ class Recorder:
         said = dict(provenance or {})
         if check:  # what a gate relies on is the Recorder's own word; a copy keeps that of the recording it copies
             said.pop("planned", None)
+            said.pop(RECORDING, None)
             said |= {**created, "checked": True, **({} if rounds is None else {"planned": rounds})}
+        own = dict(private or {})
+        if check or truth is not False:  # a copy of a trace that has no such number gets none, as its truth has none
+            own[RECORDING] = said.setdefault(RECORDING, secrets.token_hex(16))
         about = (protocol, params or {}, self.task, graph, self.layout, self.columns, 0, (), self.public, self.id)
         head = tracefile.head(Trace(*about, provenance={**made, **said}))
         folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
         self._reel = Reel(self.path, shard_bytes if folder else None, head, width, dtype, (messages, rows), max_bytes)
         beside = tracefile.truth_path(self.path) if truth is True and self.path is not None else None
         self._truth_path = beside if isinstance(truth, bool) else Path(truth)
-        self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes, private or {}, check)
+        self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes, own, check)
         self.keep_curves = keep_curves
         self._keep_states, self._secure_kinds, self._hash = keep_states, frozenset(secure_kinds), hash
         self._round, self._uncommitted, self._truth_written, self._closed = 0, False, False, False

@@ -11,6 +11,7 @@ from typing import Any
 
 from leakaudit.comparison import MEANS
 from leakaudit.grading import checks
+from leakaudit.results import warned
 from leakaudit.trace import Json
 from leakaudit.wording import clean, summary
 
@@ -45,11 +46,11 @@ def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Jso
     if audit := out.get("audit"):
         out["audit"] = {**audit, "figure": None}
     out |= {"findings": findings, "undetermined": undetermined, "provenance": _provenance(results["provenance"], rename)}
-    out["summary"] = (
-        summary(findings, undetermined, out["not_tried"], results["complete"])
-        if results["kind"] == "attack"
-        else _text(_unlinted(results), rename)
-    )
+    if results["kind"] == "attack":
+        said = summary(findings, undetermined, out["not_tried"], results["complete"])
+        out["summary"] = warned(said, results.get("unverified", ()))
+    else:
+        out["summary"] = _text(_unlinted(results), rename)
     if against := results.get("against"):
         out["against"] = {**against, "rows": _rows(out, _texts(against["rows"], rename))}
     return out
@@ -101,7 +102,8 @@ def _trace(trace: Mapping[str, Json], rename: Rename) -> dict[str, Json]:
 
 
 def _provenance(p: Mapping[str, Json], rename: Rename) -> dict[str, Json]:
-    out = {**p, "settings": _settings(p["settings"], rename), "command": _command(p["command"]), "truth": {"sha256": p["truth"]["sha256"]}}
+    out = {**p, "settings": _settings(p["settings"], rename), "command": _command(p["command"])}
+    out["truth"] = {k: v for k, v in p["truth"].items() if k != "path"}
     if "rescored" in p:
         out["rescored"] = [{**one, "command": _command(one["command"])} for one in p["rescored"]]
     return out

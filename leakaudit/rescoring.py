@@ -12,8 +12,8 @@ from leakaudit.atomic import replacing
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.lpips_weights import Weights
 from leakaudit.reconstruction import Reconstruction
-from leakaudit.scoring import METRICS, NOT_SCORED, Score
-from leakaudit.trace import Json, Truth
+from leakaudit.scoring import METRICS, NOT_SCORED, Score, another_run
+from leakaudit.trace import Json, Truth, drawn
 from leakaudit.wording import summary
 
 _LOST = re.compile(r"\d+ of \d+ records not recovered|\d+ more than the \d+ records were handed in, only the first \d+ count")
@@ -32,17 +32,45 @@ def one_truth(record: Mapping[str, Json]) -> None:
         raise LeakauditError(f"expected the results of an attack, which have one truth, got those of '{record['kind']}'")
 
 
-def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None) -> None:
-    """Raise LeakauditError where the truth is of another recording, or is not the file that the results were scored with.
+def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None) -> bool:
+    """Check that a truth is of the recording that was attacked.
 
-    The same for another kind of record than an attack's.
+    Returns:
+        Whether the number of the recording ties them. If not, only the id does.
+
+    Raises:
+        LeakauditError: The truth is of another recording, it is not the file that the results were
+            scored with, or the record is not an attack's.
     """
     one_truth(record)
-    source = record["provenance"]
-    if source["trace"]["id"] != truth.id:
-        raise LeakauditError(f"expected the truth of recording {source['trace']['id']!r}, got that of {truth.id!r}; name the right file")
-    if source["truth"]["sha256"] not in (None, sha256):
+    trace, scored = record["provenance"]["trace"], record["provenance"]["truth"]
+    if trace["id"] != truth.id:
+        raise LeakauditError(f"expected the truth of recording {trace['id']!r}, got that of {truth.id!r}; name the right file")
+    recording = drawn(trace.get("recording"))
+    known = None not in (recording, truth.recording)
+    if known and recording != truth.recording:
+        raise LeakauditError(f"{another_run(truth.id)} than these results; name the right file")
+    if scored["sha256"] not in (None, sha256):
         raise LeakauditError("the truth file is not the one that these results were scored with (another sha256); attack again to use it")
+    if _task(record) != _described(truth) or not _held(record) <= set(truth.node.tolist()):
+        raise LeakauditError(f"{another_run(truth.id)} than these results: of another task or other nodes; name the right file")
+    return known
+
+
+def _task(record: Mapping[str, Json]) -> tuple[Json, ...]:
+    """What a record says of the task, beside its constants."""
+    about = record["trace"]
+    return about["data"], about["model"], tuple(about["shape"]), about["classes"]
+
+
+def _described(truth: Truth) -> tuple[Json, ...]:
+    task = truth.task
+    return task.data, task.model, tuple(task.shape), task.classes
+
+
+def _held(record: Mapping[str, Json]) -> set[int]:
+    """The nodes that were reconstructed."""
+    return {int(finding["node"]) for finding in record["findings"]}
 
 
 def rescore(
@@ -75,10 +103,15 @@ def rescore(
         "command": provenance.command(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    own = {"sha256": truth_sha256, "path": None if truth_path is None else str(truth_path)}
+    own = provenance.truth(truth_sha256, truth_path, truth.recording)
     origin = {**source, "truth": own, "rescored": [*source.get("rescored", []), entry]}
+    remarks = [remark for remark in record.get("unverified", ()) if remark != results.ID_ONLY]
+    if None in (drawn(source["trace"].get("recording")), truth.recording):
+        remarks.append(results.ID_ONLY)
     said = summary(findings, record["undetermined"], record["not_tried"], record["complete"])
-    return {**record, "findings": findings, "metrics": kept, "provenance": origin, "summary": said}, found, scores
+    new = {**record, "findings": findings, "metrics": kept, "provenance": origin, "summary": said}
+    new.pop("unverified", None)
+    return results.remarked(new, *remarks), found, scores
 
 
 def _scored(finding: Mapping[str, Json], score: Score, metrics: set[str]) -> dict[str, Json]:
@@ -104,11 +137,12 @@ def write(folder: Path, record: dict[str, Json], found: Sequence[Reconstruction]
     record["findings"] = [{**f, "images": i} for f, i in zip(record["findings"], images, strict=True)]
     record["originals"] = pictures.save_originals(folder / "originals.npz", found, truth)
     pairs = pictures.pair_up(found, scores, truth)
+    record["picture"] = None
     if any(p.found is not None for p in pairs):
         record["picture"] = "reconstructions.png"
         title = f"{record['trace']['protocol']}, {record['trace']['model']}, {record['findings'][0]['adversary']}"
         pictures.save(pictures.grid(pairs, title=title), folder / record["picture"])
-    record["files"] = results.sealed(record, folder)["files"]
+    record |= results.sealed(record, folder)
     with replacing(folder / "report.md") as file:
         file.write(registry.get("reports", "markdown")(record).encode())
     results.write(folder / "results.json", record)

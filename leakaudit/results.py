@@ -22,7 +22,10 @@ from leakaudit.storage import sidecar
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
-SCHEMA, VERSION = "leakaudit.results", 1
+SCHEMA, VERSION = "leakaudit.results", 2
+# Version 1 did not ask for `files`, so its pictures may be those of another run; it is still shown, with `UNTIED`.
+UNTIED = "the record holds no digests of the files beside it, so its pictures may be those of another run"
+ID_ONLY = "only its id ties the truth to the trace, and other runs may have the same id"
 _NUMBER = (float, None)
 _EPSILON = (float, frozenset({"inf"}), None)  # None: as configured
 _FILE = Pattern("a file name without folder", r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -69,8 +72,8 @@ _PROVENANCE = {
     "seeds": {str: int},
     "device": str,
     "threads": int,
-    "trace": {"id": str, "sha256": (_SHA256, None)},
-    "truth": {"sha256": (_SHA256, None), "path?": (str, None)},
+    "trace": {"id": str, "sha256": (_SHA256, None), "recording?": (str, None)},
+    "truth": {"sha256": (_SHA256, None), "path?": (str, None), "recording?": (str, None)},
     "settings": {str: ANY},
     "digest": _SHA256,
     "command": str,
@@ -83,10 +86,11 @@ _SIZES = {"nodes": int, "edges": int, "links?": [[int]], "rounds": int, "shape":
 _TRACE = {"protocol": str, "data": str, "model": str, **_SIZES}
 ATTACK = {
     "schema": frozenset({SCHEMA}),
-    "version": frozenset({VERSION}),
+    "version": frozenset({1, VERSION}),
     "kind": frozenset({"attack"}),
     "complete": bool,
     "summary": str,
+    "unverified?": [str],
     "trace": _TRACE,
     "findings": [_FINDING],
     "undetermined": [{"node": int, "adversary": str, "reason": str}],
@@ -118,7 +122,10 @@ _AUDIT = {
     "delta": float,
     "grid": [{"epsilon": _EPSILON, "constants": {str: ANY}, "views": [{str: ANY}]}],
     "curves": [
-        {"epsilon": _EPSILON, "adversary": str, "attack": str, **{f"{m}?": {str: float} for m in ("psnr", "ssim", "relative_error")}}
+        {
+            **{"epsilon": _EPSILON, "adversary": str, "attack": str, "attacked?": int, "refused?": int},
+            **{f"{m}?": {str: float} for m in ("psnr", "ssim", "relative_error")},
+        }
     ],
     "verdicts": [_VERDICT],
     "figure": (_FILE, None),
@@ -164,12 +171,20 @@ CHECK = {**ATTACK, "kind": frozenset({"check"}), "location": str, "gate": _GATE}
 _STATISTICS = {"best": float, "median": float, "mean": float}
 _COUNTS = dict.fromkeys(("records", "recovered", "exact", "certified"), int)
 _PLACE = {"attack": str, "adversary": str, "at": {str: ANY}}
-_POINT = {**_PLACE, **_COUNTS, "cells": int, "labels_found": _NUMBER, **{f"{m}?": _STATISTICS for m in ("psnr", "ssim", "relative_error")}}
+_TRIED = {"attacked?": int, "refused?": int}  # nodes, once a run; version 1 did not count them
+_POINT = {
+    **_PLACE,
+    **_COUNTS,
+    **_TRIED,
+    "cells": int,
+    "labels_found": _NUMBER,
+    **{f"{m}?": _STATISTICS for m in ("psnr", "ssim", "relative_error")},
+}
 _SWEPT = {
     **_PLACE,
     **{"key": _SHA256, "seed": int, "status": frozenset({"done", "failed", "died"}), "says": str, "records": int},
     **{"constants": {str: ANY}, "reasons": {str: str}},
-    "columns": {**_COUNTS, **{name: [float] for name in ("psnr", "ssim", "relative_error", "labels")}},
+    "columns": {**_COUNTS, **_TRIED, "returned?": int, **{name: [float] for name in ("psnr", "ssim", "relative_error", "labels")}},
 }
 _SWEEP = {
     **{"digest": _SHA256, "plan": {str: ANY}, "versions": {str: (str, None)}, "axes": {str: [ANY]}, "across": (str, None)},
@@ -190,6 +205,9 @@ def validate(results: Json, name: str = "results.json") -> None:
         raise LeakauditError(f"{name}: expected kind to be one of {', '.join(KINDS)}, got {kind!r:.40}")
     if wrong := departure(results, KINDS[kind]):
         raise LeakauditError(f"{name}: {wrong}")
+    if results["version"] == VERSION and (untied := _named(results) - results.get("files", {}).keys()):
+        says = f"{min(untied)} stands in the record, but 'files' holds no sha256 of it"
+        raise LeakauditError(f"{name}: {says}; the record was edited or copied in part, so run that again")
 
 
 def write(path: Path, results: Mapping[str, Json]) -> None:
@@ -204,9 +222,33 @@ def sealed(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
 
     Files are replaced one by one, so a run that is killed may leave its pictures beside the record of an earlier one. `whole` tells.
     """
-    named = {f["images"]["file"] for f in results["findings"] if f["images"]} | {results["picture"], results.get("originals")}
-    there = sorted(name for name in named if name and (folder / name).is_file())
-    return {**results, "files": {name: sidecar.digest(folder / name) for name in there}}
+    there = sorted(name for name in _named(results) if (folder / name).is_file())
+    files = {name: sidecar.digest(folder / name) for name in there}
+    return {**results, "version": VERSION, "files": files}
+
+
+def _named(results: Mapping[str, Json]) -> set[str]:
+    """Return the files of pictures that a record names; a sweep's has none that anything is read from."""
+    found = {finding["images"]["file"] for finding in results.get("findings", ()) if finding["images"]}
+    figure = (results.get("audit") or {}).get("figure")
+    return {name for name in (*found, results.get("picture"), results.get("originals"), figure) if name}
+
+
+def remarked(results: Mapping[str, Json], *remarks: str) -> dict[str, Json]:
+    """Return the record with what is not verified about it, as ``unverified`` and at the start of its summary.
+
+    Every report shows the summary. A remark that the record has already is not repeated.
+    """
+    known = list(results.get("unverified", ()))
+    new = [remark for remark in remarks if remark not in known]
+    if not new:
+        return dict(results)
+    return {**results, "unverified": [*known, *new], "summary": warned(results["summary"], new)}
+
+
+def warned(summary: str, remarks: Sequence[str]) -> str:
+    """Put remarks of `remarked` before a summary."""
+    return "".join([*(f"UNVERIFIED: {remark}. " for remark in remarks), summary])
 
 
 def whole(results: Mapping[str, Json], folder: Path) -> None:
@@ -218,7 +260,11 @@ def whole(results: Mapping[str, Json], folder: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Json]:
-    """Read and validate results.json; raises LeakauditError where it cannot be read or is not what it should be."""
+    """Read and validate results.json.
+
+    A record of version 1 that names pictures and has no digests of them says so in its summary.
+    Raises LeakauditError if it cannot be read or is not what it should be.
+    """
     try:
         results = json.loads(path.read_bytes(), parse_constant=_refuse)
     except OSError as error:
@@ -228,8 +274,8 @@ def read(path: Path) -> dict[str, Json]:
     except (ValueError, RecursionError) as error:
         raise LeakauditError(f"{path}: expected the results.json of a run, got no JSON: {str(error)[:200]}") from None
     validate(results, str(path))
-    kept: dict[str, Json] = results
-    return kept
+    untied = _named(results) - results.get("files", {}).keys()
+    return remarked(results, *([UNTIED] if untied else []))
 
 
 def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[dict[str, Json]]:

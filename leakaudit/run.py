@@ -79,8 +79,9 @@ def attack_file(path: Path, folder: Path, options: Options) -> Finished:
     trace = tracefile.load(path)
     truth_path = _truth_path(path, options.truth)
     truth = None if truth_path is None else tracefile.load_truth(truth_path)
-    if truth is not None:
-        scoring.same_run(trace, truth)
+    unverified = []
+    if truth is not None and not scoring.same_run(trace, truth):
+        unverified.append(results.ID_ONLY)
     weights, sentence = lpips_weights.find(options.lpips_weights, trace.task.shape)
     task = Task.build(trace.task, device=options.device, trusted=options.trusted)
     task.check_layout(trace.layout)
@@ -106,8 +107,9 @@ def attack_file(path: Path, folder: Path, options: Options) -> Finished:
             trace_sha256=sha256,
             truth_sha256=None if truth_path is None else _sha256(truth_path),
             truth_path=truth_path,
+            truth_recording=None if truth is None else truth.recording,
         )
-        record = _write(folder, trace, truth, found, scores, origin, sentence, _not_tried(found, options, trace))
+        record = _write(folder, trace, truth, found, scores, origin, sentence, _not_tried(found, options, trace), unverified)
         if record["complete"]:
             kept.clear()
     return Finished(record, found.interrupted)
@@ -117,7 +119,7 @@ def _key(trace: Trace, sha256: str | None, options: Options) -> str:
     """Digest of what the reconstructions of a run depend on."""
     rest = ("truth", "lpips_weights", "max_seconds", "trusted")
     about = {k: v for k, v in options.to_json().items() if k not in rest}
-    return checkpoint.key({"trace": sha256 or trace.id, "options": about})
+    return checkpoint.key({"trace": sha256 or [trace.id, trace.recording], "options": about})
 
 
 def _not_tried(found: Found, options: Options, trace: Trace) -> list[str]:
@@ -139,6 +141,7 @@ def _write(
     origin: Mapping[str, Json],
     lpips: str,
     not_tried: list[str],
+    unverified: list[str],
 ) -> dict[str, Json]:
     """Write all files of a run, results.json last: where it stands, everything that it names stands too."""
     made = [f for _, f in found.pairs]
@@ -154,7 +157,7 @@ def _write(
     missing = [findings.undetermined(node, adversary, reason) for node, reason in sorted(found.reasons.items())]
     complete = not (found.interrupted or found.late)
     record = findings.build(trace, entries, missing, not_tried, origin, lpips=lpips, picture=drawn, originals=kept, complete=complete)
-    record = results.sealed(record, folder)
+    record = results.remarked(results.sealed(record, folder), *unverified)
     with replacing(folder / "report.md") as file:
         file.write(registry.get("reports", "markdown")(record).encode())
     results.write(folder / "results.json", record)

@@ -14,7 +14,7 @@ from leakaudit import metrics
 from leakaudit.errors import LeakauditError
 from leakaudit.lpips_weights import NO_WEIGHTS, Weights
 from leakaudit.match import Match, match, match_labels
-from leakaudit.reconstruction import Reconstruction
+from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.trace import Json, TaskSpec, Trace, Truth
 
 NOT_SCORED = "no truth file: not scored"
@@ -107,12 +107,39 @@ def score(found: Reconstruction | Iterable[Reconstruction], truth: Truth | None,
     return [_score(one, truth, records.cpu(), weights) for one in found]
 
 
-def same_run(trace: Trace, truth: Truth) -> None:
-    """Raise LeakauditError where the truth belongs to another recording than the trace."""
+def nothing(node: int, attack: str, truth: Truth) -> Score:
+    """Score an attack on a node that gave nothing: every record is missed, and counts as `blind_guess`."""
+    empty = Reconstruction(node, attack, truth.x.new_empty(0, *truth.task.shape), None, Certificate.FAILED, 1.0)
+    (scored,) = score(empty, truth)
+    return scored
+
+
+def same_run(trace: Trace, truth: Truth) -> bool:
+    """Check that a truth belongs to a trace.
+
+    A user may choose the id of a recording, so runs that share one are told apart by the number that
+    is drawn for each (`Trace.recording`), and by what both files say of the task.
+
+    Returns:
+        Whether both hold that number. If not, only the id ties them to each other.
+
+    Raises:
+        LeakauditError: The truth belongs to another recording.
+    """
+    name = "name the right file with --truth, or --truth none"
     if trace.id != truth.id:
-        raise LeakauditError(
-            f"expected the truth of recording {trace.id!r}, got that of {truth.id!r}; name the right file with --truth, or --truth none"
-        )
+        raise LeakauditError(f"expected the truth of recording {trace.id!r}, got that of {truth.id!r}; {name}")
+    known = None not in (trace.recording, truth.recording)
+    if known and trace.recording != truth.recording:
+        raise LeakauditError(f"{another_run(truth.id)}; {name}")
+    if trace.task != truth.task or bool((truth.node >= trace.graph.nodes).any()):
+        raise LeakauditError(f"{another_run(truth.id)}: it has another task or more nodes; {name}")
+    return known
+
+
+def another_run(id: str) -> str:
+    """Say that two recordings share an id."""
+    return f"the truth has the id {id!r} that was expected, but belongs to another recording"
 
 
 def definitions(task: TaskSpec, lpips: str = NO_WEIGHTS) -> dict[str, str]:

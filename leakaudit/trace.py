@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -14,6 +15,8 @@ from torch import Tensor
 from leakaudit.errors import LeakauditError
 
 Json = Any  # None, bool, int, float, str, list or dict of them
+RECORDING = "recording"  # entry of the provenance of a trace and of its truth, drawn anew for every recording
+_DRAWN = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,8 @@ class Trace:
     columns: (start, stop) of the flat model vector that was recorded, (0, layout.size) for all of it.
     public: named tensors that everybody has, e.g. ``w0`` (d,), the common initial model.
     messages: one table a file of the recording (one, or one a shard).
-    id: equal in the trace and its truth. complete: False where the recording was cut short.
+    id: equal in the trace and its truth; a user may choose it, so `recording` tells runs of one id apart.
+    complete: False where the recording was cut short.
     """
 
     protocol: str
@@ -177,6 +181,11 @@ class Trace:
     def __len__(self) -> int:
         """Number of messages in all tables."""
         return sum(len(m) for m in self.messages)
+
+    @property
+    def recording(self) -> str | None:
+        """Number drawn for this recording, equal in its truth; None if the file holds none."""
+        return drawn(self.provenance.get(RECORDING))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -208,7 +217,17 @@ class Truth:
     states: Mapping[str, Tensor] = field(default_factory=dict)
     provenance: Mapping[str, Json] = field(default_factory=dict)
 
+    @property
+    def recording(self) -> str | None:
+        """Number drawn for this recording, equal in its trace; None if the file holds none."""
+        return drawn(self.provenance.get(RECORDING))
+
     def of(self, node: int) -> tuple[Tensor, Tensor]:
         """Inputs (b, *shape) and labels (b,) of one node."""
         mine = self.node == node
         return self.x[mine], self.y[mine]
+
+
+def drawn(value: Json) -> str | None:
+    """Return the number of a recording as a file gives it, None for anything else."""
+    return value if isinstance(value, str) and _DRAWN.fullmatch(value) else None

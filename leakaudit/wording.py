@@ -17,6 +17,7 @@ LIMITS = (
     "The certificate says how sure the attack is without knowing the truth; the scores compare with the truth file.",
     "This report and the files beside it hold personal data if the training data does.",
 )
+REFUSED = "refused: nodes, once a run, that gave nothing to score; their records count in every mean as the mean of all other records."
 HEADINGS = (
     *("node", "attack", "leak of rounds", "certificate", "PSNR dB", "SSIM", "LPIPS", "rel. error"),
     *("identical", "label", "identified", "seconds"),
@@ -85,6 +86,11 @@ def provenance(results: Mapping[str, Json]) -> list[tuple[str, str]]:
         **{f"metric {name}": text for name, text in results["metrics"].items()},
     }
     return [(clean(name), clean(value)) for name, value in said.items() if value]
+
+
+def refused(counts: Mapping[str, Json]) -> str:
+    """Of how many nodes an attack gave nothing, for tables; a dash for a record of version 1, which did not count them."""
+    return f"{counts['refused']} of {counts['attacked']}" if "refused" in counts else "-"
 
 
 def said_of(cell: Mapping[str, Json]) -> str:

@@ -14,7 +14,7 @@ from leakaudit.audit.plan import AuditPlan
 from leakaudit.bounds import gaussian
 from leakaudit.declared import Protocol
 from leakaudit.errors import LeakauditError
-from leakaudit.ledger import DELTA, SENSITIVITY, Entry, entries
+from leakaudit.ledger import DELTA, Entry, Moved, assumed, entries
 from leakaudit.listeners import Listener, named
 from leakaudit.pricing import Price, price
 from leakaudit.scenario import Scenario
@@ -73,9 +73,9 @@ def levels(plan: AuditPlan, data_root: Path | None = None, download: bool = Fals
     made = [declared(point) for _, _, point in points]
     delta, moved = _assumed(plan, next((m for m in made if _claims(m)), made[0]))
     listeners = [one for one in named([Adversary.parse(who) for who in plan.adversaries], list(nodes), 0) if _apart(one)]
-    asked = {"sensitivity": moved, "delta": delta, "smoothness": plan.smoothness}
+    asked: dict[str, Any] = {"sensitivity": moved, "delta": delta, "smoothness": plan.smoothness}
     return [
-        Level(epsilon, changes, point, delta, moved, tuple(entries(m, listeners, **asked)))
+        Level(epsilon, changes, point, delta, moved.sensitivity, tuple(entries(m, listeners, **asked)))
         for (epsilon, changes, point), m in zip(points, made, strict=True)
     ]
 
@@ -106,11 +106,11 @@ def _apart(one: Listener) -> bool:
     return one.node not in one.adversary.corrupt
 
 
-def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, float]:
-    """Return delta and sensitivity: the plan's, else the first claim's, else 1e-5 and 1."""
+def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, Moved]:
+    """Return delta and sensitivity: the plan's, else the first claim's, else 1e-5 and that of the declared clip, or 1."""
     claims = _claims(made)
     delta = plan.delta or next((c.delta for c in claims if c.delta), DELTA)
-    return delta, plan.sensitivity or next((c.sensitivity for c in claims if c.sensitivity), SENSITIVITY)
+    return delta, replace(assumed(made, claims, plan.sensitivity), comparable=True)
 
 
 def _claims(made: Protocol) -> list[Claim]:
@@ -149,7 +149,8 @@ def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequenc
         made, mus = _with(plan, base, level), []
         for who in plan.adversaries:
             adversary = Adversary.parse(who)
-            for one in price(made, adversary, [n for n in nodes if n not in adversary.corrupt], moved, delta, plan.smoothness):
+            mine = [n for n in nodes if n not in adversary.corrupt]
+            for one in price(made, adversary, mine, moved.sensitivity, delta, plan.smoothness):
                 mu = one.mu if one.mu is not None else one.node_mu
                 if mu is None or mu == math.inf:
                     why = _unset(one, plan.constant)

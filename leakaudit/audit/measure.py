@@ -123,14 +123,18 @@ def _replayed(plan: AuditPlan, one: Measured, promise: Promise | None) -> Iterat
 
 
 def _attacked(plan: AuditPlan, blind: Blind, one: Measured, simulated: Simulated) -> Iterator[tuple[str, str, Evidence, str]]:
-    """The first record of the first node, once a seed; the images of a batch are matched, so each that can be counts as a guess."""
+    """The first record of the first node, once a seed; the images of a batch are matched, so each that can be counts as a guess.
+
+    A seed in which the attack refused is a trial that failed: without those, the rate would be that of the easy seeds only.
+    """
     for name in plan.attacks:
         cell = one.level, one.adversary, name, one.node
         mine = [o for o in simulated.outcomes if (o.level, o.adversary, o.attack, o.found.node) == cell]
+        trials = len(mine) + len(simulated.refused(*cell))
         hits, close = sum(bool(o.identified) for o in mine), sum(near(o, plan.psnr) for o in mine)
-        yield f"identified among {blind.total}", name, Successes(hits, len(mine), min(1.0, blind.samples * blind.identified)), blind.why
+        yield f"identified among {blind.total}", name, Successes(hits, trials, min(1.0, blind.samples * blind.identified)), blind.why
         if simulated.trace.task.is_image:
-            yield f"PSNR >= {plan.psnr:g} dB", name, Successes(close, len(mine), min(1.0, blind.samples * blind.near)), blind.why
+            yield f"PSNR >= {plan.psnr:g} dB", name, Successes(close, trials, min(1.0, blind.samples * blind.near)), blind.why
 
 
 def _figures(evidence: Evidence, promise: Promise | None) -> dict[str, Json]:

@@ -55,14 +55,18 @@ def _quality(plan: AuditPlan, order: Sequence[int], simulated: Simulated, who: s
 
 
 def _identified(plan: AuditPlan, grid: Sequence[Level], order: Sequence[int], simulated: Simulated, who: str) -> Panel:
-    """Share of all attacked nodes and seeds whose first record is identified, and the ceilings at the same blind chance."""
+    """Share of all attacked nodes and seeds whose first record is identified, and the ceilings at the same blind chance.
+
+    A node that was refused is not identified.
+    """
     lines, total = [], 0
     for attack in plan.attacks:
         rates: list[float | None] = []
         for k in order:
             mine = [o for o in simulated.outcomes if (o.level, o.adversary, o.attack) == (k, who, attack) and o.identified is not None]
             total = max([total, *(o.candidates for o in mine)])
-            rates.append(sum(bool(o.identified) for o in mine) / len(mine) if mine else None)
+            tried = len(mine) + len(simulated.refused(k, who, attack))
+            rates.append(sum(bool(o.identified) for o in mine) / tried if mine else None)
         lines.append(Line(attack, "rate", rates))
     kappa = min(1.0, grid[0].ready.scenario.samples / total) if total else 1.0
     return Panel(f"identified among {total}" if total else "identified", (*lines, *_ceilings(grid, order, who, kappa)), 0.0, 1.0)

@@ -37,6 +37,7 @@ def build(
         cell = {"epsilon": finite(grid[one.level].epsilon), "seed": one.seed}
         entries.append({**findings.finding(one.leak, one.found, one.score, image), "cell": cell})
     left_out = [f"{s.attack} at epsilon {grid[s.level].words}, {s.adversary}, node {s.node}: {s.why}" for s in simulated.skipped]
+    left_out = list(dict.fromkeys(left_out))  # the same in several runs
     left_out += ["adversaries, attacks and epsilons that are not in the plan"]
     record = findings.build(simulated.trace, entries, [], left_out, provenance, lpips=lpips, picture=picture, complete=simulated.complete)
     verdicts = [_verdict(grid, one) for one in judged]
@@ -103,15 +104,13 @@ def _curves(plan: AuditPlan, grid: Sequence[Level], simulated: Simulated) -> lis
     for k, level in enumerate(grid):
         for who in plan.adversaries:
             for attack in plan.attacks:
+                scores = simulated.scores(k, who, attack)
+                counts = {"attacked": len(scores), "refused": len(simulated.refused(k, who, attack))}
+                images = float(sum(len(score.matched) for score in scores))
                 values = {m: simulated.values(m, k, who, attack) for m in METRICS}
-                kept = {m: {"images": float(_images(simulated, k, who, attack)), **v} for m, v in values.items() if v is not None}
-                found.append({"epsilon": finite(level.epsilon), "adversary": who, "attack": attack, **kept})
+                kept = {m: {"images": images, **v} for m, v in values.items() if v is not None}
+                found.append({"epsilon": finite(level.epsilon), "adversary": who, "attack": attack, **counts, **kept})
     return found
-
-
-def _images(simulated: Simulated, level: int, who: str, attack: str) -> int:
-    mine = [o for o in simulated.outcomes if (o.level, o.adversary, o.attack) == (level, who, attack)]
-    return sum(len(o.score.matched) for o in mine)
 
 
 def finite(value: float | None) -> float | str | None:

@@ -41,13 +41,18 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Skipped:
-    """What was not tried, and why."""
+    """A node that an attack refused, or of which nothing is determined, and why.
+
+    score: as if the attack had found nothing, so that refusing on some nodes changes no mean for the better or the worse.
+    """
 
     level: int
+    seed: int
     adversary: str
     attack: str
     node: int
     why: str
+    score: Score
 
 
 @dataclass(frozen=True)
@@ -61,13 +66,27 @@ class Simulated:
     complete: bool
 
     def values(self, metric: str, level: int, adversary: str, attack: str) -> dict[str, float] | None:
-        """Best, median and mean of a metric over all records of a cell, missed ones as blind guesses; None if none came back."""
-        cell = (level, adversary, attack)
-        scores = [o.score for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
+        """Best, median and mean of a metric over all records of a cell, missed ones as blind guesses; None if none came back.
+
+        The records of nodes that were refused are among the missed ones.
+        """
+        scores = self.scores(level, adversary, attack)
         if all(score.not_recovered == len(score.matched) for score in scores):
             return None
         values = [value for score in scores for value in score.counted(metric)]
         return {"best": max(values), "median": median(values), "mean": fmean(values)} if values else None
+
+    def scores(self, level: int, adversary: str, attack: str) -> list[Score]:
+        """Return the score of every node and seed of a cell, refused ones included."""
+        cell = (level, adversary, attack)
+        made = [o.score for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
+        return [*made, *(s.score for s in self.refused(level, adversary, attack))]
+
+    def refused(self, level: int, adversary: str, attack: str, node: int | None = None) -> list[Skipped]:
+        """Return the nodes and seeds of a cell, or of one node in it, that gave nothing to score."""
+        cell = (level, adversary, attack)
+        found = [s for s in self.skipped if (s.level, s.adversary, s.attack) == cell]
+        return found if node is None else [s for s in found if s.node == node]
 
 
 def simulate(plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int], device: str = "cpu") -> Simulated:
@@ -108,14 +127,16 @@ def _attacks(
         mine = [n for n in nodes if n not in adversary.corrupt]
         leaks = api.deduce(heard, mine, plan.gradients)
         for node, why in leaks.undetermined.items():
-            yield from (Skipped(level, who, name, node, why) for name in plan.attacks)
+            for name in plan.attacks:
+                yield Skipped(level, seed, who, name, node, why, scoring.nothing(node, name, truth))
         for leak in leaks:
             for j, name in enumerate(plan.attacks):
                 random = torch.Generator().manual_seed(child(plan.scenario.seed, seed, leak.node, j))
                 try:
                     found = api.attack_one(leak, task, name, random, **plan.set.get(name, {}))
                 except AttackError as error:
-                    yield Skipped(level, who, name, leak.node, str(error))
+                    missed = scoring.nothing(leak.node, name, truth)
+                    yield Skipped(level, seed, who, name, leak.node, str(error), missed)
                     continue
                 (score,) = scoring.score([found], truth)
                 yield Outcome(level, seed, who, name, leak, found, score, *identified(found, truth))

@@ -15,11 +15,11 @@ from leakaudit.bounds.empirical import MOST
 from leakaudit.console import printed
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
-from leakaudit.wording import clean
+from leakaudit.wording import REFUSED, clean, refused
 
 STYLES = {"REFUTED": "bold red", "UNSUPPORTED": "red", "INCONCLUSIVE": "yellow", "NOT_REFUTED": "green", "UNCLAIMED": "dim"}
 HEADINGS = ("epsilon", "adversary", "promise", "test", "verdict", "what was measured")
-CURVE = ("epsilon", "adversary", "attack", "images", "PSNR best", "median", "mean", "SSIM best", "median", "mean")
+CURVE = ("epsilon", "adversary", "attack", "refused", "images", "PSNR best", "median", "mean", "SSIM best", "median", "mean")
 
 
 def text(results: Mapping[str, Json], width: int = 140, color: bool = False) -> str:
@@ -32,6 +32,8 @@ def text(results: Mapping[str, Json], width: int = 140, color: bool = False) -> 
         for row in rows:
             table.add_row(*(Text(cell, style=STYLES.get(cell.replace(" ", "_"), "")) for cell in row))
         parts.append(table)
+        if headings is CURVE:
+            parts.append(Text(REFUSED, style="dim"))
     return printed(parts, width, color)
 
 
@@ -41,7 +43,7 @@ def curves(results: Mapping[str, Json]) -> list[tuple[str, ...]]:
     for c in results["audit"]["curves"]:
         images = next((f"{c[m]['images']:g}" for m in ("psnr", "relative_error") if m in c), "0")
         cells = [f"{c[m][s]:.{digits}f}" if m in c else "-" for m, digits in (("psnr", 1), ("ssim", 3)) for s in ("best", "median", "mean")]
-        rows.append((words(c["epsilon"]), clean(c["adversary"]), clean(c["attack"]), images, *cells))
+        rows.append((words(c["epsilon"]), clean(c["adversary"]), clean(c["attack"]), refused(c), images, *cells))
     return rows
 
 
@@ -98,5 +100,6 @@ def markdown(results: Mapping[str, Json], attacks: str) -> str:
     parts = ["# Audit", f"**{md.escape(results['summary'])}**"]
     if results["audit"]["figure"]:
         parts.append(f"![PSNR, SSIM and success against epsilon]({results['audit']['figure']})")
-    parts += ["## Verdicts", md.table(HEADINGS, verdicts(results)), "## Attacks against epsilon", md.table(CURVE, curves(results))]
+    parts += ["## Verdicts", md.table(HEADINGS, verdicts(results))]
+    parts += ["## Attacks against epsilon", md.table(CURVE, curves(results)), md.escape(REFUSED)]
     return "\n\n".join([*parts, attacks])

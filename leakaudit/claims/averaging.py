@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from leakaudit.claims.row import Finding, Quality, Quote, Row
+from leakaudit.claims.papers import secured_row
+from leakaudit.claims.row import Finding, Quote
 from leakaudit.claims.runs import fresh
 from leakaudit.verdict import Verdict, against
 
@@ -144,22 +145,18 @@ def _two_iterations() -> tuple[Finding, ...]:
 DUALS = "lam^0 is drawn from [0, 1), as in the paper's experiments"
 
 ROWS = (
-    Row(
+    secured_row(
         number=32,
-        paper="003",
         source="SecureD-FL, Lemma II.1",
         claim="the duals add up to zero from the first iteration on",
-        quality=Quality.READ,
         quotes=(Quote("section II-B", "the summation of the all the dual variables becomes a zero vector"),),
         assumes=(DUALS, "exact arithmetic"),
         judge=_sums,
     ),
-    Row(
+    secured_row(
         number=33,
-        paper="003",
         source="SecureD-FL, Lemma II.2",
         claim="the estimate converges to the average linearly at the rate rho / (rho + 2)",
-        quality=Quality.READ,
         quotes=(
             Quote(
                 "Lemma II.2",
@@ -173,22 +170,18 @@ ROWS = (
         assumes=(DUALS,),
         judge=_linear_rate,
     ),
-    Row(
+    secured_row(
         number=35,
-        paper="003",
         source="SecureD-FL, section VI-C, Figure 4",
         claim="after 4 iterations the mean squared error is below 1e-13",
-        quality=Quality.READ,
         quotes=(Quote("section VI-C", "After 4 iterations, the error drops below $10^{-13}$"),),
         assumes=(DUALS, "models with entries of about .05, not the paper's FEMNIST checkpoints"),
         judge=_figure_4,
     ),
-    Row(
+    secured_row(
         number=36,
-        paper="003",
         source="SecureD-FL, sections VI-A and VI-C",
         claim="2 iterations suffice: the estimation error does not hurt the test accuracy",
-        quality=Quality.READ,
         quotes=(
             Quote("section VI-A", "while offering the estimation closer to true average"),
             Quote(

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from leakaudit import api
 from leakaudit.adversary import Adversary
+from leakaudit.claims.papers import pdmm_row
 from leakaudit.claims.pdmm import EXACT, LISTENS, PLANE, input_error
-from leakaudit.claims.row import Finding, Quality, Quote, Row
+from leakaudit.claims.row import Finding, Quote
 from leakaudit.claims.runs import Run, fresh, planned, protocol, run
 from leakaudit.relations import determined, know
 from leakaudit.trace import Graph
@@ -203,12 +204,10 @@ def _quadratic_condition() -> tuple[Finding, ...]:
 EXAMPLE = "logistic regression of 60 nodes with one sample; rho = .1 and alpha = .2 are ours"
 
 ROWS = (
-    Row(
+    pdmm_row(
         number=37,
-        paper="004",
         source="Yu 2023, sections 6.2 and 6.3",
         claim="quantisation keeps reconstructions from improving",
-        quality=Quality.READ,
         quotes=(
             Quote(
                 "section 6.3",
@@ -218,12 +217,10 @@ ROWS = (
         assumes=(LISTENS, EXAMPLE, "fixed cells, whose width only the figure shows"),
         judge=_quantisation,
     ),
-    Row(
+    pdmm_row(
         number=38,
-        paper="004",
         source="Yu 2023, section 6.2",
         claim="with 1 < k_max < infinity an adversary cannot avoid errors",
-        quality=Quality.READ,
         quotes=(
             Quote("section 6.2", "its intermediate state in training is unknowable to the adversary"),
             Quote("section 6.2", "the introduction of errors is inevitable"),
@@ -231,22 +228,18 @@ ROWS = (
         assumes=(LISTENS, EXAMPLE),
         judge=_inexact,
     ),
-    Row(
+    pdmm_row(
         number=39,
-        paper="004",
         source="Yu 2023, abstract and section 7.1",
         claim="early stopping, inexact updates and quantisation do not affect the accuracy",
-        quality=Quality.READ,
         quotes=(Quote("abstract", "without affecting the training accuracy"),),
         assumes=(EXAMPLE, "an accuracy within 3 of the 60 samples counts as unaffected"),
         judge=_unaffected,
     ),
-    Row(
+    pdmm_row(
         number=40,
-        paper="004",
         source="Yu 2023, section 7.1 and Corollary 1 of the appendix",
         claim="decentralised learning leaks less than centralised learning",
-        quality=Quality.READ,
         quotes=(
             Quote(
                 "section 7.1",
@@ -260,12 +253,10 @@ ROWS = (
         assumes=(LISTENS, "z^0 is random and unheard", EXAMPLE),
         judge=_against_a_server,
     ),
-    Row(
+    pdmm_row(
         number=41,
-        paper="004",
         source="Yu 2023, section 4.2, Theorem 2, and section 4.3",
         claim="QA-PDMM converges if, and only if, mu > beta^2 / (2 m)",
-        quality=Quality.READ,
         quotes=(
             Quote("Theorem 2", "Assume f(w) is m-strongly convex and β-smooth"),
             Quote("section 4.3", "could accelerate convergence but must satisfy"),

@@ -10,7 +10,8 @@ import torch
 from leakaudit import recording
 from leakaudit.bounds.empirical import lower, upper
 from leakaudit.bounds.mechanisms import Additive, truncated_laplace
-from leakaudit.claims.row import Finding, Quality, Quote, Row
+from leakaudit.claims.papers import dkm_row
+from leakaudit.claims.row import Finding, Quote
 from leakaudit.claims.runs import finish, fresh, planned, run
 from leakaudit.mixing import matrix, metropolis
 from leakaudit.verdict import Verdict, against
@@ -131,22 +132,18 @@ def _sensitivity() -> tuple[Finding, ...]:
 
 
 ROWS = (
-    Row(
+    dkm_row(
         number=2,
-        paper="002",
         source="DP-dKM, Theorem 6",
         claim="truncated Gaussian noise with sigma^2 >= Delta^2 / epsilon is (epsilon, delta)-private",
-        quality=Quality.READ,
         quotes=(Quote("Theorem 6", "The truncated Gaussian distribution $p_{nor}(z)$ with $p = 2$ in formula (3) preserves"),),
         assumes=("one coordinate that moves by Delta", "the smallest sigma that the theorem allows, A and C by its two equations"),
         judge=_truncated_gaussian,
     ),
-    Row(
+    dkm_row(
         number=3,
-        paper="002",
         source="DP-dKM, Definition 6 and section 3",
         claim="truncated Laplace noise keeps (epsilon, delta) for vectors of bounded Euclidean sensitivity",
-        quality=Quality.READ,
         quotes=(
             Quote("Definition 6", "the truncated Laplacian distribution with $p = 1$ in formula (3) preserves"),
             Quote("section 3", "we estimate the ℓ_2 norm sensitivity of the stochastic dKM, laying the foundation for noise addition"),
@@ -154,12 +151,10 @@ ROWS = (
         assumes=("the coordinates of a vector get independent noise, all with Delta, the Euclidean sensitivity",),
         judge=_truncated_laplace,
     ),
-    Row(
+    dkm_row(
         number=12,
-        paper="002",
         source="DP-dKM, Theorem 1",
         claim="one record moves the final average by at most its bound",
-        quality=Quality.READ,
         quotes=(Quote("Theorem 1", "sensitivity of the dKM algorithm has the upper bound"),),
         assumes=("X^0 is common (the paper: zero)", "B is the largest step that the run takes", "full gradients, one replaced record"),
         judge=_sensitivity,

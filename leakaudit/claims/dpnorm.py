@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
-from leakaudit.claims.row import Finding, Quality, Quote, Row
+from leakaudit.claims.papers import dpnorm_row
+from leakaudit.claims.row import Finding, Quote
 from leakaudit.claims.runs import protocol
 from leakaudit.declared import Protocol
 from leakaudit.relations import Knowledge, drift, know
@@ -117,12 +118,10 @@ A1 = "(A1) gradients of a record have norm at most G = 1"
 PERMUTED = "each record is in K B / d_i batches of a round (random permutation)"
 
 ROWS = (
-    Row(
+    dpnorm_row(
         number=7,
-        paper="000",
         source="DP-Norm, Theorem 1",
         claim="its noise suffices for every epsilon",
-        quality=Quality.READ,
         quotes=(
             Quote("Theorem 1", "For any privacy level (ε, δ) , noise level σ_i that guarantees (ε, δ) -DP"),
             Quote("before eq. (8)", "describe σ_i^2 as a function of h"),
@@ -135,12 +134,10 @@ ROWS = (
         ),
         judge=_theorem_1,
     ),
-    Row(
+    dpnorm_row(
         number=15,
-        paper="000",
         source="DP-Norm, section VI-A",
         claim="2000 rounds of 10 steps with the noise of epsilon = 1 are (1, .001)-private",
-        quality=Quality.READ,
         quotes=(Quote("section VI-A", "Following Table II, the smallest noise level is selected"),),
         assumes=(A1, "gradients with a Lipschitz constant within the theorem's condition on the step", PERMUTED),
         judge=_claimed_one,

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.claims.dpnorm import RING
-from leakaudit.claims.row import Finding, Quality, Quote, Row
+from leakaudit.claims.papers import dpnorm_row
+from leakaudit.claims.row import Finding, Quote
 from leakaudit.claims.runs import Run, optimum, run
 from leakaudit.verdict import Verdict, against
 
@@ -132,12 +133,10 @@ def _norms() -> tuple[Finding, ...]:
 REGULAR = Quote("section V-C", "$E_i = E_j$ is assumed for simple presentation")
 
 ROWS = (
-    Row(
+    dpnorm_row(
         number=9,
-        paper="000",
         source="DP-Norm, Algorithm 1 and Theorem 2",
         claim="all nodes reach the consensus optimum if sigma = alpha = 0 and degrees are equal",
-        quality=Quality.READ,
         quotes=(
             Quote("section V-C", "the primal model and dual variables reach their stationary point"),
             REGULAR,
@@ -145,12 +144,10 @@ ROWS = (
         assumes=("convex losses", "every node has as many neighbours"),
         judge=_fixed_point,
     ),
-    Row(
+    dpnorm_row(
         number=17,
-        paper="000",
         source="DP-Norm, Theorem 2, eq. (9)",
         claim="the divergence from the optimum falls at the rate of eq. (9)",
-        quality=Quality.READ,
         quotes=(Quote("Theorem 2", "with an appropriate choice of"), REGULAR),
         assumes=(
             "(A1) to (A3), convex losses, equal degrees",
@@ -158,12 +155,10 @@ ROWS = (
         ),
         judge=_rate,
     ),
-    Row(
+    dpnorm_row(
         number=20,
-        paper="000",
         source="DP-Norm, section IV-A and appendix A-B, Figure 4",
         claim="noise makes norms explode at alpha = 0, and alpha > 0 mitigates it",
-        quality=Quality.READ,
         quotes=(
             Quote(
                 "appendix A-B",

@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 
 from leakaudit.adversary import Adversary
-from leakaudit.claims.row import Finding, Quality, Row
+from leakaudit.claims.papers import other_row
+from leakaudit.claims.row import Finding
 from leakaudit.claims.runs import fresh, protocol
 from leakaudit.prox import prox
 from leakaudit.relations import account, determined, know
@@ -93,21 +94,17 @@ def _primal() -> tuple[Finding, ...]:
 
 
 ROWS = (
-    Row(
+    other_row(
         number=14,
-        paper="other",
         source="Cyffers et al. 2022 (Muffliato), formula of the public code",
         claim="distance in the graph protects a pair of nodes",
-        quality=Quality.RECALLED,
         assumes=("the authors' public code was read, their paper was not: its proof may restrict the formula", "one draw of noise a node"),
         judge=_pairwise,
     ),
-    Row(
+    other_row(
         number=16,
-        paper="other",
         source="Zhang and Zhu 2017, PVP",
         claim="its noise gives each iteration the loss alpha",
-        quality=Quality.RECALLED,
         assumes=("the density exp(-xi |q|) with xi = rho B alpha / (2 C) is from memory", "|x| <= 1, |loss'| <= 1, exact updates"),
         judge=_primal,
     ),

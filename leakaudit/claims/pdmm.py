@@ -10,7 +10,8 @@ from torch import Tensor
 
 from leakaudit import api, registry
 from leakaudit.adversary import Adversary
-from leakaudit.claims.row import Finding, Quality, Quote, Row
+from leakaudit.claims.papers import pdmm_row
+from leakaudit.claims.row import Finding, Quote
 from leakaudit.claims.runs import Run, fresh, protocol, run
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate
@@ -162,12 +163,10 @@ LISTENS = "an eavesdropper on all wires but those of z^0, who knows the constant
 INPUTS = "an input counts as recovered at a relative error below 1e-6"
 
 ROWS = (
-    Row(
+    pdmm_row(
         number=4,
-        paper="004",
         source="Yu 2023, section 6.2",
         claim="stopping early hides the gradient differences",
-        quality=Quality.READ,
         quotes=(
             Quote("section 6.2", "thereby enhancing the extent of privacy preservation"),
             Quote("section 6.3", "the longer the adversary waits, the higher the reconstruction accuracy will be"),
@@ -175,12 +174,10 @@ ROWS = (
         assumes=(LISTENS, INPUTS, "logistic regression of 60 nodes with one sample, k_max = 1; rho = .1 and alpha = .2 are ours"),
         judge=_early_stopping,
     ),
-    Row(
+    pdmm_row(
         number=5,
-        paper="004",
         source="Yu 2023, chapter 5 and the paper of its appendix",
         claim="from differences, batches of 4 to 8 come back badly and labels not at all",
-        quality=Quality.READ,
         quotes=(
             Quote("appendix, section 7", "the quality of reconstructed samples is significantly lower than the quality obtained with"),
             Quote("section 5.2.1", "Label inference is not available with the difference of gradients"),
@@ -188,22 +185,18 @@ ROWS = (
         assumes=(LISTENS, "a ReLU network with a first fully connected layer of 128, as the thesis' two-layer perceptrons; faces"),
         judge=_batches,
     ),
-    Row(
+    pdmm_row(
         number=6,
-        paper="004",
         source="Yu 2023, Theorem 1",
         claim="an adversary learns the two-step gradient differences",
-        quality=Quality.READ,
         quotes=(Quote("Theorem 1", "the adversary can learn $\\{w_i^{(t)}: t \\ge 1\\}$ as well as"),),
         assumes=("exact updates, theta = 1, one corrupt node", "judged with all models known, for t >= 1"),
         judge=_what_is_learnt,
     ),
-    Row(
+    pdmm_row(
         number=13,
-        paper="004",
         source="Yu 2023, sections 2.3.2 and 5.1.1",
         claim="a random z^0 keeps gradients from leaking directly if there are at least as many edges as nodes",
-        quality=Quality.READ,
         quotes=(
             Quote("section 5.1.1", "differential PDMM with subspace perturbation can avoid direct gradient leakage"),
             Quote("section 2.3.2", "we need the number of edges larger or equal to the number of nodes"),

@@ -13,7 +13,8 @@ import torch
 from leakaudit import api
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
-from leakaudit.claims.row import Finding, Quality, Quote, Row, plain
+from leakaudit.claims.papers import recal_row
+from leakaudit.claims.row import Finding, Quote, plain
 from leakaudit.claims.runs import protocol, run
 from leakaudit.declared import Protocol
 from leakaudit.relations import Bound, account, know
@@ -175,22 +176,18 @@ LOST = f"the protocol is reconstructed: noise on x, tau = {TAU:g}, sigma = {SIGM
 RECORD = "a record changes a gradient by at most C"
 
 ROWS = (
-    Row(
+    recal_row(
         number=10,
-        paper="001",
         source="DP-RECAL, Theorem 4",
         claim="(epsilon, delta) from the largest number of activations of a node (PLF)",
-        quality=Quality.RECONSTRUCTED,
         quotes=(Quote("Remark 2", "Theorem 4 reveals the quantitative relationship between the privacy budget and PLF for DP-RECAL"),),
         assumes=(LOST, RECORD, "the order of activations is public"),
         judge=_theorem_4,
     ),
-    Row(
+    recal_row(
         number=11,
-        paper="001",
         source="DP-RECAL, Lemmas 1 and 2",
         claim="passing the baton is a randomised block-coordinate method",
-        quality=Quality.RECONSTRUCTED,
         quotes=(
             Quote("after Lemma 2", "the relay mechanism can be taken as a special example of the randomized block-coordinate method"),
             Quote("section III-B", "this process can be considered as a Markov chain"),
@@ -198,12 +195,10 @@ ROWS = (
         assumes=("the cited method (recalled) draws blocks independently of the past", "Assumption 2: uniform among neighbours"),
         judge=_activation,
     ),
-    Row(
+    recal_row(
         number=22,
-        paper="001",
         source="DP-RECAL, Theorem 1",
         claim="the budget is the largest sum of an agent's budgets; a lower PLF is a lower budget",
-        quality=Quality.RECONSTRUCTED,
         quotes=(
             Quote("section II-D", "the less PLF the differentially private algorithm has, the less privacy is compromised"),
             Quote("abstract", "lower PLF corresponds to lower privacy budgets"),
@@ -211,12 +206,10 @@ ROWS = (
         assumes=(LOST, RECORD, "budgets are zCDP, as in section V", "equal budgets for equal activation counts"),
         judge=_theorem_1,
     ),
-    Row(
+    recal_row(
         number=27,
-        paper="001",
         source="DP-RECAL, section III-D",
         claim="with noise on one passed variable the other message needs no protection",
-        quality=Quality.RECONSTRUCTED,
         quotes=(Quote("section III-D", "so no additional protection is required for the passing of"),),
         assumes=(LOST, RECORD, "no regulariser", "the names of both variables are lost"),
         judge=_second_message,

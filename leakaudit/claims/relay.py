@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from leakaudit.claims.row import Finding, Quality, Quote, Row
+from leakaudit.claims.papers import recal_row
+from leakaudit.claims.row import Finding, Quote
 from leakaudit.claims.runs import optimum, planned, protocol, run
 from leakaudit.verdict import Verdict, against
 
@@ -116,22 +117,18 @@ TABLE = Quote(
 )
 
 ROWS = (
-    Row(
+    recal_row(
         number=23,
-        paper="001",
         source="DP-RECAL, Theorem 2",
         claim="it converges in spite of the noise",
-        quality=Quality.RECONSTRUCTED,
         quotes=(Quote("section IV-B", "we prove that DP-RECAL is convergent globally"),),
         assumes=(LOST, STRONG, "the noise is summable: R < 1"),
         judge=_convergence,
     ),
-    Row(
+    recal_row(
         number=24,
-        paper="001",
         source="DP-RECAL, Theorem 3",
         claim="it converges linearly under metric subregularity",
-        quality=Quality.RECONSTRUCTED,
         quotes=(
             Quote(
                 "section IV-C",
@@ -141,12 +138,10 @@ ROWS = (
         assumes=(LOST, STRONG, "judged without noise"),
         judge=_linear,
     ),
-    Row(
+    recal_row(
         number=25,
-        paper="001",
         source="DP-RECAL, Tables I to III",
         claim="lower PLF and fewer communications than ADMM, EXTRA, NIDS and RW-ADMM on most networks",
-        quality=Quality.RECONSTRUCTED,
         quotes=(
             Quote(
                 "section VI",
@@ -156,12 +151,10 @@ ROWS = (
         assumes=("the entries of the tables are lost",),
         judge=_orders,
     ),
-    Row(
+    recal_row(
         number=26,
-        paper="001",
         source="DP-RECAL, Tables IV and V",
         claim="better accuracy and fewer communications at the same budget",
-        quality=Quality.RECONSTRUCTED,
         quotes=(TABLE,),
         assumes=("headings and budgets of the tables are lost; the columns were matched by their order",),
         judge=_communications,

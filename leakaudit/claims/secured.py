@@ -7,7 +7,8 @@ from collections.abc import Collection
 
 from leakaudit import api
 from leakaudit.adversary import Adversary
-from leakaudit.claims.row import Finding, Quality, Quote, Row
+from leakaudit.claims.papers import secured_row
+from leakaudit.claims.row import Finding, Quote
 from leakaudit.claims.runs import protocol, run
 from leakaudit.declared import Protocol
 from leakaudit.relations import Knowledge, determined_each, know
@@ -99,12 +100,10 @@ def _lemma_3_1() -> tuple[Finding, ...]:
 HONEST = "honest-but-curious peers that know rho"
 
 ROWS = (
-    Row(
+    secured_row(
         number=1,
-        paper="003",
         source="SecureD-FL, Theorem III.2",
         claim="2 t_g - 1 iterations of the averaging reveal nothing of a peer's model",
-        quality=Quality.READ,
         quotes=(
             Quote("section I", "ADMM can run for at most $2k - 1$ iterations without revealing private local model parameters"),
             Quote("proof of Theorem III.2", "the intermediate equations can be discarded from the attacker's point of view"),
@@ -112,12 +111,10 @@ ROWS = (
         assumes=(HONEST, "one curious peer", "groups of s = 3 > t_g / (t_g - 1)", "lam^0 is random and unheard"),
         judge=_theorem_3_2,
     ),
-    Row(
+    secured_row(
         number=34,
-        paper="003",
         source="SecureD-FL, Lemma III.1",
         claim="if all talk to all, two consecutive iterations give a curious peer every model",
-        quality=Quality.READ,
         quotes=(Quote("Lemma III.1", "when it collects messages for at least two consecutive iterations"),),
         assumes=(HONEST, "lam^0 is random and unheard"),
         judge=_lemma_3_1,

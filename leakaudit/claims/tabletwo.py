@@ -24,7 +24,8 @@ from leakaudit.claims.dpnorm import (
     view_of_a_node,
 )
 from leakaudit.claims.dpnorm import setting as dpnorm_setting
-from leakaudit.claims.row import Finding, Quality, Quote, Row
+from leakaudit.claims.papers import dpnorm_row
+from leakaudit.claims.row import Finding, Quote
 from leakaudit.claims.runs import protocol
 from leakaudit.relations import account
 from leakaudit.verdict import Verdict, against
@@ -253,12 +254,10 @@ FRESH = "each step draws its batch anew, without replacement, and nobody sees it
 LEVEL = Quote("Table II", "Minimal noise level to guarantee")
 
 ROWS = (
-    Row(
+    dpnorm_row(
         number=8,
-        paper="000",
         source="DP-Norm, Table II, row DP-SGD",
         claim="its noise makes DP-SGD (epsilon, delta)-private",
-        quality=Quality.READ,
         quotes=(
             LEVEL,
             Quote(
@@ -270,12 +269,10 @@ ROWS = (
         assumes=(A1, FRESH, SETTING),
         judge=_sgd_row,
     ),
-    Row(
+    dpnorm_row(
         number=18,
-        paper="000",
         source="DP-Norm, sections V-D and VI-B",
         claim="DP-Norm needs less noise in total than DP-SGD and DP-ADMM",
-        quality=Quality.READ,
         quotes=(
             Quote("section V-D", "DP-Norm can guarantee DP with less noise in total"),
             Quote("section VI-B", "less noise σ_i in total than that in other methods"),
@@ -287,12 +284,10 @@ ROWS = (
         ),
         judge=_total_noise,
     ),
-    Row(
+    dpnorm_row(
         number=19,
-        paper="000",
         source="DP-Norm, section VI-B, Figure 2",
         claim="DP-Norm is more accurate than DP-SGD and DP-ADMM at equal epsilon",
-        quality=Quality.READ,
         quotes=(
             Quote(
                 "appendix A-C",
@@ -302,12 +297,10 @@ ROWS = (
         assumes=("Fashion-MNIST, a ring of 6 nodes with 6 of 10 classes each", SETTING),
         judge=_ranking,
     ),
-    Row(
+    dpnorm_row(
         number=21,
-        paper="000",
         source="DP-Norm, Table II, row DP-ADMM",
         claim="its noise makes DP-ADMM (epsilon, delta)-private",
-        quality=Quality.READ,
         quotes=(
             LEVEL,
             Quote(

@@ -43,7 +43,9 @@ def add(verbs: Any) -> None:
     sub.add_argument("--node", type=int, action="append", help="node; repeatable (default all)")
     sub.add_argument("--all", action="store_true", help="every view in the table, not only the worst of each kind (json has all)")
     sub.add_argument(
-        "--sensitivity", type=float, help="how far a record moves one gradient, Euclidean norm (default: as the claim assumes, else 1)"
+        "--sensitivity",
+        type=float,
+        help="how far a record moves one gradient, Euclidean norm (default: as the claim assumes, else by the declared clip, else 1)",
     )
     sub.add_argument(
         "--smoothness",
@@ -84,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         same = alike(found)
         shown = found if args.all or args.adversary else [one for one in worst(found) if one.price.node not in same]
-        _table(shown, same if len(shown) < len(found) else {}, len(found))
+        _table(shown, same if len(shown) < len(found) else {}, len(found), protocol.begun)
     return 0
 
 
@@ -122,7 +124,7 @@ def _protocol(args: argparse.Namespace, chosen: argparse.Namespace) -> tuple[Pro
     return protocol, protocol.graph.nodes - protocol.victim.centralised
 
 
-def _table(found: Sequence[Entry], same: Mapping[int, int], views: int) -> None:
+def _table(found: Sequence[Entry], same: Mapping[int, int], views: int, begun: bool) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -144,15 +146,21 @@ def _table(found: Sequence[Entry], same: Mapping[int, int], views: int) -> None:
         out.print(Text(f"nodes {others}: the same as node {node}, proved by renaming nodes in the relations"))
     levels = dict.fromkeys(one.price.level for one in found if one.price.level)
     claims = dict.fromkeys(f"claim: {one.claim.source}" for one in found if one.claim)
-    for line in (*_rounds(found), *levels, *claims, NOTE):
+    for line in (*_rounds(found, begun), *_sensitivities(found), *levels, *claims, NOTE):
         out.print(Text(line, style="dim"))
 
 
-def _rounds(found: Sequence[Entry]) -> list[str]:
+def _rounds(found: Sequence[Entry], begun: bool) -> list[str]:
     """Say over how many rounds the figures are, and how many gradients a record enters."""
-    lines = [f"rounds priced: {n}" for n in dict.fromkeys(one.price.rounds_priced for one in found)]
+    more = ", the last of which was begun and not ended: any of its messages may have been sent" if begun else ""
+    lines = [f"rounds priced: {n}{more}" for n in dict.fromkeys(one.price.rounds_priced for one in found)]
     shares = dict.fromkeys((p.enters, p.gradients) for p in (one.price for one in found) if p.enters != p.gradients)
     return lines + [f"mini-batches: a record enters at most {some} of the {all} gradients of its node" for some, all in shares]
+
+
+def _sensitivities(found: Sequence[Entry]) -> list[str]:
+    """Say which sensitivities the figures rest on, and where each comes from."""
+    return list(dict.fromkeys(f"sensitivity {one.price.sensitivity:.6g}: {one.moved}" for one in found))
 
 
 def _row(one: Entry) -> list[str]:

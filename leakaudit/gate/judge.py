@@ -12,7 +12,7 @@ import torch
 
 from leakaudit import api, provenance, registry
 from leakaudit.adversary import Adversary
-from leakaudit.declared import played
+from leakaudit.declared import clipped, played
 from leakaudit.errors import LeakauditError
 from leakaudit.findings import about
 from leakaudit.gate import baseline, controls, rules
@@ -168,18 +168,17 @@ def _epsilon(check: Check, made: Recorded, out: Judged) -> None:
 def _too_small(check: Check, made: Recorded, clip: float) -> str:
     """Say that the check's sensitivity is smaller than the declared clip allows, and which one is needed; empty if it is not.
 
-    A gradient is the mean of b records' gradients, each cut to norm clip, so one record for another moves it by up to 2 clip / b.
+    `declared.clipped` says how far one record for another moves a gradient.
     """
     if not clip > 0:
         return ""
     counts = made.truth.node.bincount()
     samples = int(made.trace.params.get("samples") or counts[counts > 0].min())
     batch = int(made.trace.params.get("batch") or 0)
-    records = batch if 0 < batch < samples else samples
-    needed = 2 * clip / records
+    needed = clipped(clip, samples, batch).sensitivity
     if check.sensitivity >= needed * (1 - ROUNDING):
         return ""
-    moves = f"one record for another moves a gradient by up to 2 * clip / {records} = {needed:g}"
+    moves = f"one record for another moves a gradient by up to 2 * clip / {2 * clip / needed:g} = {needed:g}"
     return f"sensitivity = {check.sensitivity:g}, but with clip = {clip:g} {moves}; set sensitivity = {needed:g} in [check.{check.name}]"
 
 

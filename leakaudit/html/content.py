@@ -47,6 +47,7 @@ def content(results: Mapping[str, Json]) -> dict[str, Any]:
         "gate": gated.tables(results),
         "verdicts": audited.verdicts(results),
         "panels": curves.panels(results),
+        "refusals": curves.refusals(results),
         "views": audited.views(results),
         "gallery": results.get("gallery") or [],
         "methods": _methods(results),

@@ -10,6 +10,7 @@ from markupsafe import Markup
 
 from leakaudit.html import svg
 from leakaudit.trace import Json
+from leakaudit.wording import REFUSED, refused, said_of
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 340.0, 240.0, 46.0, 14.0, 14.0, 40.0
 METRICS = {"psnr": "PSNR, dB (60 stands for more)", "ssim": "SSIM", "relative_error": "relative error"}
@@ -45,6 +46,16 @@ def panels(results: Mapping[str, Json]) -> list[tuple[str, list[Panel]]]:
     points = sorted({_key(c["epsilon"]) for c in audit["curves"]} | {_key(v["epsilon"]) for v in audit["verdicts"]})
     names = dict.fromkeys(c["adversary"] for c in audit["curves"])
     return [(who, [*_quality(audit, points, who), *_success(audit, points, who)]) for who in names]
+
+
+def refusals(results: Mapping[str, Json]) -> list[str]:
+    """Say at which points attacks of an audit gave nothing on some nodes, and what these count as; empty if there are none."""
+    said = [
+        f"{c['attack']} at {said_of(c)}, heard by {c['adversary']}: {refused(c)}"
+        for c in (results.get("audit") or {}).get("curves", ())
+        if c.get("refused")
+    ]
+    return [REFUSED, *said] if said else []
 
 
 def _key(epsilon: float | str | None) -> float:

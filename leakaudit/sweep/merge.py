@@ -84,7 +84,7 @@ def _cell(cell: Cell, key: str, record: Mapping[str, Json], psnr: float) -> dict
         "constants": record["constants"],
         "records": record["records"],
         "reasons": record["reasons"],
-        "columns": points.columns(record["findings"], int(record["records"]), psnr),
+        "columns": points.columns(record["findings"], int(record["records"]), psnr, record["refused"]),
     }
 
 

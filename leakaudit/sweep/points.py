@@ -13,20 +13,35 @@ METRICS = ("psnr", "ssim", "relative_error")
 BEST = {"psnr": max, "ssim": max, "relative_error": min}
 
 
-def columns(findings: Sequence[Mapping[str, Json]], records: int, psnr: float) -> dict[str, Json]:
+def columns(
+    findings: Sequence[Mapping[str, Json]], records: int, psnr: float, refused: Sequence[Mapping[str, Json]] = ()
+) -> dict[str, Json]:
     """Return what a cell's reconstructions have of each metric, and how many of its records are recovered and bit-identical.
 
     Recovered: at `psnr` dB or more; where data are no images, at that ratio of signal to noise, -20 log10 of the relative error. A
     record that was missed is not recovered, and its value of a metric is that of the mean of all other records.
+
+    Args:
+        findings: One a node from which something came back.
+        records: Of all nodes that were attacked.
+        psnr: From which a record counts as recovered, in dB.
+        refused: The scores (`scoring.nothing`) of the nodes of which nothing came back; all their records are missed.
     """
     scores = [f["scores"] for f in findings if f["scores"] is not None]
+    every = [*scores, *refused]
     found = {m: _column(scores, m) for m in METRICS}
-    out: dict[str, Json] = {m: found[m] + _missed(scores, m) if found[m] else [] for m in METRICS}
+    out: dict[str, Json] = {m: found[m] + _missed(every, m) for m in METRICS}
+    counts = {"attacked": len(findings) + len(refused), "refused": len(refused), "returned": sum(map(_returned, scores))}
     images = any("psnr" in s for s in scores)
     near = [v >= psnr for v in found["psnr"]] if images else [v <= 10 ** (-psnr / 20) for v in found["relative_error"]]
     labels = [float(s["labels_found"]) for s in scores if s.get("labels_found") is not None]
     right = {"recovered": sum(near), "exact": sum(_column(scores, "exact")), "certified": sum(int(f["certified"]) for f in findings)}
-    return {"records": records, **right, **out, "labels": labels}
+    return {**counts, "records": records, **right, **out, "labels": labels}
+
+
+def _returned(scores: Mapping[str, Json]) -> int:
+    """How many records something came back for."""
+    return sum(row is not None for row in scores["matched"])
 
 
 def _column(scores: Iterable[Mapping[str, Json]], metric: str) -> list[Json]:
@@ -38,7 +53,11 @@ def _missed(scores: Iterable[Mapping[str, Json]], metric: str) -> list[Json]:
 
 
 def points(cells: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
-    """Return one entry a place on the axes, attack and adversary, over its seeds, in the order of the cells."""
+    """Return one entry a place on the axes, attack and adversary, over its seeds, in the order of the cells.
+
+    Nodes that were refused count, in every mean, as nodes of which nothing came back: their records as the mean of all other records,
+    their labels as not found. There is no mean if nothing came back of any node.
+    """
     groups: dict[str, list[Mapping[str, Json]]] = {}
     for cell in cells:
         groups.setdefault(json.dumps([cell["adversary"], cell["attack"], cell["at"]]), []).append(cell)
@@ -48,9 +67,14 @@ def points(cells: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
 def _point(group: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
     first, held = group[0], [c["columns"] for c in group]
     counts = {name: sum(int(c[name]) for c in held) for name in ("records", "recovered", "exact", "certified")}
+    tried = {name: sum(int(c[name]) for c in held) for name in ("attacked", "refused")}
     labels = [v for c in held for v in c["labels"]]
-    stats = {m: stat for m in METRICS if (stat := _statistics([v for c in held for v in c[m]], m))}
-    where = {"attack": first["attack"], "adversary": first["adversary"], "at": first["at"], "cells": len(group)}
+    if labels:
+        labels += [0.0] * tried["refused"]
+    stats = {}
+    if any(c["returned"] for c in held):
+        stats = {m: stat for m in METRICS if (stat := _statistics([v for c in held for v in c[m]], m))}
+    where = {"attack": first["attack"], "adversary": first["adversary"], "at": first["at"], "cells": len(group), **tried}
     return {**where, **counts, "labels_found": fmean(labels) if labels else None, **stats}
 
 

@@ -31,6 +31,7 @@ _CELL = {
     "constants": {str: ANY},
     "records": int,
     "findings": [{str: ANY}],
+    "refused": [{str: ANY}],  # a cell without this entry was counted by an earlier rule, and is run again
     "reasons": {str: str},
 }
 

@@ -12,7 +12,7 @@ from leakaudit import markdown as md
 from leakaudit.console import printed
 from leakaudit.sweep.points import words
 from leakaudit.trace import Json
-from leakaudit.wording import clean
+from leakaudit.wording import REFUSED, clean, refused
 
 SHOWN = 200  # rows in a terminal
 NO_PROOF = "An attack that fails proves nothing."
@@ -41,12 +41,13 @@ def table(results: Mapping[str, Json]) -> tuple[list[str], list[list[str]]]:
     metrics = ("psnr", "ssim") if images else ("relative_error",)
     names = {"psnr": "PSNR", "ssim": "SSIM", "relative_error": "rel. error"}
     many = len({p["adversary"] for p in held["points"]}) > 1
-    headings = [*held["axes"], "attack", *(["adversary"] if many else []), "cells", "records", "recovered", "exact", "labels"]
+    headings = [*held["axes"], "attack", *(["adversary"] if many else []), "cells", "refused", "records", "recovered", "exact", "labels"]
     headings += [f"{names[m]} {s}" for m in metrics for s in ("best", "median")]
     rows = []
     for p in held["points"]:
         cells = [words(p["at"][name]) if name in p["at"] else "" for name in held["axes"]]
-        cells += [p["attack"], *([p["adversary"]] if many else []), *(str(p[n]) for n in ("cells", "records", "recovered", "exact"))]
+        cells += [p["attack"], *([p["adversary"]] if many else []), str(p["cells"]), refused(p)]
+        cells += [str(p[n]) for n in ("records", "recovered", "exact")]
         cells.append("-" if p["labels_found"] is None else f"{p['labels_found']:.2f}")
         cells += [_number(p, m, s) for m in metrics for s in ("best", "median")]
         rows.append([clean(c) for c in cells])
@@ -81,14 +82,15 @@ def text(results: Mapping[str, Json], width: int = 140, color: bool = False) -> 
     for row in rows[:SHOWN]:
         shown.add_row(*map(Text, row))
     rest = [f"{len(rows) - SHOWN} more rows are in report.md"] if len(rows) > SHOWN else []
-    return printed([Text(clean(results["summary"]), style="bold"), shown, *map(Text, [*rest, *troubles(results)])], width, color)
+    below = [Text(REFUSED, style="dim"), *map(Text, [*rest, *troubles(results)])]
+    return printed([Text(clean(results["summary"]), style="bold"), shown, *below], width, color)
 
 
 def markdown(results: Mapping[str, Json]) -> str:
     """Return a page with the figure."""
     headings, rows = table(results)
     figure = f"![{results['sweep']['across']}]({results['sweep']['figure']})"
-    parts = ["# Sweep", f"**{md.escape(results['summary'])}**", figure, md.table(headings, rows)]
+    parts = ["# Sweep", f"**{md.escape(results['summary'])}**", figure, md.table(headings, rows), md.escape(REFUSED)]
     made = ", ".join(f"{name} {version}" for name, version in results["sweep"]["versions"].items())
     parts += ["## What gave no result", md.items(wrong)] if (wrong := troubles(results)) else []
     return "\n\n".join([*parts, md.escape(f"Made with {made}.")]) + "\n"

@@ -18,7 +18,7 @@ from leakaudit.deduction import Deduction
 from leakaudit.errors import LeakauditError
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Attack
-from leakaudit.scoring import score
+from leakaudit.scoring import nothing, score
 from leakaudit.sweep.cells import Cell
 from leakaudit.sweep.store import DONE, FAILED, Store
 from leakaudit.task import Task
@@ -62,7 +62,7 @@ class Job:
         return Ended(key, str(record["status"]), str(record["says"]), time.perf_counter() - start, time.process_time() - cpu, 0)
 
     def measure(self, cell: Cell) -> dict[str, Json]:
-        """Return constants, findings, and why nothing is known of other nodes."""
+        """Return constants, findings, and why nothing is known of other nodes, with what these score."""
         ready, constants = self._ready(cell)
         recorder = recording.record(ready, None)
         trace, truth = recorder.trace, recorder.truth_record
@@ -76,12 +76,15 @@ class Job:
         settings = {} if cell.attack == "auto" else dict(cell.settings)
         made = sorted(api.attack_together(fit, task, cell.attack, random, **settings), key=lambda settled: settled.place)
         scores = score([one.found for one in made], truth)
+        reasons = {**leaks.undetermined, **reasons}
+        refused = [nothing(node, cell.attack, truth).to_json() for node in sorted(reasons)]
         entries = [findings.finding(fit[one.place], one.found, s) for one, s in zip(made, scores, strict=True)]
         return {
             "constants": dict(constants),
             "records": len(mine) * cell.scenario.samples,
             "findings": [{k: v for k, v in entry.items() if k not in LEFT_OUT} for entry in entries],
-            "reasons": {str(k): v for k, v in sorted({**leaks.undetermined, **reasons}.items())},
+            "refused": refused,
+            "reasons": {str(k): v for k, v in sorted(reasons.items())},
         }
 
     def _ready(self, cell: Cell) -> tuple[recording.Plan, Mapping[str, Any]]:
@@ -96,7 +99,8 @@ class Job:
 
 def failure(status: str, says: str) -> dict[str, Json]:
     """Return the result of a cell that has none."""
-    return {"status": status, "says": " ".join(says.split())[:500], "constants": {}, "records": 0, "findings": [], "reasons": {}}
+    nothing_known: dict[str, Json] = {"constants": {}, "records": 0, "findings": [], "refused": [], "reasons": {}}
+    return {"status": status, "says": " ".join(says.split())[:500], **nothing_known}
 
 
 def _usable(cell: Cell, leaks: Sequence[GradientLeak], task: Task) -> tuple[list[GradientLeak], dict[int, str]]:

@@ -23,12 +23,27 @@ from leakaudit.tap.reading import read_logs
 
 BASE = ["record", "dpsgd", "--nodes", "4", "--graph", "ring", "--data", "gaussians", "--model", "logistic", "--samples", "4"]
 LONG = 600.0  # seconds within which something must have happened
+HOLD = 3599.0  # seconds of a late node that stand for "until the test says so"
+GATED = f"""
+import time
+from pathlib import Path
+
+sleep = time.sleep
+
+def held(seconds):
+    while seconds == {HOLD} and not Path("go").exists():
+        sleep(0.01)
+    if seconds != {HOLD}:
+        sleep(seconds)
+
+time.sleep = held
+"""
 
 
 def until(holds: Callable[[], bool]) -> None:
     end = time.monotonic() + LONG
     while not holds():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, "it never happened"
         time.sleep(0.02)
 
 
@@ -53,18 +68,28 @@ def alive(pid: int) -> bool:
 
 
 class Started:
-    """A recording that waits in round 5 for so long that the test can do what it wants."""
+    """A recording that stays in round 5 until the test has done what it wants, however long that takes on a busy machine."""
 
-    def __init__(self, folder: Path, seconds: float, *more: str) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
         command = [sys.executable, "-m", "leakaudit", *BASE, "--rounds", "8", "--engine", "gloo", "-o", str(folder / "t.pt")]
+        command += ["--fault", f"late:0@5:{HOLD:g}", *more]
+        (folder / "hooks").mkdir()
+        (folder / "hooks" / "sitecustomize.py").write_text(GATED)
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "hooks"), *sys.path])}
         self.folder = folder
-        self.run = subprocess.Popen(
-            [*command, "--fault", f"late:0@5:{seconds:g}", *more], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder
-        )
-        until(lambda: len(pids(folder)) == 4 and all(round_of(folder, rank) >= 4 for rank in range(4)))
+        self.run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environ)
+        until(lambda: self.run.poll() is not None or self.ready)
+        assert self.run.poll() is None, self.run.communicate()
         self.pids = pids(folder)
 
+    @property
+    def ready(self) -> bool:
+        """Whether every process has ended round 4."""
+        return len(pids(self.folder)) == 4 and all(round_of(self.folder, rank) >= 4 for rank in range(4))
+
     def end(self) -> tuple[int, str]:
+        """Let the run go on, and return its code and what it said."""
+        (self.folder / "go").touch()
         _, errors = self.run.communicate(timeout=LONG)
         return self.run.returncode, errors
 
@@ -73,8 +98,8 @@ class Started:
 def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     made: list[Started] = []
 
-    def start(seconds: float, *more: str) -> Started:
-        made.append(Started(tmp_path, seconds, *more))
+    def start(*more: str) -> Started:
+        made.append(Started(tmp_path, *more))
         return made[-1]
 
     yield start
@@ -87,7 +112,7 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
     started: Callable[..., Started], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = started(20.0)
+    one = started()
     os.kill(one.pids[2], signal.SIGKILL)
     code, errors = one.end()
     assert code == 0, errors
@@ -107,7 +132,7 @@ def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
 
 @pytest.mark.slow
 def test_a_frozen_process_is_given_up_and_ended(started: Callable[..., Started], tmp_path: Path) -> None:
-    one = started(8.0, "--timeout", "12")  # a process that computes for 12 s in one round would be given up too
+    one = started("--timeout", "12")  # a process that computes for 12 s in one round would be given up too
     os.kill(one.pids[2], signal.SIGSTOP)
     code, errors = one.end()
     assert code == 0, errors
@@ -119,7 +144,7 @@ def test_a_frozen_process_is_given_up_and_ended(started: Callable[..., Started],
 
 @pytest.mark.slow
 def test_an_interrupted_run_leaves_its_trace_and_no_process(started: Callable[..., Started], tmp_path: Path) -> None:
-    one = started(600.0)
+    one = started()
     one.run.send_signal(signal.SIGINT)
     code, errors = one.end()
     assert (code, errors.splitlines()[-1]) == (130, "leakaudit: interrupted")
@@ -133,7 +158,7 @@ def test_an_interrupted_run_leaves_its_trace_and_no_process(started: Callable[..
 
 @pytest.mark.slow
 def test_no_process_outlives_the_one_that_started_it(started: Callable[..., Started]) -> None:
-    one = started(600.0)
+    one = started()
     supervisor = int(Path(f"/proc/{one.pids[0]}/stat").read_text().rsplit(")", 1)[1].split()[1])
     one.run.kill()
     until(lambda: not any(map(alive, [supervisor, *one.pids.values()])))

@@ -52,6 +52,7 @@ def record(*found: Record, undetermined: tuple[Record, ...] = (), name: str = "p
     out = records.record(*found, undetermined=undetermined, name=name, nodes=10) | own | {"metrics": metrics, "picture": "grid.png"}
     out["trace"] |= {"edges": 20, "links": [[k, (k + step) % 10] for k in range(10) for step in (1, 2)]}
     out["provenance"] |= {"shimmed": True, "settings": {"steps": 300}, "truth": {"sha256": None}, "command": f"leakaudit attack {name}"}
+    out["files"] |= {"grid.png": "2" * 64}
     results.validate(out)
     return out
 

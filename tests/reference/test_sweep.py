@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -141,11 +142,15 @@ def test_records_are_counted_from_what_the_scores_say(tmp_path: Path) -> None:
         mine = [k for k, c in keyed.items() if (c.attack, dict(c.at)) == (point["attack"], point["at"])]
         scores = [f["scores"]["psnr"]["per_image"] for k in mine for f in (store.load(k) or {})["findings"]]
         values = [v for column in scores for v in column if v is not None]
+        cells = [store.load(k) or {} for k in mine]
+        every = [s for c in cells for s in (*(f["scores"] for f in c["findings"]), *c["refused"])]
+        counted = values + [v for s in every for v in s["psnr"].get("missed", ())]
         assert point["records"] == 2
         assert point["recovered"] == sum(v >= 20 for v in values)
         assert ("psnr" in point) == bool(values)
         if values:
-            assert (point["psnr"]["best"], point["psnr"]["mean"]) == (max(values), pytest.approx(sum(values) / len(values)))
+            assert len(counted) == 2
+            assert (point["psnr"]["best"], point["psnr"]["mean"]) == (max(counted), pytest.approx(fmean(counted)))
     best = max(record["sweep"]["points"], key=lambda point: point["exact"])
     assert (best["attack"], best["at"], best["exact"]) == ("analytic", {"sigma": 0.0}, 2)
     assert record["complete"]
@@ -153,7 +158,7 @@ def test_records_are_counted_from_what_the_scores_say(tmp_path: Path) -> None:
 
 
 def test_data_that_are_no_images_count_by_their_ratio_of_signal_to_noise() -> None:
-    scores = {"relative_error": {"per_image": [0.09, 0.11, None]}}
+    scores = {"relative_error": {"per_image": [0.09, 0.11, None]}, "matched": [0, 1, None]}
     found = points.columns([{"scores": scores, "certified": 0}], 3, 20.0)  # 20 dB are a relative error of 0.1
     assert (found["records"], found["recovered"]) == (3, 1)
 

@@ -30,7 +30,8 @@ class Protocol:
     """A victim with its constants on a graph, over a number of rounds, with the public tensors that hold its schedule.
 
     missing: why messages of the run were not received, in words, empty if all were: then the relations between nodes are not those
-    declared, and only each node's own still hold. holds: the last round in which all do.
+    declared, and only each node's own still hold. holds: the last round in which all do. ordered: whether the order in which records
+    come in mini-batches is taken from the declaration; else a record counts in every gradient.
     """
 
     victim: Victim
@@ -39,6 +40,7 @@ class Protocol:
     public: Mapping[str, Tensor]
     missing: str = ""
     holds: int = 0
+    ordered: bool = True
 
     @cached_property
     def whole(self) -> Relations:
@@ -60,7 +62,7 @@ class Protocol:
     @cached_property
     def turns(self) -> Turns | None:
         """Which gradients of a node one record can enter, None if all of them (`Victim.turns`)."""
-        return self.victim.turns(self.rounds)
+        return self.victim.turns(self.rounds) if self.ordered else None
 
     @property
     def repeats(self) -> bool:

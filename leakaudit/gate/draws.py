@@ -42,6 +42,7 @@ FEWEST = 64  # columns that are left of a draw if there are that many pairs
 SEARCHED = 1 << 24  # numbers that are searched for repetitions along a draw
 HELD = 1 << 22  # sums of squares that are held for nodes one by one
 JOINT = 256  # coordinates that are tested for combinations
+MATRICES = 5  # whose combinations are tested
 LONGER = 4  # times as many columns as rows, from which on combinations are tested
 SMALL = tuple(2.0 ** (-4 * k) for k in range(1, 12))  # standard deviations: below each of these, numbers are counted ...
 ROUNDINGS = 64.0  # ... if it is so many roundings of a message; on a coarse grid, noise can be 0 by chance
@@ -320,7 +321,7 @@ class Draws:
                 continue
             scale = max(1.0, float(np.linalg.norm(matrix)) / math.sqrt(matrix.size))
             values = np.sqrt(np.maximum(np.linalg.eigvalsh((matrix @ matrix.T).astype(float)), 0.0)) / scale
-            slack = math.sqrt(short) + math.sqrt(2 * math.log(2 * 4 / LEVEL)) + loose
+            slack = math.sqrt(short) + math.sqrt(2 * math.log(2 * MATRICES / LEVEL)) + loose
             if values[0] < math.sqrt(long) - slack:
                 part = values[0] / math.sqrt(long)
                 yield TWICE, f"{says} are not independent: a combination of them holds {part:.2g} of the noise that it should"
@@ -348,6 +349,7 @@ class Draws:
         cube = flat.reshape(len(whole), len(nodes), places, -1)
         for axis, says in enumerate(("the noise of different runs", "the noise of different nodes", "the draws of a node")):
             yield says, np.moveaxis(cube, axis, 0).reshape(cube.shape[axis], -1), loose
+        yield "the noise of different messages", np.moveaxis(cube, 0, 2).reshape(len(nodes) * places, -1), loose
         some = min(flat.shape[1], JOINT, len(flat) // LONGER)
         yield "the coordinates of the noise", flat[:, np.linspace(0, flat.shape[1] - 1, some).astype(int)].T, loose
 

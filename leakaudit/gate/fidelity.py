@@ -157,14 +157,14 @@ class Fidelity:
         """Return one rule for each thing that is wrong, or one that says what was compared.
 
         Args:
-            linted: pitfalls that the lint of the first recording found; they are not told again beside others.
+            linted: pitfalls that the lint of the first recording found; they are not told again.
         """
         if not self.seeds:
             return []
         self._sum_up()
         cell = f"{self.check.name}/recording"
         if self._wrong:
-            told = {about: one for about, one in self._wrong.items() if about not in linted} or self._wrong
+            told = {about: one for about, one in self._wrong.items() if about not in linted}
             return [Rule("recording", cell, about, status, says) for about, (status, says) in told.items()]
         says = "the messages are those that the protocol declares"
         if self._compared:

@@ -26,7 +26,7 @@ from leakaudit.gate.program import staying
 from leakaudit.gate.rules import Rule
 from leakaudit.gate.runs import Recorded, Runner, ready
 from leakaudit.pricing import Price, price
-from leakaudit.progress import expired, step
+from leakaudit.progress import expired, remaining, step
 from leakaudit.trace import Json
 
 ROUNDING = 1e-6  # of a sensitivity that is written with six digits
@@ -130,7 +130,8 @@ def _run(check: Check, out: Judged) -> None:
                 _once(check, cells, made, out, shown.hides(made.trace))
         step(f"check {check.name}", len(seeds), len(seeds))
         _again(shown, record, seeds)
-        _more(shown, record, seeds, max(SECONDS, time.monotonic() - began))
+        if _foreign(check, first):
+            _more(shown, record, seeds, max(SECONDS, time.monotonic() - began))
         if first is not None:
             _epsilon(check, first, shown, out)
     finally:
@@ -176,12 +177,20 @@ def _again(shown: Fidelity, record: Runner, seeds: range) -> None:
         shown.look_again(made)
 
 
+def _foreign(check: Check, made: Recorded | None) -> bool:
+    """Whether the code under test is a user's: a function, or a scenario whose victim is not one of leakaudit's own."""
+    if check.run or made is None:
+        return True
+    return not registry.get("victims", made.trace.protocol).__module__.startswith("leakaudit.victims.")
+
+
 def _more(shown: Fidelity, record: Runner, seeds: range, seconds: float) -> None:
     """Record more seeds, without attacking them, while gradients of the truth cannot be told from others and the time allows.
 
-    A program need not have these seeds; if one of them fails, the others tell as much as they do.
+    A program need not have these seeds; if one of them fails, the others tell as much as they do. seconds: that this may take; of the
+    time that is left for the whole gate it takes half, so that what was measured is not cut short.
     """
-    until = time.monotonic() + seconds
+    until = time.monotonic() + min(seconds, remaining() / 2)
     for seed in range(seeds.stop, seeds.stop + MOST):
         if expired() or time.monotonic() > until or not shown.undecided():
             return
@@ -209,28 +218,33 @@ def _epsilon(check: Check, made: Recorded, shown: Fidelity, out: Judged) -> None
         found = [(p.epsilon, p.node) for p in prices if p.epsilon is not None]
         if found and len(found) == len(prices):
             out.epsilon[cell] = max(found)
-            if doubt := _doubt(check, protocol, adversary, nodes, shown):
+            doubt = _doubt(check, protocol, adversary, nodes, shown) if _foreign(check, made) else None
+            if doubt is not None:
                 out.doubts[cell] = doubt
         elif missing := next((p for p in prices if p.epsilon is None), None):
             out.unpriced[cell] = _unpriced(missing, check)
 
 
 def _doubt(check: Check, protocol: Protocol, adversary: Adversary, nodes: Sequence[int], shown: Fidelity) -> tuple[float, str] | None:
-    """Return what epsilon may be as far as the recordings tell, and why; None if they hold what the price relies on."""
+    """Return what epsilon may be as far as the recordings tell, and why; None if they hold what the price relies on.
+
+    Noise so loud that even `MOST` recordings could not tell gradients from none is no reason for doubt: then nothing that a program can
+    do would end it, and the recording's rule says how little was told.
+    """
     if protocol.turns is not None and not shown.compared:
         unordered = replace(protocol, ordered=False)
         why = "if records come in mini-batches in another order than declared, which no recording shows"
         return _largest(price(unordered, adversary, nodes, check.sensitivity, check.delta, check.smoothness)), why
     fit = shown.fit
-    if fit.error <= BLUNT:
+    needed = math.ceil(len(shown.seeds) * (fit.error / BLUNT) ** 2)
+    if fit.error <= BLUNT or needed > MOST:
         return None
     times = max(1.0, 1 + fit.shift + LIMIT * fit.error)
-    moved = check.sensitivity * times
     why = (
         f"if the messages hold {times:.2g} times the declared gradients, which the noise of {len(shown.seeds)} recordings hides; "
-        f"seeds = {math.ceil(len(shown.seeds) * (fit.error / BLUNT) ** 2)} would tell, or more rounds"
+        f"seeds = {needed} would tell"
     )
-    return _largest(price(protocol, adversary, nodes, moved, check.delta, check.smoothness)), why
+    return _largest(price(protocol, adversary, nodes, check.sensitivity * times, check.delta, check.smoothness)), why
 
 
 def _largest(prices: Iterable[Price]) -> float:
@@ -282,8 +296,8 @@ def conclude(out: Judged, base: Baseline | None) -> None:
 
 
 def sound(judged: Judged) -> None:
-    """Raise LeakauditError where a control failed, nothing was measured or the run is not complete: such a baseline would hide a leak."""
-    if failed := [r for r in judged.rules if r.status in rules.UNSOUND and r.kind in rules.CONTROLS]:
+    """Raise LeakauditError where a control or the lint failed, nothing was measured or the run is not complete: it would hide a leak."""
+    if failed := [r for r in judged.rules if r.status in rules.UNSOUND and r.kind in (*rules.CONTROLS, "lint")]:
         raise LeakauditError(f"the baseline is not changed: {failed[0].cell}: {failed[0].says}")
     if not judged.complete:
         raise LeakauditError("the baseline is not changed: the run was cut short; give it more --max-seconds")

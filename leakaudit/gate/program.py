@@ -181,9 +181,13 @@ def _settle(place: _Place) -> None:
     torch.set_num_threads(place.threads)
 
 
+class _Ended(BaseException):
+    """Code that runs in this process tried to end it; no handler of `Exception` on the way takes it for something else."""
+
+
 @contextmanager
 def staying() -> Iterator[None]:
-    """Turn `os._exit` in this process, which no handler would see, into an error.
+    """Turn `os._exit` in this process, which nothing would see, into an error.
 
     Raises:
         ProgramError: something called it.
@@ -193,11 +197,14 @@ def staying() -> Iterator[None]:
     def refuse(status: int) -> NoReturn:
         if os.getpid() != own:  # a child of a fork, which ends like this
             end(status)
-        raise ProgramError(f"something called os._exit({status}) in the gate's own process: a model, an attack or a victim; {NOTHING}")
+        caller = sys._getframe(1)
+        raise _Ended(f"os._exit({status}) was called in {Path(caller.f_code.co_filename).name}, line {caller.f_lineno}")
 
     os._exit = refuse
     try:
         yield
+    except _Ended as error:
+        raise ProgramError(f"{error}, in the gate's own process, by a model, an attack or a victim; {NOTHING}") from None
     finally:
         os._exit = end
 

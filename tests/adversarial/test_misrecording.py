@@ -253,7 +253,7 @@ CASES = {
         1, "too little noise: the noise of xi.2,7. of node 2 with seed 1 is", ((SENT, f"{SENT}\n            {CLEAN}"),)
     ),
     "six numbers of one message without noise": Case(
-        1, "6 of .* numbers hold less than", ((SENT, f"{SENT}\n            if t == 3: sent[1][20:26] = stepped[1][20:26]"),)
+        1, "[0-9]+ of 83200 numbers hold less than", ((SENT, f"{SENT}\n            if t == 3: sent[1][20:26] = stepped[1][20:26]"),)
     ),
     # other gradients, hidden by the noise of a few runs
     "twice the clip in the code": Case(

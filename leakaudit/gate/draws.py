@@ -178,7 +178,7 @@ class Draws:
         """Yield the first other thing that no independent normal noise of the declared size shows."""
         if not self._named:
             return
-        for family in (self._sizes, self._lags, self._coordinate_pairs, self._combinations):
+        for family in (self._lags, self._coordinate_pairs, self._sizes, self._combinations):
             if found := next(family(), None):
                 yield found
                 return

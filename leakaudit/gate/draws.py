@@ -126,7 +126,8 @@ class Draws:
     def _add(self, run: Run, one: Noise, rounding: float) -> None:
         """Take one node's noise; what a seed draws that is run again is compared with other seeds only."""
         names = [_Draw(run, one.node, k, label) for k, label in enumerate(one.labels)]
-        if (len(self._rows) + len(names)) * len(self._columns) <= KEPT:
+        room = KEPT if run.process else KEPT - KEPT // 8  # some is left for the process that starts anew, which comes last
+        if (len(self._rows) + len(names)) * len(self._columns) <= room:
             self._draws += names
             self._rows += list(one.rest[:, self._columns].astype(np.float32))
             self._signals += np.linalg.norm(one.signal[:, self._columns], axis=1).tolist()
@@ -229,13 +230,16 @@ class Draws:
 
     def _pairs(self) -> Iterator[Found]:
         """Yield two draws that are one."""
-        rows, signals = self._some_rows()
-        count, width = rows.shape
+        chosen = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)[: math.isqrt(PRODUCTS // FEWEST)]
+        some, count = [self._draws[k] for k in chosen], len(chosen)
+        rows, signals = np.stack([self._rows[k] for k in chosen]), np.array([self._signals[k] for k in chosen])
+        width = min(rows.shape[1], max(FEWEST, PRODUCTS // count**2))
         if count < 2 or width < 2:
             return
+        rows = rows[:, np.linspace(0, rows.shape[1] - 1, width).astype(int)]
         size = np.linalg.norm(rows, axis=1)
         limit = _cosine(LEVEL, count * (count - 1) // 2, width)
-        runs = [one.run for one in self._draws[:count]]
+        runs = [one.run for one in some]
         number = {run: k for k, run in enumerate(dict.fromkeys(runs))}
         run = np.array([number[one] for one in runs])
         repeated = np.array([[a.seed == b.seed and a != b for b in number] for a in number])
@@ -252,15 +256,8 @@ class Draws:
             if cosine[at] > worst:
                 worst, found = float(cosine[at]), (int(at[1]), start + int(at[0]))
         if worst > limit:
-            first, second = (self._draws[k] for k in found)
+            first, second = sorted((some[k] for k in found), key=lambda one: one.run.process)
             yield _same(first, second, worst)
-
-    def _some_rows(self) -> tuple[Floats, Floats]:
-        """Return draws (k, columns), as many columns as comparing all pairs allows, and the norms of the gradients in them."""
-        most = math.isqrt(PRODUCTS // FEWEST)
-        rows = np.stack(self._rows[:most])
-        width = min(rows.shape[1], max(FEWEST, PRODUCTS // max(1, len(rows)) ** 2))
-        return rows[:, np.linspace(0, rows.shape[1] - 1, width).astype(int)], np.array(self._signals[:most])
 
     # --- along a draw ---
 

@@ -57,7 +57,8 @@ class Protocol:
 
     missing: why messages of the run were not received, in words, empty if all were: then the relations between nodes are not those
     declared, and only each node's own still hold. holds: the last round in which all do. begun: whether the last round was begun
-    and not ended, so that any of its messages may have been sent.
+    and not ended, so that any of its messages may have been sent. ordered: whether the order in which records come in mini-batches
+    is taken from the declaration; else a record counts in every gradient.
     """
 
     victim: Victim
@@ -67,6 +68,7 @@ class Protocol:
     missing: str = ""
     holds: int = 0
     begun: bool = False
+    ordered: bool = True
 
     @cached_property
     def whole(self) -> Relations:
@@ -88,7 +90,7 @@ class Protocol:
     @cached_property
     def turns(self) -> Turns | None:
         """Which gradients of a node one record can enter, None if all of them (`Victim.turns`)."""
-        return self.victim.turns(self.rounds)
+        return self.victim.turns(self.rounds) if self.ordered else None
 
     @property
     def clipped(self) -> Clipped | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from leakaudit import api
 from leakaudit.errors import AttackError
+from leakaudit.gate import measures
 from leakaudit.gate.cells import Cell, generator
 from leakaudit.gate.runs import Recorded
 from leakaudit.leak import GradientLeak
@@ -21,16 +22,22 @@ from leakaudit.trace import Truth
 NEAR_DB, NEAR = 20.0, 0.1  # PSNR of an image, relative error of anything else, from which a planted record counts as recovered
 CHANCE = 1e-3  # of so many matches by guessing; fewer than that and the scores are not to be trusted
 ROUNDS, STEP = 4, 0.05  # gradients of a planted leak where there is none to copy, and how far models move between them
+BATCH = "batch"  # what the control of several records at once is about
+GAIN = 6.0  # dB nearer to the best record of a planted batch than a guess is: half of its error
 TWO, MOST = 2, 10  # records that are planted for an attack on inputs, and at most for one on labels alone
 
 
 @dataclass(frozen=True)
 class Control:
-    """The outcome of one control; ok: None where there was nothing to test it on; says: in words, what was expected and what came."""
+    """The outcome of one control.
+
+    ok: None where there was nothing to test it on. says: in words, what was expected and what came. about: which of several of a name.
+    """
 
     name: str
     ok: bool | None
     says: str
+    about: str = ""
 
 
 def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
@@ -54,15 +61,50 @@ def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
     return Control("positive", True, f"{cell.attack} solves {len(cell.planted)} leaks that were planted without noise, the last: {says}")
 
 
-def planted(like: GradientLeak | None, run: Recorded, node: int, number: int = 0) -> tuple[GradientLeak, Truth]:
-    """Return noise-free gradients of one record of the data set, combined like a leak of the run, and the truth that goes with them.
+def batched(cell: Cell, run: Recorded, nodes: tuple[int, ...], hidden: bool) -> Control | None:
+    """Plant the gradient of as many records at once as the run's own gradients are of, and see whether the attack gets near one.
+
+    None where these are of one record, which `positive` plants, where the data set is too small, or for an attack on labels alone.
+    hidden: whether noise is declared, which the recording and the lint hold the program to. Without it all depends on the attack, and
+    one that is too weak for such batches says nothing; with it, that is told and counts neither for nor against.
+    """
+    size = _records(cell.leak, run, nodes[0])
+    others = run.truth.pool if len(run.truth.pool) else run.truth.x
+    if size < TWO or len(others) <= size or not cell.planted or not any(len(found.x) for found, _ in cell.planted):
+        return None
+    leak, truth = planted(cell.leak, run, nodes[0], size=size)
+    what = f"{cell.attack} on the gradient of {size} planted records without noise, as many as the program's gradients are of"
+    weak = None if hidden else False
+    try:
+        found = api.attack_one(leak, run.task, cell.attack, generator(run.seed, leak.node), **cell.settings)
+    except AttackError as e:
+        return Control("positive", weak, f"{what}: it cannot use this leak, so it tells nothing: {e}", BATCH)
+    guess = Recorded(run.seed, run.trace, truth, run.task).guess(leak.node)
+    gain = max(measures.values(guess, score(found, truth)[0])["gain"])
+    says = f"{what}: {gain:.1f} dB nearer to the best one than a guess, expected {GAIN:g} dB"
+    return Control("positive", True if gain >= GAIN else weak, says, BATCH)
+
+
+def _records(like: GradientLeak | None, run: Recorded, node: int) -> int:
+    """Return how many records a gradient of the run is of."""
+    if like is not None and like.batch:
+        return like.batch
+    held_there = int((run.truth.node == node).sum())
+    batch = int(run.trace.params.get("batch") or 0)
+    return batch if 0 < batch < held_there else held_there
+
+
+def planted(like: GradientLeak | None, run: Recorded, node: int, number: int = 0, size: int = 1) -> tuple[GradientLeak, Truth]:
+    """Return noise-free gradients of records of the data set, combined like a leak of the run, and the truth that goes with them.
 
     like: the leak whose rounds, models and combination are copied; without one, single gradients at models near the first. number: of
-    the record; each bears a label that is drawn.
+    the first record; size: how many follow on it. Each bears a label that is drawn.
     """
     others = run.truth.pool if len(run.truth.pool) else run.truth.x
-    at = number % len(others)
-    x, rest, y = others[at : at + 1].to(run.truth.x), torch.cat([others[:at], others[at + 1 :]]), run.truth.y[:1]
+    rows = (number + torch.arange(size)) % len(others)
+    left = torch.ones(len(others), dtype=torch.bool)
+    left[rows] = False
+    x, rest, y = others[rows].to(run.truth.x), others[left], run.truth.y[:1].expand(size, *run.truth.y.shape[1:])
     if not y.is_floating_point():
         y = torch.randint(run.trace.task.classes, y.shape, generator=generator(run.seed, run.trace.graph.nodes + number), dtype=y.dtype)
     rounds = torch.arange(1, ROUNDS + 1) if like is None else like.rounds
@@ -74,9 +116,9 @@ def planted(like: GradientLeak | None, run: Recorded, node: int, number: int = 0
     dtype = run.trace.dtype if like is None else like.value.dtype
     std = torch.full((len(value),), float(value.square().mean().sqrt()) * torch.finfo(torch.float32).eps, dtype=torch.float64)
     theta = models if like is None or like.theta is not None else None
-    made = GradientLeak(node, rounds, combination, value.to(dtype), std, columns, theta=theta, batch=1, formula="planted")
-    index = torch.zeros(1, dtype=torch.int64)
-    return made, replace(run.truth, x=x, y=y, node=index + node, index=index, pool=torch.cat([rest.to(x), run.truth.x]))
+    made = GradientLeak(node, rounds, combination, value.to(dtype), std, columns, theta=theta, batch=size, formula="planted")
+    index = torch.arange(size)
+    return made, replace(run.truth, x=x, y=y, node=torch.full_like(index, node), index=index, pool=torch.cat([rest.to(x), run.truth.x]))
 
 
 def negative(cell: Cell) -> Control:

@@ -5,7 +5,7 @@ anything and every limit holds. So each recording is compared with two things th
 messages that its protocol declares (`expected`), and the gradients of its own truth.
 
 The second works because the truth holds every node's records: with its gradients the declared relations determine the noise of every
-message (`substitute`). It has to be of the declared size and law, independent from round to round and from run to run, and uncorrelated
+message (`substitute`). It has to be of the declared size and law in every part, independent of all other noise (`draws`), and uncorrelated
 with the gradients. Where no noise is declared, the messages have to hold these gradients. This knows nothing of attacks, and where it
 holds, the recorded messages do carry the gradients of these records.
 """
@@ -13,32 +13,36 @@ holds, the recorded messages do carry the gradients of these records.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import betaincc
+import torch
 from scipy.stats import chi2, norm
 
 from leakaudit.adversary import Adversary
 from leakaudit.api import targets
+from leakaudit.gate import draws
 from leakaudit.gate.config import Check
+from leakaudit.gate.draws import Draws, Run
 from leakaudit.gate.expected import Expected, differences
 from leakaudit.gate.rules import Rule, Status
 from leakaudit.gate.runs import Recorded
-from leakaudit.gate.substitute import Floats, Left, Noise, left
+from leakaudit.gate.substitute import Left, Noise, left
 from leakaudit.lint import NAMES, noise
 from leakaudit.lint.samples import Sample
 from leakaudit.trace import Trace
 
+MOST = 64  # recordings of a check, its own among them, if fewer do not tell
+AWAY = 0.5  # coefficients that differ from 1 by so much are to be told ...
+SURE = 3.0  # ... by so many standard errors
+ODD = 0.05  # chance of a node's coefficient from which on more recordings are made
 NODES, WIDTH = 8, 4096  # whose noise is given to the lint, and columns of it
-LEVEL = 1e-4  # chance of a false alarm of each test, over all seeds of a check: a hundredth of the gate's default alpha
+LEVEL = 1e-5  # chance of a false alarm of each test, over all seeds of a check: a thousandth of the gate's default alpha
 # A gradient that another framework computed in float32 agrees to about 1e-5; a wrong constant moves it by as much as it is wrong, such as
 # a tenth where a step of 0.11 is declared as 0.1. Half of that lies far from both.
 CLOSE = 0.05
-QUIET = "P20"  # the pitfall of too little noise
 HALF = 0.5  # of the way from the gradients of the truth to those of a guess; from there on they are not the truth's
-LEAST = 64  # numbers from which on noise of two runs is compared
 
 # What a rule begins with; a redacted report shows only this.
 TITLES = {
@@ -58,7 +62,59 @@ TITLES = {
     "gradients": "other gradients than those of the truth",
     "noise": "more than the declared noise",
     "seeds": "noise that repeats",
-}
+    "process": "noise that starts anew with every process",
+    "along": "noise shared by numbers of a message",
+} | {f"P{number:02d}": name for number, (name, _) in NAMES.items()}
+
+
+@dataclass
+class Fit:
+    """How the noise of a node, or of all, goes along with the gradients.
+
+    Attributes:
+        along: sum of <rest, signal>, whose variance is `power` if the rest is noise.
+        power: sum of |signal|^2.
+        beyond: sum of <rest, better>, whose variance is `margin` if the rest is noise.
+        margin: sum of |better|^2.
+    """
+
+    along: float = 0.0
+    power: float = 0.0
+    beyond: float = 0.0
+    margin: float = 0.0
+
+    def add(self, one: Noise) -> None:
+        """Take the noise of a node in one recording."""
+        self.along += float((one.rest * one.signal).sum())
+        self.power += float((one.signal**2).sum())
+        self.beyond += float((one.rest * one.better).sum())
+        self.margin += float((one.better**2).sum())
+
+    @classmethod
+    def total(cls, some: Iterable[Fit]) -> Fit:
+        """Return the sum of several."""
+        found = cls()
+        for one in some:
+            found.along += one.along
+            found.power += one.power
+            found.beyond += one.beyond
+            found.margin += one.margin
+        return found
+
+    @property
+    def shift(self) -> float:
+        """By how much the coefficient of the gradients differs from 1."""
+        return self.along / self.power if self.power > 0 else 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the coefficient, 0 without noise."""
+        return 1 / math.sqrt(self.power) if self.power > 0 else 0.0
+
+    @property
+    def chance(self) -> float:
+        """The chance that noise alone shifts the coefficient as far, 1 if the shift is none."""
+        return 2 * float(norm.sf(abs(self.shift) / self.error)) if abs(self.shift) > CLOSE else 1.0
 
 
 @dataclass
@@ -70,15 +126,11 @@ class Fidelity:
     _wrong: dict[str, tuple[Status, str]] = field(default_factory=dict)
     _skipped: str = ""
     _compared: bool = False
-    _along: float = 0.0  # sum of <rest, signal>, whose variance is `_power` if the rest is noise
-    _power: float = 0.0  # sum of |signal|^2
-    _beyond: float = 0.0  # sum of <rest, better>, whose variance is `_margin` if the rest is noise
-    _margin: float = 0.0  # sum of |better|^2
+    _nodes: dict[int, Fit] = field(default_factory=dict)
     _energy: float = 0.0  # sum of |rest|^2 over `_numbers`, of Gaussian noise
     _numbers: int = 0
     _first: tuple[Noise, ...] = ()  # of the first recording
-    _before: dict[int, tuple[int, Floats]] = field(default_factory=dict)  # node -> seed and noise of the recording before
-    _again: list[str] = field(default_factory=list)  # noise that came twice
+    _draws: Draws = field(default_factory=Draws)
     _expected: dict[str, Expected] = field(default_factory=dict)
 
     def look(self, made: Recorded) -> None:
@@ -98,9 +150,7 @@ class Fidelity:
             self._complain("truth", Status.VOID, says, made.seed)
         for about, says in (*_samples(made), *(() if self.check.scenario else _announced(trace))):
             self._complain(about, Status.VOID, says, made.seed)
-        if self.check.scenario:
-            self._skipped = "the program is a victim of leakaudit itself"
-        elif not self._wrong:
+        if not self._wrong:
             self._values(made)
 
     def rules(self, linted: Collection[str] = ()) -> list[Rule]:
@@ -123,10 +173,19 @@ class Fidelity:
             says += f"; values were not compared: {self._skipped}"
         return [Rule("recording", cell, "", Status.OK, says)]
 
-    def _complain(self, about: str, status: Status, says: str, seed: int) -> None:
-        """Keep the first complaint of its kind."""
+    def look_again(self, made: Recorded) -> None:
+        """Compare a recording that another process made, so that noise which starts anew with every process is found.
+
+        It may be of a seed that was looked at before, and then hold the same noise.
+        """
+        found = left(made, self._declared(made.trace).relations)
+        process = Run(made.seed, process=1)
+        self._draws.add(process, found.noise, made.trace.layout.slices, _rounding(made.trace, found.noise))
+
+    def _complain(self, about: str, status: Status, says: str, seed: int | None = None) -> None:
+        """Keep the first complaint of its kind. seed: of the recording that showed it, None if it took several."""
         title = f"{TITLES[about]}: " if about in TITLES else ""
-        self._wrong.setdefault(about, (status, f"{title}{says} (seed {seed})"))
+        self._wrong.setdefault(about, (status, f"{title}{says}{'' if seed is None else f' (seed {seed})'}"))
 
     def _declared(self, trace: Trace) -> Expected:
         """Return what the protocol sends; kept for recordings that differ in nothing that it depends on."""
@@ -136,6 +195,33 @@ class Fidelity:
         if about not in self._expected:
             self._expected[about] = Expected.of(trace)
         return self._expected[about]
+
+    @property
+    def compared(self) -> bool:
+        """Whether the values of the recordings were compared with the gradients of their truth."""
+        return self._compared
+
+    @property
+    def noisy(self) -> bool:
+        """Whether noise was found that other recordings may share."""
+        return bool(self._first) and not self._wrong
+
+    def hides(self, trace: Trace) -> bool:
+        """Whether a recording's protocol declares noise."""
+        return any(v.kind == "noise" for v in self._declared(trace).relations.vectors)
+
+    @property
+    def fit(self) -> Fit:
+        """How the noise of all nodes goes along with the gradients."""
+        return Fit.total(self._nodes.values())
+
+    def undecided(self) -> bool:
+        """Whether more recordings would tell gradients of the truth from others, and so many as `MOST` are enough for it."""
+        fit, count = self.fit, len(self.seeds)
+        if self._wrong or not fit.power or count >= MOST or SURE * fit.error * math.sqrt(count / MOST) > AWAY:
+            return False
+        odd = any(one.chance < ODD / len(self._nodes) for one in self._nodes.values())
+        return odd or abs(fit.shift) + SURE * fit.error > AWAY
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -158,86 +244,70 @@ class Fidelity:
             )
             self._complain("gradients", Status.VOID, says, made.seed)
         for one in found.noise:
-            self._along += float((one.rest * one.signal).sum())
-            self._power += float((one.signal**2).sum())
-            self._beyond += float((one.rest * one.better).sum())
-            self._margin += float((one.better**2).sum())
+            self._nodes.setdefault(one.node, Fit()).add(one)
             if one.gaussian:
                 self._energy += float((one.rest**2).sum())
                 self._numbers += one.rest.size
-            self._repeated(one, made.seed)
+        self._draws.add(Run(made.seed), found.noise, made.trace.layout.slices, _rounding(made.trace, found.noise))
         self._first = self._first or found.noise
-
-    def _repeated(self, one: Noise, seed: int) -> None:
-        """Compare a node's noise with that of the recording before, which has to be another draw."""
-        other, earlier = self._before.get(one.node, (seed, one.rest[:0]))
-        self._before[one.node] = seed, one.rest
-        if earlier.shape != one.rest.shape or one.rest.size < LEAST:
-            return
-        n = one.rest.size
-        size = float(np.linalg.norm(one.rest) * np.linalg.norm(earlier)) or 1.0
-        cosine = min(1.0, abs(float((one.rest * earlier).sum())) / size)
-        # The squared cosine of independent noise and any direction is Beta(1/2, (n - 1)/2).
-        if float(betaincc(0.5, (n - 1) / 2, cosine**2)) < LEVEL / len(self.seeds):
-            says = f"the noise of node {one.node} with seed {seed} is that of seed {other} (correlation {cosine:.2f})"
-            self._again.append(f"{says}: it is not drawn anew, so whoever knows one run can take it away")
 
     def _sum_up(self) -> None:
         """Judge what only many rounds and recordings show together: first what the values hold, then their noise."""
         if self._wrong or not self._compared:
             return
-        seed = self.seeds[-1]
-        for about, says in (*self._signal(), *self._excess()):
-            self._complain(about, Status.VOID, says, seed)
-        if self._wrong:
-            return
         status = Status.CONTRADICTED if self.check.lint in ("error", "strict") else Status.WARNING
-        for about, says in self._noise():
-            self._complain(about, status, says, seed)
+        tests = ((self._signal, Status.VOID), (self._draws.shared, status), (self._excess, Status.VOID), (self._noise, status))
+        for test, how in tests:
+            for about, says in test():
+                self._complain(about, how, says)
+            if self._wrong:
+                return
 
     def _signal(self) -> Iterator[tuple[str, str]]:
         """Test whether what is left goes along with the gradients: then other gradients were sent, or another multiple of them."""
-        if not self._power:
-            return
-        shift, score = self._along / self._power, self._along / math.sqrt(self._power)
-        if abs(shift) > CLOSE and 2 * norm.sf(abs(score)) < LEVEL:
-            yield (
-                "gradients",
-                f"what is recorded holds {1 + shift:.2f} times the gradients of the truth, expected 1 (+- {self._error():.2g}): check "
-                "truth, labels, constants, clip and what is sent",
-            )
-            return
+        fit = self.fit
+        parts = [("what is recorded", fit), *((f"what node {node} sends", one) for node, one in sorted(self._nodes.items()))]
+        for who, one in parts:
+            # Half of the level is for all nodes together, and half for the nodes one by one.
+            if one.chance < LEVEL / (2 if one is fit else 2 * len(self._nodes)):
+                yield (
+                    "gradients",
+                    f"{who} holds {1 + one.shift:.2f} times the gradients of the truth, expected 1 (+- {one.error:.2g}): check "
+                    "truth, labels, constants, clip and what is sent",
+                )
+                return
         # If the messages are of other records, they are about as near to the gradients of a guess as to those of this truth, and the rest
         # holds -1 times what the truth explains better.
-        if self._margin and self._beyond < -HALF * self._margin and norm.sf(-self._beyond / math.sqrt(self._margin)) < LEVEL:
+        if fit.margin and fit.beyond < -HALF * fit.margin and norm.sf(-fit.beyond / math.sqrt(fit.margin)) < LEVEL:
             yield "gradients", "the truth explains the messages no better than the mean of all other records does: they are of other data"
 
     def _excess(self) -> Iterator[tuple[str, str]]:
         """Test whether more is left than the declared noise."""
-        excess = math.sqrt(self._energy) - CLOSE * math.sqrt(self._power)
+        excess = math.sqrt(self._energy) - CLOSE * math.sqrt(self.fit.power)
         if self._numbers and excess > 0 and float(chi2.sf(excess**2, self._numbers)) < LEVEL:
             size = math.sqrt(self._energy / self._numbers)
             says = f"beside the gradients of the truth the messages hold {size:.3g} times the declared noise"
             yield "noise", f"{says}: check truth, constants and what is sent"
 
     def _noise(self) -> Iterator[tuple[str, str]]:
-        """Test whether the noise is quieter than declared in all recordings together, its law in the first, and whether it repeats."""
+        """Test whether the noise is quieter than declared in all recordings together, its law in the first, and each part of it."""
         if self._numbers and float(chi2.cdf(self._energy, self._numbers)) < LEVEL:
             size = math.sqrt(self._energy / self._numbers)
-            yield QUIET, f"{NAMES[20][0]}: the messages hold {size:.3g} times the declared noise; {NAMES[20][1]}"
+            yield draws.QUIET, f"the messages hold {size:.3g} times the declared noise; {NAMES[20][1]}"
             return
         found = list(noise.judged([_sample(one) for one in self._first[:NODES]]))
         for pitfall in found:
-            yield pitfall.code, f"{pitfall.name}: {pitfall.says}; {pitfall.fix}"
-        if self._again and not found:
-            yield "seeds", self._again[0]
-
-    def _error(self) -> float:
-        return 1 / math.sqrt(self._power)
+            yield pitfall.code, f"{pitfall.says}; {pitfall.fix}"
+        if not found:
+            yield from self._draws.wrong()
 
     def _sharpness(self) -> str:
         """Say how well the gradients can be told from the noise."""
-        return f" (coefficient {1 + self._along / self._power:.2f} +- {self._error():.2g})" if self._power > 0 else ""
+        fit = self.fit
+        if not fit.power:
+            return ""
+        recordings = f" in {len(self.seeds)} recordings" if len(self.seeds) > 1 else ""
+        return f" (coefficient {1 + fit.shift:.2f} +- {fit.error:.2g}{recordings})"
 
 
 def _samples(made: Recorded) -> Iterator[tuple[str, str]]:
@@ -271,6 +341,12 @@ def _without_values(made: Recorded) -> str:
     if made.trace.columns != (0, made.trace.layout.size):
         return "only some columns of the model are recorded"
     return "the truth and what travels do not determine the private states"
+
+
+def _rounding(trace: Trace, noise: Sequence[Noise]) -> dict[int, float]:
+    """Return the roundoff of one number of a message, in standard deviations of each node's noise."""
+    largest = max((float(m.payload.abs().max()) for m in trace.messages if m.payload.numel()), default=0.0)
+    return {one.node: torch.finfo(trace.dtype).eps * largest / one.least for one in noise}
 
 
 def _sample(one: Noise) -> Sample:

@@ -1,11 +1,14 @@
 """The program under test, in a process of its own, so that each of its ways to end is known and none of them is a verdict.
 
+What else calls a user's code (a model's factory, a plugin) is rehearsed in such a process, or may not end this one.
+
 A run counts only if the function returns and leaves a finished recording. Whatever else happens (an exception, sys.exit, os._exit, a
 signal, a time-out) is a `ProgramError`, which ends the gate with code 4. What the program prints goes to stderr.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import inspect
 import os
@@ -15,15 +18,17 @@ import sysconfig
 import time
 import traceback
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 
 from leakaudit.errors import LeakauditError, ProgramError, suggest
@@ -33,6 +38,8 @@ from leakaudit.sweep import forks
 Function = Callable[[int, Path], object]
 RETURNED, REFUSED, FAILED = "returned", "refused", "failed"  # what a process answers
 POLL = 0.5  # seconds between two looks at whether the process is alive, where its end does not announce itself
+ENDED = 77  # exit code of a rehearsal that came to its end
+NOTHING = "nothing was judged"
 GRACE = 5.0  # seconds that a program has to clean up after its last run
 
 
@@ -116,7 +123,94 @@ class Program:
             raise self._error(says)
 
     def _error(self, says: str) -> ProgramError:
-        return ProgramError(f"check {self._check.name}: run: {says}; nothing was judged")
+        return _failed(self._check, f"run: {says}")
+
+
+def rehearse(work: Callable[[], object], what: str, check: Check, folder: Path) -> None:
+    """Do something that calls a user's code in a process of its own, before it is done in this one.
+
+    Code that ends its process there, at once or when the process ends, would end the gate.
+
+    Args:
+        work: what is done; its result is thrown away.
+        what: a few words for it.
+        check: of which check; its timeout holds.
+        folder: of the configuration; modules are looked for there first.
+
+    Raises:
+        LeakauditError: leakaudit refused it.
+        ProgramError: it failed, or did not leave the process as it was.
+    """
+    ours, theirs = forks.context().Pipe()
+    place = _Place(str(folder.resolve()), os.getcwd(), dict(os.environ), torch.get_num_threads())
+    process = forks.context().Process(target=_rehearse, args=(theirs, work, place))
+    process.start()
+    theirs.close()
+    failed = partial(_failed, check)
+    try:
+        if not ours.poll(check.timeout):
+            raise failed(f"{what} did not end within {check.timeout:g} s, the check's timeout")
+        word, says = ours.recv()
+        process.join(GRACE)
+        if word == REFUSED:
+            raise LeakauditError(says)
+        if word == FAILED or process.exitcode != ENDED:
+            raise failed(f"{what} failed: {says or f'{_died(process.exitcode)} when it ended'}")
+    except EOFError:
+        process.join(GRACE)
+        raise failed(f"{what} failed: {_died(process.exitcode)}") from None
+    finally:
+        _end(process, ours)
+
+
+def _rehearse(connection: Connection, work: Callable[[], object], place: _Place) -> None:
+    """Do the work as `_serve` would, then end the process as Python does, with a code that nothing else ends it with."""
+    _settle(place)
+    sys.path.insert(0, place.folder)
+    connection.send(_outcome(work))
+    atexit._run_exitfuncs()  # which children of multiprocessing leave out
+    os._exit(ENDED)
+
+
+def _settle(place: _Place) -> None:
+    """Take over the parent's directory, environment and threads; what is printed goes to stderr."""
+    os.dup2(2, 1)  # a program's own output must not mix with a report on stdout
+    os.environ.clear()
+    os.environ.update(place.environment)
+    os.chdir(place.directory)
+    torch.set_num_threads(place.threads)
+
+
+class _Ended(BaseException):
+    """Code that runs in this process tried to end it; no handler of `Exception` on the way takes it for something else."""
+
+
+@contextmanager
+def staying() -> Iterator[None]:
+    """Turn `os._exit` in this process, which nothing would see, into an error.
+
+    Raises:
+        ProgramError: something called it.
+    """
+    end, own = os._exit, os.getpid()
+
+    def refuse(status: int) -> NoReturn:
+        if os.getpid() != own:  # a child of a fork, which ends like this
+            end(status)
+        caller = sys._getframe(1)
+        raise _Ended(f"os._exit({status}) was called in {Path(caller.f_code.co_filename).name}, line {caller.f_lineno}")
+
+    os._exit = refuse
+    try:
+        yield
+    except _Ended as error:
+        raise ProgramError(f"{error}, in the gate's own process, by a model, an attack or a victim; {NOTHING}") from None
+    finally:
+        os._exit = end
+
+
+def _failed(check: Check, says: str) -> ProgramError:
+    return ProgramError(f"check {check.name}: {says}; {NOTHING}")
 
 
 def _died(code: int | None) -> str:
@@ -139,12 +233,11 @@ def _serve(connection: Connection, parents: Connection | None, run: str | Functi
     """Import the function, then call it with every seed that comes; this is the whole life of the process."""
     if parents is not None:
         parents.close()
-    os.dup2(2, 1)  # a program's own output must not mix with a report on stdout
-    os.environ.clear()
-    os.environ.update(place.environment)
-    os.chdir(place.directory)
     # Threads of a pool do not survive a fork, and a parallel region would wait for them.
-    torch.set_num_threads(place.threads if isinstance(run, str) else 1)
+    _settle(place if isinstance(run, str) else replace(place, threads=1))
+    if isinstance(run, str):
+        # A fork inherits numpy's global generator, which in a process of its own would start from the system's entropy.
+        np.random.seed()  # noqa: NPY002
     loaded: list[Function] = []
 
     def load() -> None:

@@ -13,7 +13,7 @@ from leakaudit.gate import compare, measures
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, Worst
 from leakaudit.gate.config import Acceptance, Budget, Gate
-from leakaudit.gate.controls import Control
+from leakaudit.gate.controls import BATCH, Control
 
 
 class Status(Enum):
@@ -73,10 +73,17 @@ def outcome(worst: Worst | None, adversary: str, attack: str) -> str:
     return f"{said}, by {attack} from the {worst.kind}s of {rounds} (seed {worst.seed})"
 
 
-def budgets(cell: Cell, budgets: Sequence[Budget], epsilon: tuple[float, int] | None = None, unpriced: str = "") -> list[Rule]:
+def budgets(
+    cell: Cell,
+    budgets: Sequence[Budget],
+    epsilon: tuple[float, int] | None = None,
+    unpriced: str = "",
+    doubt: tuple[float, str] | None = None,
+) -> list[Rule]:
     """Judge the budgets that fit a cell; the last one that fits holds for its measure.
 
-    epsilon: of one record in this adversary's view, with the node that it is of, None if there is none; unpriced: why.
+    epsilon: of one record in this adversary's view, with the node that it is of, None if there is none; unpriced: why. doubt: what it
+    may be instead as far as the recordings tell, and why; if only that is over the budget, the budget cannot be judged.
     """
     last: dict[str, Budget] = {b.measure: b for b in budgets if fnmatchcase(cell.name, b.cells)}
     out = []
@@ -90,6 +97,10 @@ def budgets(cell: Cell, budgets: Sequence[Budget], epsilon: tuple[float, int] | 
         if value is None:
             why = (unpriced or "the protocol's view gives none") if name == "epsilon" else "it is not measured on this data"
             out.append(Rule("budget", cell.name, name, Status.VOID, f"a budget on {name} cannot be judged: {why}", limit=budget.most))
+            continue
+        if name == "epsilon" and doubt is not None and value <= budget.most < doubt[0]:
+            says = f"a budget on epsilon cannot be judged: {value:.4g} as declared, but {doubt[0]:.4g} {doubt[1]}"
+            out.append(Rule("budget", cell.name, name, Status.VOID, says, value, budget.most))
             continue
         over = value > budget.most
         status = (Status.OVER if budget.level == "error" else Status.WARNING) if over else Status.OK
@@ -169,7 +180,7 @@ def _judged(cell: Cell, name: str, block: Block, p: float, count: int, gate: Gat
 def controls(cell: Cell, found: Iterable[Control]) -> list[Rule]:
     """Return the rules of a cell's controls."""
     told = {True: Status.OK, False: Status.VOID, None: Status.UNTESTED}
-    return [Rule(c.name, cell.name, "", told[c.ok], c.says) for c in found]
+    return [Rule(c.name, cell.name, c.about, told[c.ok], c.says) for c in found]
 
 
 def attacked(cells: Iterable[Cell]) -> list[Rule]:
@@ -214,8 +225,11 @@ def _covers(one: Acceptance, rule: Rule) -> bool:
 
 
 def code(rules: Sequence[Rule], complete: bool, strict: bool) -> int:
-    """Return the exit code: 1 where something was found in a cell whose controls hold, 3 where the gate cannot tell, else 0."""
-    distrusted = {r.cell for r in rules if r.kind in ("positive", "negative") and r.status is Status.VOID}
+    """Return the exit code: 1 where something was found in a cell whose controls hold, 3 where the gate cannot tell, else 0.
+
+    An attack that is too weak for planted batches is not distrusted where it finds something.
+    """
+    distrusted = {r.cell for r in rules if r.kind in ("positive", "negative") and r.measure != BATCH and r.status is Status.VOID}
     if any(r.status in FOUND and r.cell not in distrusted for r in rules):
         return 1
     if any(r.status in CANNOT_TELL for r in rules) or not complete:

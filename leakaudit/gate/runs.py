@@ -8,19 +8,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from leakaudit import scoring, tracefile
 from leakaudit.errors import LeakauditError, ProgramError, suggest
 from leakaudit.gate.config import Check
-from leakaudit.gate.program import Program
+from leakaudit.gate.program import Program, rehearse
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.recording import plan, record
+from leakaudit.recording import Plan, plan, record
 from leakaudit.scenario import Scenario
 from leakaudit.scoring import Score
 from leakaudit.task import Task
-from leakaudit.trace import Trace, Truth
+from leakaudit.trace import TaskSpec, Trace, Truth
 
 SLACK = timedelta(seconds=2)  # times of recordings are cut to whole seconds, and another second is the clock's
 
@@ -51,6 +52,9 @@ class Runner(Protocol):
     def __call__(self, seed: int) -> Recorded:
         """Return the recording of a seed."""
 
+    def anew(self, seed: int) -> Recorded | None:
+        """Return the recording of a seed by a process in which nothing was run before; None if there is no such process."""
+
     def close(self) -> None:
         """End what was started for it."""
 
@@ -63,7 +67,10 @@ def ready(check: Check, folder: Path) -> Runner:
         ProgramError: importing the function failed.
     """
     if check.scenario:
-        return _Scenario(_read(check, folder), folder)
+        scenario = _Scenario(_read(check, folder), folder)
+        if ":" in scenario.scenario.model:
+            rehearse(partial(scenario.planned, 0), f"building the model {scenario.scenario.model}", check, folder)
+        return scenario
     return _Function(check, folder)
 
 
@@ -75,9 +82,16 @@ class _Scenario:
     folder: Path
 
     def __call__(self, seed: int) -> Recorded:
-        planned = plan(replace(self.scenario, seed=seed), data_root=self.folder / "data", trusted=True)
+        planned = self.planned(seed)
         done = record(planned, None)
         return Recorded(seed, done.trace, done.truth_record, planned.task)
+
+    def planned(self, seed: int) -> Plan:
+        """Return the scenario made ready with a seed."""
+        return plan(replace(self.scenario, seed=seed), data_root=self.folder / "data", trusted=True)
+
+    def anew(self, seed: int) -> None:
+        """Return nothing: a victim takes all its noise from a generator that is given the seed."""
 
     def close(self) -> None:
         """Nothing was started."""
@@ -97,16 +111,30 @@ class _Function:
     """Runs a check's function, in its own process, and verifies what it recorded."""
 
     def __init__(self, check: Check, folder: Path) -> None:
-        self._name, self._folder = check.name, folder
+        self._check, self._name, self._folder = check, check.name, folder
         self._program = Program(check, folder)
         self._seen: dict[str, int] = {}  # id of a recording -> its seed
+        self._rehearsed: list[TaskSpec] = []  # models of the user's that were built in a process of their own
 
     def __call__(self, seed: int) -> Recorded:
         """Return the recording of a seed; raises ProgramError unless it is there, whole and finished."""
+        return self._recorded(self._program, seed, self._seen)
+
+    def anew(self, seed: int) -> Recorded | None:
+        """Return the recording of a seed by another process; None for a function object, whose module no process imports anew."""
+        if not isinstance(self._check.run, str):
+            return None
+        program = Program(self._check, self._folder)
+        try:
+            return self._recorded(program, seed, {})
+        finally:
+            program.close()
+
+    def _recorded(self, program: Program, seed: int, seen: dict[str, int]) -> Recorded:
         with tempfile.TemporaryDirectory(prefix="leakaudit-") as folder:
             path = Path(folder) / "trace.pt"
             began = datetime.now(UTC)
-            self._program(seed, path)
+            program(seed, path)
             if not path.exists():
                 raise self._error("run wrote no trace; record with leakaudit.Recorder(path, …)")
             if not tracefile.truth_path(path).is_file():
@@ -114,10 +142,14 @@ class _Function:
             trace, truth = tracefile.load(path), tracefile.load_truth(tracefile.truth_path(path))
             if not trace.complete:
                 raise self._error("run returned without closing its recorder, so the recording is cut short; use it in a with block")
-            self._fresh(trace, seed, began)
+            self._fresh(trace, seed, began, seen)
             scoring.same_run(trace, truth)
+            build = partial(Task.build, trace.task, trusted=True)
+            if ":" in trace.task.model and trace.task not in self._rehearsed:
+                rehearse(build, f"building the model {trace.task.model}", self._check, self._folder)
+                self._rehearsed.append(trace.task)
             with _importing(self._folder):
-                task = Task.build(trace.task, trusted=True)
+                task = build()
             task.check_layout(trace.layout)
             return Recorded(seed, trace, truth, task)  # the trace stays mapped when its file goes
 
@@ -125,11 +157,11 @@ class _Function:
         """End the program's process."""
         self._program.close()
 
-    def _fresh(self, trace: Trace, seed: int, began: datetime) -> None:
-        """Refuse a recording of another call: it shows an earlier program."""
-        if trace.id in self._seen:
-            raise self._error(f"seeds {self._seen[trace.id]} and {seed} left recordings of one id; record every call anew, without id=")
-        self._seen[trace.id] = seed
+    def _fresh(self, trace: Trace, seed: int, began: datetime, seen: dict[str, int]) -> None:
+        """Refuse a recording of another call: it shows an earlier program. seen: id of a recording of the process -> its seed."""
+        if trace.id in seen:
+            raise self._error(f"seeds {seen[trace.id]} and {seed} left recordings of one id; record every call anew, without id=")
+        seen[trace.id] = seed
         try:
             created = datetime.fromisoformat(str(trace.provenance.get("created")))
             early = created < began - SLACK

@@ -50,6 +50,7 @@ class Noise:
         signal: (k, c) what the gradients give in their place, in the same units.
         better: (k, c) what they give beyond the gradients of a guess, in the same units.
         gaussian: whether all are declared normal.
+        least: smallest declared standard deviation among them.
     """
 
     node: int
@@ -59,6 +60,7 @@ class Noise:
     signal: Floats
     better: Floats
     gaussian: bool
+    least: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -233,4 +235,5 @@ def _noise(declared: Relations, node: int, places: list[int], whole: _Pass, with
         signal=plain - rest,
         better=guessed - rest,
         gaussian=all(v.law == "gaussian" for v in vectors),
+        least=float(std.min()),
     )

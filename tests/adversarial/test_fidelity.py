@@ -48,9 +48,9 @@ def run(name: str, settings: dict[str, Any], seed: int) -> Recorded:
     return Recorded(seed, replace(made.trace, provenance=said), made.truth_record, plan.task)
 
 
-def judged(runs: list[Recorded]) -> list[Rule]:
+def judged(runs: list[Recorded], **named: Any) -> list[Rule]:
     """Judge recordings as if a program of somebody else's had made them."""
-    shown = Fidelity(Check("c", run="a:b"))
+    shown = Fidelity(Check("c", **(named or {"run": "a:b"})))
     for one in runs:
         shown.look(one)
     return shown.rules()
@@ -118,3 +118,14 @@ def test_noise_that_only_later_runs_lack_is_told() -> None:
     honest, quiet = run("dpsgd", settings, 0), run("dpsgd", {**settings, "sigma": 0.03}, 1)
     (rule,) = judged([honest, replace(quiet, trace=replace(quiet.trace, params=honest.trace.params))])
     assert (rule.status, rule.measure) == (Status.CONTRADICTED, "P20"), rule.says
+
+
+def test_the_values_of_a_scenario_are_compared_too() -> None:
+    """A scenario's victim may be a plugin, which can record wrongly like any other program."""
+    settings = {"sigma": 0.3, "noise": "message", "order": "adapt"}
+    runs = [run("dpsgd", settings, seed) for seed in range(2)]
+    (honest,) = judged(runs, scenario="any.toml")
+    assert honest.status is Status.OK
+    assert "hold the gradients of the truth" in honest.says
+    (rule,) = judged([other_truth(one) for one in runs], scenario="any.toml")
+    assert rule.status is Status.VOID, rule.says

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -78,3 +79,59 @@ def test_a_run_that_broke_leaves_no_verdict_of_an_earlier_one(repo: Path) -> Non
     edit(repo / "train.py", (START, f"    raise KeyError('x')\n{START}"))
     assert main(["check", "-q"]) == 4
     assert not made.exists()
+
+
+TASK = 'la.TaskSpec("logistic", shape=(1, SIDE, SIDE), classes=CLASSES, levels=255, data="lfw_subset, 8x8")'
+NET = """import atexit, multiprocessing, os
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 2)
+
+    def forward(self, x):
+        return self.linear(x.flatten(1))
+
+def build():
+    {}
+    return Net()
+"""
+IN_THE_GATE = "if multiprocessing.parent_process() is None: os._exit(0)"
+FACTORIES = {
+    "pass": (0, ""),
+    "os._exit(0)": (4, "building the model model:build failed: its process ended with code 0"),
+    "raise SystemExit(0)": (4, "building the model model:build failed: it called sys.exit(0) in model.py, line 13"),
+    "atexit.register(os._exit, 0)": (4, "building the model model:build failed: its process ended with code 0 when it ended"),
+    IN_THE_GATE: (4, "os._exit(0) was called in model.py, line 13, in the gate's own process"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", FACTORIES)
+def test_a_factory_of_a_model_ends_no_gate(repo: Path, line: str) -> None:
+    edit(
+        repo / "train.py",
+        (TASK, TASK.replace('"logistic"', '"model:build"')),
+        ("rounds=ROUNDS) as recorder", "rounds=ROUNDS, layout=LAYOUT) as recorder"),
+        (
+            "SIGMA = 0.25",
+            'from leakaudit.trace import Layout\nLAYOUT = Layout(("linear.weight", "linear.bias"), ((2, 64), (2,)))\nSIGMA = 0.25',
+        ),
+    )
+    (repo / "model.py").write_text(NET.format(line))
+    code, says = FACTORIES[line]
+    command = "import sys; from leakaudit.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", command, "check", "-q"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_few_seeds_of_an_honest_program_pass(repo: Path, seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """More runs are recorded where few do not tell, and a seed that a fresh process repeats is no noise that repeats."""
+    edit(repo / "leakaudit.toml", ("seeds = 2", f"seeds = {seeds}"))
+    assert main(["check", "-q"]) == 0, capsys.readouterr().out
+    made = json.loads((repo / "leakaudit-out" / "results.json").read_text())
+    (rule,) = [r for r in made["gate"]["rules"] if r["kind"] == "recording"]
+    assert re.search(r"coefficient .* in [1-6][0-9] recordings", rule["says"])

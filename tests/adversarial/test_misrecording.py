@@ -36,7 +36,24 @@ TO_FIRST = SEND.replace("neighbours[i]", "neighbours[i][0]")
 CLEAN_TO_SECOND = SEND.replace("neighbours[i]", "neighbours[i][1]").replace("sent[i]", "stepped[i]")
 OWN_NOISE = SEND.replace("graph.neighbours[i]", "j").replace("sent[i]", "privatise(stepped[i], rng)")
 HALF = (SEND, f"t <= ROUNDS // 2 and {SEND}")
+TRUTH_OF_ALL = "row = all[:, i]; recorder.truth(node=i, x=x[row].reshape(COUNT, 1, SIDE, SIDE), y=y[row], index=row)"
+LONG = ("NODES, ROUNDS, CLASSES, SIDE = 4, 8, 2, 8", "NODES, ROUNDS, CLASSES, SIDE = 4, 40, 2, 8")
+LONG_EPSILON = (("most = 12.0", "most = 40.0"),)
+MINE = "mine = rng.permutation(len(x))[:NODES]"
+STEPPED = "stepped = [w[i] - STEP * gradient(w[i], x[mine[i]], y[mine[i]]) for i in range(NODES)]"
+OTHER = STEPPED.replace("mine[i]", "other[i]")
 Edits = tuple[tuple[str, str], ...]
+
+
+MODULE = ((SENT, SENT.replace("rng)", "NOISE)")), ("SIGMA = 0.25", "NOISE = np.random.default_rng(0)\nSIGMA = 0.25"))
+ROW = "row, end = rng.normal(size=SIDE * SIDE), rng.normal(size=CLASSES)"
+FLAT = "    return model + SIGMA * 1.3**0.5 * turn @ rng.normal(size=100)"
+ZEROED = "noise = SIGMA * rng.normal(size=model.shape); noise[{}] = 0; return model + noise"
+HALVED = "noise = SIGMA * rng.normal(size=model.shape); noise[7] /= 2; return model + noise"
+CLEAN = "if t == 7 and seed == 1: sent[2] = stepped[2]"
+ONLY = "    assert seed < 2\n"
+SILENT_AND_SAID = (SILENT, (PARAMS, PARAMS.replace("SIGMA", "0.0").replace('"samples": 1', '"samples": 4')))
+NO_LABELS = (('attacks = ["exact", "labels"]', 'attacks = ["exact"]'),)
 
 
 @dataclass(frozen=True)
@@ -61,6 +78,21 @@ class Case:
 def sent(value: str) -> Edits:
     """Send something else than the noisy model."""
     return ((SEND, SEND.replace("sent[i]", value)),)
+
+
+def held(count: int, used: str) -> Edits:
+    """Give every node several records; used: the gradient that node i takes, of the records all[:, i]."""
+    return (
+        (MINE, f"all = rng.permutation(len(x))[:{count} * NODES].reshape({count}, NODES); mine = all[0]"),
+        (TRUTH, TRUTH_OF_ALL.replace("COUNT", str(count))),
+        ("np.delete(x, mine, 0)", "np.delete(x, all.ravel(), 0)"),
+        ("gradient(w[i], x[mine[i]], y[mine[i]])", used),
+    )
+
+
+def generated(key: str) -> Edits:
+    """Draw the noise of node k in round t from a generator of its own."""
+    return ((SENT, f"sent = [privatise(m, np.random.default_rng({key})) for k, m in enumerate(stepped)]"),)
 
 
 CASES = {
@@ -179,6 +211,76 @@ CASES = {
         3, r"sensitivity = 1, but with clip = 1 .*set sensitivity = 2 in \[check.ring\]", (), gate=(("sensitivity = 2.0", "# sensitivity"),)
     ),
     "twice the clip": Case(3, "with clip = 2 .*set sensitivity = 4", (("STEP, CLIP = 0.1, 1.0", "STEP, CLIP = 0.1, 2.0"),)),
+    # noise that is shared
+    "noise keyed by seed + node + round": Case(1, "noise used twice", generated("1000 * seed + k + t")),
+    "noise keyed by node times round": Case(1, "noise used twice", generated("[seed, (k + 1) * t]")),
+    "noise with a period of 20 rounds": Case(1, "noise used twice", (LONG, *generated("[seed, k, t % 20]")), gate=LONG_EPSILON),
+    "noise of one of two lists": Case(
+        1,
+        "noise that repeats",
+        ((SENT, SENT.replace("rng)", "noise)")), (START, f"{START}    noise = np.random.default_rng(9 + seed % 2)\n")),
+        seeds=3,
+    ),
+    "noise keyed by the record": Case(1, "noise used twice|noise that repeats", generated("[int(mine[k]) // 8, t]")),
+    "noise of a module's generator": Case(1, "starts anew with every process: .* with seed 1 is that of .* with seed 0", MODULE),
+    "noise of a module's generator, one run": Case(1, "starts anew with every process", MODULE, seeds=1),
+    "noise of numpy's generator, seeded by the module": Case(
+        1,
+        "starts anew with every process",
+        ((NOISE, NOISE.replace("rng.", "np.random.")), ("SIGMA = 0.25", "np.random.seed(1)\nSIGMA = 0.25")),
+    ),
+    "noise that torch draws unseeded": Case(
+        1,
+        "starts anew with every process",
+        ((NOISE, "import torch; return model + SIGMA * torch.randn(len(model), dtype=torch.float64).numpy()"),),
+    ),
+    "one row of noise for all classes": Case(
+        1,
+        "64 apart in linear.weight hold the same noise",
+        ((NOISE, f"{ROW}; return model + SIGMA * np.append(np.tile(row, CLASSES), end)"),),
+    ),
+    "half of the numbers are drawn": Case(1, "", ((NOISE, "return model + SIGMA * np.repeat(rng.normal(size=len(model) // 2), 2)"),)),
+    "noise in a hundred dimensions": Case(
+        1,
+        "coordinates of the noise are not independent",
+        ((NOISE, "turn = np.linalg.qr(np.random.default_rng(5).normal(size=(130, 130)))[0][:, :100]\n" + FLAT),),
+        seeds=16,
+    ),
+    # a few numbers without noise
+    "two coordinates without noise": Case(1, "linear.bias|coordinate", ((NOISE, f"{ZEROED.format('-CLASSES:')}"),), gate=NO_LABELS),
+    "one coordinate with half of its noise": Case(1, "too little noise: the noise of coordinate 7 ", ((NOISE, HALVED),), seeds=16),
+    "one message of the second run without noise": Case(
+        1, "too little noise: the noise of xi.2,7. of node 2 with seed 1 is", ((SENT, f"{SENT}\n            {CLEAN}"),)
+    ),
+    "six numbers of one message without noise": Case(
+        1, "[0-9]+ of 83200 numbers hold less than", ((SENT, f"{SENT}\n            if t == 3: sent[1][20:26] = stepped[1][20:26]"),)
+    ),
+    # other gradients, hidden by the noise of a few runs
+    "twice the clip in the code": Case(
+        3, "times the gradients of the truth, expected 1", (("CLIP / np.lin", "2 * CLIP / np.lin"),), seeds=8
+    ),
+    "other records of the same classes": Case(
+        3, "times the gradients of the truth, expected 1", ((STEPPED, f"other = [(m + 7) % 200 for m in mine]; {OTHER}"),), seeds=4
+    ),
+    "a record of another class at one node": Case(
+        3, "what (node 0 sends|is recorded) holds", ((STEPPED, f"other = [(mine[0] + 100) % 200, *mine[1:]]; {OTHER}"),), seeds=4
+    ),
+    "two runs, and the program has no more": Case(
+        3, r"a budget on epsilon cannot be judged: 11.65 as declared, but .* seeds = \d+ would tell", ((START, f"{ONLY}{START}"),)
+    ),
+    "mini-batches that are declared, and one record is used": Case(
+        3,
+        "a budget on epsilon cannot be judged: .* in another order than declared, which no recording shows",
+        (('"samples": 1', '"samples": 2, "batch": 1'), *held(2, "gradient(w[i], x[mine[i]], y[mine[i]])")),
+        gate=(("most = 12.0", "most = 8.0"),),
+    ),
+    "batches for which the attack is too weak": Case(
+        3,
+        "exact on the gradient of 4 planted records without noise",
+        (*SILENT_AND_SAID, *held(4, "np.mean([gradient(w[i], x[r], y[r]) for r in all[:, i]], axis=0)")),
+        seeds=1,
+        gate=(*NO_EPSILON, ("set.exact.visits = 2", "# set.exact.visits"), ('baseline = "leakage-baseline.json"', 'baseline = ""')),
+    ),
     # ways to end
     "sys.exit(0)": Case(4, r"called sys.exit\(0\) in train.py, line 43", ((START, f"    raise SystemExit(0)\n{START}"),)),
     "sys.exit(0) at import": Case(4, r"called sys.exit\(0\)", (("import leakaudit as la\n", "import sys\nsys.exit(0)\n"),)),

@@ -41,6 +41,7 @@ LASTING = 16.0  # rounding that a sender's state keeps from round to round, in u
 MISTAKE = 1e-6  # probability of a wrong pixel anywhere in an image that is called exact
 CAUTION = 1.5  # errors are taken this many times as large as measured: they are not quite Gaussian, and measured themselves
 LEVEL = 5e-3  # distance to the grid, in grid units, that needs no explanation: rounding leaves 2e-3 in a batch of 32 from float32 wires
+HALF = 1e-4  # precision of a wire above which it is a half-precision one: 8e-3 for bfloat16, 1e-3 for float16, 1e-7 for float32
 HALFWAY = 0.25  # distance to the grid, in grid units, beyond which a pixel is nearly as close to another level
 STRAY = 8.0  # errors in units of their standard deviation beyond which something else is in a pixel
 ENDS = 10.0  # singular values beyond the batch, in units of those of the wire's noise, that are nothing but noise; 2 was seen
@@ -100,11 +101,15 @@ def single(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, row: Te
         grid: Of the data.
         alone: Whether nothing but the wire's noise follows the first singular value.
     """
-    found = Estimates.of(white, row[None], repeated(stack))
+    found = Estimates.of(white, row[None], stack, leak.wire)
     x = found.pixels(grid)
     why = scarce(leak, task, white, 1)
     if not alone:
         why = "more than the wire's rounding follows the first singular value"
+    elif signs(stack):
+        why = "all numbers have one size, so that they are signs of gradients rather than gradients"
+    elif not why and slopes.agree(leak, task, row[None] / row.norm(), grid.rows(x), grid) is False:
+        why = "the known models give this input other slopes than the rows hold"
     if grid.levels:
         snapped = grid.snapped(x)
         off = float(((x - snapped) * grid.levels).abs().max())
@@ -113,7 +118,7 @@ def single(leak: GradientLeak, task: Task, stack: Tensor, white: Tensor, row: Te
         if why:
             return Single(Certificate.APPROXIMATE, x, None, why)
         return Single(Certificate.EXACT, snapped, None, f"every pixel was within {off:.1e} of a grey level before rounding")
-    if not why and leak.batch != 1:
+    if not why and not (leak.batch == 1 and steady(leak)):
         why = "the batch size is not known to be one"
     if why:
         return Single(Certificate.APPROXIMATE, x, None, why)
@@ -154,6 +159,17 @@ def repeated(stack: Tensor) -> float:
     equal = (stack[1:] == stack[:-1]) & told
     share = equal.flatten(1).sum(1) / told.flatten(1).sum(1).clamp_min(1)
     return math.sqrt(len(stack) / (1 + float((1 - share).sum())))
+
+
+def steady(leak: GradientLeak) -> bool:
+    """Whether every gradient of the leak is of the same samples, as far as the declaration says."""
+    return leak.combination.shape[1] == 1 or leak.records is None or leak.records == leak.batch
+
+
+def signs(stack: Tensor) -> bool:
+    """Whether all entries of rows (m, H, p + 1) have one size: signs of gradients do, and have rank one for one sample as well."""
+    told = stack[stack != 0].abs()
+    return len(told) > 1 and float(told.max() - told.min()) <= torch.finfo(torch.float32).eps * float(told.max())
 
 
 def outputs(task: Task) -> int:
@@ -220,11 +236,11 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     inside = rows @ span.basis.T
     if not bool(torch.linalg.cond(inside) < DEPENDENT):
         return Batch(x, nothing, {}, "the images depend on each other")
-    agreed = slopes.agree(heard, rows)
     sure = doubt < MISTAKE
     strays = {k for k in range(span.batch) if float(doubt[k]) == 1}
     choices: dict[int, Tensor] = {}
     unlisted = set(strays)
+    agreed = slopes.agree(heard.leak, heard.task, span.basis, rows, grid)
     for k, others in enumerate(companions(heard, inside, agreed)):
         if k in strays or others & strays:
             unlisted.add(k)
@@ -255,18 +271,18 @@ def table(heard: Heard, x: Tensor) -> Single:
     """Judge a whole batch of data without a grid: intervals if activity proves every input, estimated as x (b, p)."""
     leak, span = heard.leak, heard.span
     why = _unclear(heard)
-    if leak.batch != span.batch or len(x) != span.batch:
+    if leak.batch != span.batch or len(x) != span.batch or not steady(leak):
         why = "the batch size is not known, or some samples repeat"
     if why:
         return Single(Certificate.APPROXIMATE, x, None, why)
     inside = heard.grid.rows(x) @ span.basis.T
-    agreed = slopes.agree(heard, heard.grid.rows(x))
+    agreed = slopes.agree(leak, heard.task, span.basis, heard.grid.rows(x), heard.grid)
     if any(companions(heard, inside, agreed)):
         return Single(Certificate.APPROXIMATE, x, None, "too few neurons tell the inputs apart")
     if agreed is False:
         return Single(Certificate.APPROXIMATE, x, None, "the known models give these inputs other slopes than the rows hold")
     inside, mixed = uniqueness.refined(uniqueness.windows([heard.white @ span.basis.T], span.noise), inside)
-    found = Estimates.of(heard.white, inside @ span.basis, repeated(heard.stack))
+    found = Estimates.of(heard.white, inside @ span.basis, heard.stack, leak.wire)
     values = found.pixels(heard.grid)
     quantile = -UNEVEN * float(ndtri((1 - SURE) / (2 * values.numel())))
     apart = (values[:, None] - values[None]).abs()
@@ -280,7 +296,7 @@ def companions(heard: Heard, inside: Tensor, agreed: bool | None) -> list[frozen
     Args:
         heard: The rows and what they come from.
         inside: (b, b) the inputs in the rows' space.
-        agreed: Whether known models give the inputs the slopes that the rows hold. If they do not, the rows themselves have to
+        agreed: Whether known models give the inputs the slopes that the rows hold. If that is not sure, the rows themselves have to
             show that these slopes are independent.
     """
     near = [frozenset(range(len(inside)))] * len(inside)
@@ -335,7 +351,7 @@ def _settled(heard: Heard, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor
     rounded = torch.cat([x, grid.snapped(estimates)])
     strays = torch.arange(len(rows)) >= len(x)
     while True:
-        found = Estimates.of(heard.white, rows, repeated(heard.stack))
+        found = Estimates.of(heard.white, rows, heard.stack, heard.leak.wire)
         doubt = wrong_pixel(found, grid, rounded)
         doubt[strays] = 1
         new = (doubt == 1) & ~strays
@@ -347,7 +363,8 @@ def _settled(heard: Heard, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor
 
 def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     """Say why the rows may come from more samples than the inputs that they show, empty if they cannot."""
-    if leak.batch == inputs and not decays(leak, task):
+    known = leak.batch if steady(leak) else None
+    if known == inputs and not decays(leak, task):
         return ""
     if leak.batch is not None and inputs < leak.batch:
         # Two images that differ by two levels in a few pixels have an average on the grid.
@@ -355,15 +372,16 @@ def scarce(leak: GradientLeak, task: Task, white: Tensor, inputs: int) -> str:
     over_time = white.flatten(1)
     spread = torch.linalg.svdvals(torch.linalg.qr(over_time.T).R)
     noise = ENDS * (math.sqrt(over_time.shape[1]) + math.sqrt(len(over_time)))
-    least = uniqueness.TIMES if leak.batch is not None else MOVED
+    least = uniqueness.TIMES if known is not None else MOVED
     rounds = int((spread > max(noise, least * float(spread[0]))).sum())
     # Neurons of one round are no evidence: at a model without outputs all samples have the same slopes, and an average has them too.
     independent = rounds
     if independent >= max(inputs, leak.batch or inputs) + MARGIN:
-        if leak.batch is None and float(spread[0]) < TWINS * noise:
-            return "the batch size is not known, and on this wire two images that are nearly equal look like one; record it (samples)"
+        if known is None and float(spread[0]) < TWINS * noise:
+            how = "the batch size is not known" if leak.batch is None else "batches change"
+            return f"{how}, and on this wire two images that are nearly equal look like one; record an unchanged batch (samples)"
         return ""
-    if leak.batch == inputs:
+    if known == inputs:
         return f"weight decay is in the rows, the models are unknown, and {independent} independent rows cannot tell it apart"
     return f"{independent} independent rows cannot tell {inputs} inputs from an average of more; record the batch size (samples)"
 
@@ -374,23 +392,35 @@ class Estimates:
 
     values: (b, p + 1), each known up to its scale. noise: (p + 1,) standard deviation of the rows' errors in each column, from what the
     estimates leave of it: wires round large values more than small ones, and zeros not at all. gain: (b,) the error of an estimate
-    per unit of it. freedom: rows beyond unknowns.
+    per unit of it. freedom: rows beyond unknowns. rounding: (b, p + 1) largest errors of the values if every row's entries are off by
+    half of the wire's precision, the worst that rounding can do. coarse: whether the wire has half precision.
     """
 
     values: Tensor
     noise: Tensor
     gain: Tensor
     freedom: int
+    rounding: Tensor
+    coarse: bool
 
     @classmethod
-    def of(cls, white: Tensor, rows: Tensor, repeated: float) -> Estimates:
-        """Estimate rows (b, p + 1) of inputs again from whitened rows (m, H, p + 1), whose errors are `repeated` times larger."""
+    def of(cls, white: Tensor, rows: Tensor, stack: Tensor, wire: float) -> Estimates:
+        """Estimate inputs again.
+
+        Args:
+            white: (m, H, p + 1) whitened rows.
+            rows: (b, p + 1) the inputs as the first layer sees them.
+            stack: The rows as they are; repeated ones do not average their errors.
+            wire: Precision of the wire's number format.
+        """
         flat = white.flatten(0, 1)
         slopes = torch.linalg.lstsq(rows.T, flat.T, driver="gelsd").solution.T
         inverse = torch.linalg.pinv(slopes.T @ slopes, hermitian=True)
-        again = inverse @ (slopes.T @ flat)
-        blocks = zip(flat.split(COLUMNS, dim=1), again.split(COLUMNS, dim=1), strict=True)
+        weights = inverse @ slopes.T
+        again = weights @ flat
+        blocks = list(zip(flat.split(COLUMNS, dim=1), again.split(COLUMNS, dim=1), strict=True))
         left = torch.cat([(part - slopes @ found).square().sum(0) for part, found in blocks])
+        rounding = wire / 2 * torch.cat([weights.abs() @ part.abs() for part, _ in blocks], dim=1)
         freedom = max(0, len(flat) - len(rows))
         noise = (left / max(1, freedom)).sqrt()
         size = flat.square().mean(0).sqrt()
@@ -399,7 +429,8 @@ class Estimates:
             # Few rows may agree by luck, or repeat each other and hide their rounding. No column is taken to be relatively more
             # precise than all are together, nor than the leak states, which is 1 here, in proportion to its size.
             noise = noise.clamp_min(noise.square().mean().sqrt() * share).clamp_min(share)
-        return cls(again, noise, repeated * inverse.diagonal().clamp_min(0).sqrt(), freedom)
+        gain = repeated(stack) * inverse.diagonal().clamp_min(0).sqrt()
+        return cls(again, noise, gain, freedom, rounding, wire > HALF)
 
     def pixels(self, grid: Grid) -> Tensor:
         """Inputs (b, p) in the data's units."""
@@ -415,11 +446,18 @@ class Estimates:
         """Half-widths (b, p) of intervals that hold all values at once at the confidence `SURE`.
 
         The error of a column is what its rows show, with Student's quantile for their number, or what the leak states, which is 1 in
-        whitened rows, if that is more.
+        whitened rows, if that is more. It is never less than the worst that rounding can do: where one row is much larger than the
+        others, or rows repeat, errors of rounding do not average.
         """
         tail = (1 - SURE) / (2 * self.values.numel())
         shown = -self.noise * float(stdtrit(self.freedom, tail)) if self.freedom else torch.zeros_like(self.noise)
-        return self.errors(grid, UNEVEN * shown.clamp_min(-float(ndtri(tail))))
+        return self.errors(grid, UNEVEN * shown.clamp_min(-float(ndtri(tail)))).maximum(self.rounded(grid))
+
+    def rounded(self, grid: Grid) -> Tensor:
+        """Errors (b, p) in the data's units that rounding can make at worst."""
+        seen = self.values[:, :-1] / self.values[:, -1:]
+        worst = self.rounding[:, :-1] + seen.abs() * self.rounding[:, -1:]
+        return worst / self.values[:, -1:].abs() * grid.std
 
 
 def wrong_pixel(estimates: Estimates, grid: Grid, x: Tensor) -> Tensor:
@@ -428,6 +466,10 @@ def wrong_pixel(estimates: Estimates, grid: Grid, x: Tensor) -> Tensor:
     spread = estimates.errors(grid, estimates.noise) * grid.levels
     missed = torch.special.erfc(0.5 / (CAUTION * spread.clamp_min(1e-12)) / math.sqrt(2)).sum(1)
     strays = (off.abs() > (STRAY * spread + LEVEL).clamp_max(HALFWAY)).any(1)
+    if estimates.coarse:
+        # Rounding to half precision takes several pixels the same way where one row is much larger than the others.
+        unsure = (estimates.rounded(grid) * grid.levels > 0.5).any(1)
+        missed = torch.where(unsure, missed.clamp_min(0.5), missed)
     return torch.where(strays, torch.ones_like(missed), missed)
 
 

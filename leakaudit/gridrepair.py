@@ -16,6 +16,7 @@ NEAR = 0.2  # the same at which rounding to the grid removes more noise than it 
 OFF_SEARCHED = 0.08  # the same where many candidates were tried
 INSIDE = 24  # pixels strictly inside the range that must be there to be judged
 RANGE = 0.01  # how far a pixel may leave [0, 1]
+TRIALS = 100_000  # most candidates that are tried: a plane of 256 levels, or a line of 65536
 CHUNK = 4096  # candidates that are looked at together
 FIRST = 48  # pixels that a first look at a candidate takes
 
@@ -85,7 +86,8 @@ class Grid:
         """
         sides = others - x
         pivot = _pivots(sides)
-        if not self.levels or pivot is None or not bool(x.isfinite().all()):
+        number = (self.levels + 1) ** len(others)
+        if not self.levels or pivot is None or not bool(x.isfinite().all()) or number > TRIALS:
             return None
         values = torch.cartesian_prod(*[torch.arange(self.levels + 1, dtype=x.dtype) / self.levels] * len(others)).reshape(-1, len(others))
         a = torch.linalg.solve(sides[:, pivot].T, (values - x[pivot]).T).T
@@ -123,7 +125,7 @@ def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
     start, ends = (x * levels).round().long(), (companions * levels).round().long()
     sides = ends - start
     pivot = _pivots(sides.double())
-    if len(companions) > 2 or pivot is None:
+    if len(companions) > 2 or (levels + 1) ** len(companions) > TRIALS or pivot is None:
         return None
     values = torch.arange(levels + 1)
     moves = torch.cartesian_prod(*[values - start[p] for p in pivot]).reshape(-1, len(pivot))

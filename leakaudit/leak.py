@@ -26,7 +26,8 @@ class GradientLeak:
     ``noise @ e`` with e of unit variance, so rows that share an error say so, and std holds the norms
     of its rows. theta: (T, d) the models where the gradients were taken, None where this adversary
     does not know them; theta_std their error. batch: samples behind each gradient, None where
-    unknown. inner: gradient steps summed in each gradient (1, or k_max). adversary: who knows
+    unknown. records: that the node holds, of which each batch is a part; None where unknown. wire: precision of the wire's number format,
+    the distance from 1 to the next number. inner: gradient steps summed in each gradient (1, or k_max). adversary: who knows
     this. formula: how it was got, for reports. theta_rounds: (T,) int64, the rounds of the models where
     the gradients were taken, often one before `rounds`; empty if nothing says so.
     """
@@ -41,6 +42,8 @@ class GradientLeak:
     theta: Tensor | None = None
     theta_std: float = 0.0
     batch: int | None = None
+    records: int | None = None
+    wire: float = 0.0
     inner: int = 1
     step: float | None = None
     adversary: str = "eavesdropper"

@@ -113,7 +113,8 @@ class Recorder:
         self._reel = Reel(self.path, shard_bytes if folder else None, head, width, dtype, (messages, rows), max_bytes)
         beside = tracefile.truth_path(self.path) if truth is True and self.path is not None else None
         self._truth_path = beside if isinstance(truth, bool) else Path(truth)
-        self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes, own, check)
+        samples = (params or {}).get("samples")
+        self._keeper = TruthKeeper(self.task, graph.nodes, max_bytes, own, check, samples if isinstance(samples, int) else 0)
         self.keep_curves = keep_curves
         self._keep_states, self._secure_kinds, self._hash = keep_states, frozenset(secure_kinds), hash
         self._round, self._uncommitted, self._truth_written, self._closed = 0, False, False, False

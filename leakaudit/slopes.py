@@ -19,6 +19,7 @@ from leakaudit import priors, temporal
 
 if TYPE_CHECKING:
     from leakaudit.certify import Heard
+    from leakaudit.gridrepair import Grid
     from leakaudit.leak import GradientLeak
     from leakaudit.task import Task
 
@@ -27,43 +28,69 @@ GRADIENTS = 5_000  # ... and gradients of single images that this may take: some
 ALLOWED = 1e-3  # part of an input's slopes that errors of the known models may make; those of another image differ by 1e-2 and more
 FITS = 5.0  # distance of the right batch's slopes, in units of the leak's own errors
 WORSE = 10.0  # times as much that every other batch must leave
-TELLING = 2  # neurons per direction that slopes may have by the model, so that agreement is no accident
+TELLING = 2  # neurons per direction of slopes, so that it means something if slopes are a combination of all of them
+WIDE = 16  # neurons at which the slopes of another image are not those of a label by accident
+LONGER = 0.01  # part of their length by which slopes may exceed what the model gives
 LEVEL = 1e-9  # relative size below which a direction of slopes is rounding
 
 
-def agree(heard: Heard, rows: Tensor) -> bool | None:
-    """Whether every input has the slopes that the known models give it, whatever its label and length; None if nobody can tell.
+def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Grid) -> bool | None:
+    """Whether the rows hold the slopes that known models give the inputs; None if that is not known.
+
+    A sample's slopes have the direction that its label gives them, and at most the length that a mean over the batch leaves them;
+    clipping may make them shorter. True means that for every input, in a layer wide enough to tell. Labels may be soft, too, and squared
+    loss has any targets, so a direction that the outputs allow in some other way is not False.
 
     Args:
-        heard: Rows of the first layer and what they come from.
+        leak: Gradients. If nobody can compute them again sample by sample, nothing is known.
+        task: What is trained.
+        basis: (b, p + 1) orthonormal rows that span the leak's rows.
         rows: (b, p + 1) all inputs as the first layer sees them, and a 1.
+        grid: Of the data.
     """
-    leak, task = heard.leak, heard.task
-    if not _reproducible(leak, task) or len(rows) * _targets(task) > GRADIENTS:
+    plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
+    if not _reproducible(leak, task) or not len(plain) or len(rows) * _targets(task) > GRADIENTS:
         return None
-    plain = leak.combination.count_nonzero(dim=1) == 1
-    every = torch.arange(len(leak.value), device=leak.value.device)
-    usable = every[plain] if bool(plain.any()) else every
-    row = int(usable[leak.value.double()[usable].norm(dim=1).argmax()])
-    inside = rows @ heard.span.basis.T
-    duals = torch.linalg.inv(inside)
-    found = (temporal.rows(leak, task)[row] @ heard.span.basis.T) @ duals  # (H, b)
-    noise = float(leak.std[row]) * duals.norm(dim=0)
-    images = rows[:, :-1] / rows[:, -1:] * heard.grid.std + heard.grid.mean
-    telling = True
+    row = int(plain[leak.value.double()[plain].norm(dim=1).argmax()])
+    duals = torch.linalg.inv(rows @ basis.T)
+    found = (temporal.rows(leak, task)[row] @ basis.T) @ duals  # (H, b)
+    noise = float(leak.std[row]) * duals.norm(dim=0) * math.sqrt(len(found))
+    images = rows[:, :-1] / rows[:, -1:] * grid.std + grid.mean
+    # In a last layer all samples of one label may have the same slopes, whatever they are.
+    hidden = len(task.layout.names) > 2
+    sure = leak.batch is not None and hidden and len(found) >= WIDE
     for k, image in enumerate(images):
-        mine = found[:, k]
-        slopes = _slopes(leak, task, row, image)
-        if not bool(slopes.isfinite().all()):
+        expected = _slopes(leak, task, row, image) / (leak.batch or 1)
+        if not bool(expected.isfinite().all()):
             return None
-        spans = _spans(slopes, task.spec.loss == "squared")
-        off = min(float((mine - directions.T @ (directions @ mine)).norm()) for directions in spans)
-        allowed = FITS * float(noise[k]) * math.sqrt(len(mine)) + ALLOWED * float(mine.norm())
-        if not off <= allowed:
-            # Differences of gradients at nearby models amplify what is wrong about these, so they refute nothing.
-            return False if bool(plain.any()) else None
-        telling &= len(mine) >= TELLING * max(len(directions) for directions in spans)
-    return True if telling else None
+        mine = found[:, k]
+        allowed = FITS * float(noise[k]) + ALLOWED * float(mine.norm())
+        fits = _fits(mine, expected, allowed, task.spec.loss)
+        if not fits and not _spanned(mine, expected, allowed, task.spec.loss):
+            return False
+        sure &= fits
+    return True if sure else None
+
+
+def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
+    """Whether slopes (H,) have the direction of one label's (targets, H) and no more than their length."""
+    if loss == "squared":
+        return False
+    size = expected.norm(dim=1)
+    length = (expected @ mine) / size.square().clamp_min(torch.finfo(mine.dtype).tiny)
+    off = (mine - length[:, None] * expected).norm(dim=1)
+    # An input whose slopes are another's as well leaves none to that one, and has twice its own.
+    there = (length * size > allowed) | (size <= allowed)
+    short = (length - 1) * size <= allowed + LONGER * size
+    return bool(((off <= allowed) & there & short).any())
+
+
+def _spanned(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
+    """Whether slopes (H,) are some combination of those of all targets (targets, H), as soft labels make them."""
+    _, size, right = torch.linalg.svd(expected, full_matrices=False)
+    directions = right[size > LEVEL * size[0]]
+    telling = len(mine) >= TELLING * len(directions) or loss == "squared"
+    return telling and float((mine - directions.T @ (directions @ mine)).norm()) <= allowed
 
 
 def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
@@ -146,16 +173,6 @@ def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
         slopes = torch.stack([task.gradient(w, x, y)[bias] - task.l2 * w[bias] for w in thetas])
         out.append(weights @ slopes)
     return torch.stack(out)
-
-
-def _spans(slopes: Tensor, any_target: bool) -> list[Tensor]:
-    """Orthonormal directions (k, H) that hold an image's slopes (targets, H): one set for all targets, or one per target."""
-    together = [slopes] if any_target else list(slopes[:, None])
-    spans = []
-    for some in together:
-        _, size, right = torch.linalg.svd(some, full_matrices=False)
-        spans.append(right[size > LEVEL * size[0]])
-    return spans
 
 
 def _same_sets(images: Sequence[Tensor], places: Tensor, best: int) -> Tensor:

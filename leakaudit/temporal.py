@@ -92,12 +92,13 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
     """
     flat = stack.flatten(0, 1)
     most, edge = min(flat.shape), math.sqrt(len(flat)) + math.sqrt(flat.shape[1])
+    used = int((flat != 0).any(0).sum())  # columns that hold anything: directions beyond them have no noise that could be compared
     count = (expected or SPARE) + SPARE
     while True:
         count = most if 3 * count > most else count
         sizes, basis = _largest(flat, count, generator)
         ratio = sizes[:-1] / sizes[1:].clamp_min(1e-17 * float(sizes[0]) + torch.finfo(sizes.dtype).tiny)
-        ratio = ratio[: min(len(ratio), expected or len(ratio))]
+        ratio = ratio[: min(len(ratio), expected or len(ratio), max(0, used - 1))]
         noise = _noise(sizes, flat.shape) * edge if count == most else float(sizes[-1])
         loud = _loud(sizes / edge, noise / edge, expected or count) if float(sizes[0]) < LOUDEST else 0
         if loud or count == most or expected or (len(ratio) and float(ratio.max()) > CLEAR and int(ratio.argmax()) < count - SPARE // 2):
@@ -106,7 +107,7 @@ def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | No
     if not loud and (not len(ratio) or not float(ratio.max()) > CLEAR or not float(sizes[0]) > 0):
         return None
     b = loud or int(ratio.argmax()) + 1
-    left = sizes[b : b + SPARE // 2]
+    left = sizes[b : min(b + SPARE // 2, used)]
     noise = float(left.square().mean().sqrt()) / edge
     floor = torch.finfo(torch.float64).eps * float(sizes[0]) / math.sqrt(len(flat))
     return Span(basis[:b], sizes, max(noise, floor), float(ratio[b - 1]), bool(loud), float(sizes[b] / edge) if loud else 1.0)

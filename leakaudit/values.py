@@ -63,7 +63,9 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
         noise=torch.from_numpy(estimated.noise[:m]),
         theta=None if points is None else _models(deduction, points, dict(zip(unknown, values[m:], strict=True))),
         theta_std=float(estimated.std[m:].max(initial=0.0)),
-        batch=_batch(view),
+        batch=_count(view, "batch", "samples"),
+        records=_count(view, "samples", "batch"),
+        wire=torch.finfo(view.dtype).eps,
         inner=max(len(places) for places in columns.places),
         step=_step(knowledge, columns.places[0]),
         adversary=str(view.adversary),
@@ -133,9 +135,9 @@ def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] 
     return points if all(p.vector in single for p in unknown) else None
 
 
-def _batch(view: View) -> int | None:
-    """Return the records behind one gradient: those of a mini-batch, where the protocol draws one, else the node's."""
-    for name in ("batch", "samples"):
+def _count(view: View, *names: str) -> int | None:
+    """Return the first of some numbers of records that the protocol declares, such as those of a mini-batch, else the node's."""
+    for name in names:
         if view.knows(name) and view.constant(name):
             return int(view.constant(name))
     return None

@@ -19,12 +19,15 @@ class TruthKeeper:
     """Data, labels and private states of the nodes of one run.
 
     limit: bytes of private states that are kept in memory. provenance: plain values that must not stand in the trace. check: whether
-    inputs and labels are held against what the task can hold.
+    inputs and labels are held against what the task can hold. samples: how many records a node may have, 0 for any number.
     """
 
-    def __init__(self, task: TaskSpec, nodes: int, limit: float, provenance: Mapping[str, Json], check: bool = True) -> None:
+    def __init__(
+        self, task: TaskSpec, nodes: int, limit: float, provenance: Mapping[str, Json], check: bool = True, samples: int = 0
+    ) -> None:
         """Start empty."""
-        self._check = check
+        self._check, self._samples = check, samples
+        self._told: dict[int, int] = {}
         self._provenance = dict(provenance)
         self._task, self._nodes, self._limit = task, nodes, limit
         self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -43,6 +46,12 @@ class TruthKeeper:
             raise LeakauditError(f"node {owner}: expected a label and an index for each of {len(x)} samples, got {len(y)} and {len(rows)}")
         y = y.clone() if y.is_floating_point() else y.long()
         if self._check:
+            self._told[int(owner)] = self._told.get(int(owner), 0) + len(x)
+            if self._samples and self._told[int(owner)] > self._samples:
+                raise LeakauditError(
+                    f"node {owner}: expected the truth of samples = {self._samples} records, got {self._told[int(owner)]}; "
+                    "samples is how many records a node holds, and batch how many of them a gradient is of"
+                )
             inputs(x, self._task, f"truth of node {owner}")
             labels(y, self._task, f"truth of node {owner}")
         self._parts.append((x, y, torch.full((len(x),), int(owner)), rows))

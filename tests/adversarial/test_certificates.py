@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,25 +116,27 @@ def exchanged(
     dtype: torch.dtype,
     start: Tensor | None = None,
     heard: bool = True,
+    lr: float = 0.1,
+    sent: Callable[[Tensor], Tensor] = torch.clone,
     **params: float,
 ) -> tuple[list[la.Reconstruction], la.Trace]:
     """Attack gradients that clients with data x (n, b, *shape) send to a server, in a recording of one's own.
 
-    heard: whether the models are on the wires too.
+    heard: whether the models are on the wires too. sent: what is made of a gradient before it is sent.
     """
     n = len(x)
     task = la.Task.build(spec, dtype=D)
     w = task.init(Generator().manual_seed(0)).double() if start is None else start
     graph = la.Graph(n + 1, tuple((i, n) for i in range(n)))
     public = {"w0": w} if heard else {}
-    with la.Recorder(None, protocol="fedsgd", task=spec, graph=graph, params={"lr": 0.1, **params}, dtype=dtype, public=public) as r:
+    with la.Recorder(None, protocol="fedsgd", task=spec, graph=graph, params={"lr": lr, **params}, dtype=dtype, public=public) as r:
         for t in range(1, rounds + 1):
             if heard:
                 r.send(round=t, src=n, dst=list(range(n)), kind="w", value=w)
             gradients = [task.gradient(w, x[i], y[i]) for i in range(n)]
             for i in range(n):
-                r.send(round=t, src=i, dst=n, kind="g", value=gradients[i])
-            w = w - 0.1 * sum(gradients) / n
+                r.send(round=t, src=i, dst=n, kind="g", value=sent(gradients[i]))
+            w = w - lr * sum(gradients) / n
     return la.attack(la.leaks(r.trace), "auto", generator=Generator().manual_seed(0)), r.trace
 
 
@@ -291,8 +294,8 @@ def test_equal_slopes_make_no_input_of_a_mixture(samples: int, told: bool, loss:
     spec = la.TaskSpec("mlp", {"hidden": 128}, shape=tuple(x.shape[2:]), classes=classes, levels=255, loss=loss)
     labels = torch.arange(6)[:, None].expand(6, samples)
     targets = {"squared": torch.nn.functional.one_hot(labels, 10).double(), "binary": (labels % 2).double()}
-    params = {"samples": samples} if told else {}
-    found, _ = exchanged(spec, x, targets.get(loss, labels), 1, D, start=doubled(spec, 0), heard=heard, **params)
+    count: dict[str, Any] = {"samples": samples} if told else {}
+    found, _ = exchanged(spec, x, targets.get(loss, labels), 1, D, start=doubled(spec, 0), heard=heard, **count)
     for one in found:
         check(lookalikes.claimed(one, x[one.node], "equal slopes"))
 
@@ -335,6 +338,107 @@ def test_rounding_that_a_state_keeps_is_in_the_interval(samples: int) -> None:
             missed += not bool(((one.x - truth[nearest]).abs() <= one.interval).all())
     assert number >= 30
     assert missed <= 2  # 1 % of 48 intervals may miss; three do with a probability of .01
+
+
+def test_mini_batches_are_no_proof_of_the_number_of_samples(generator: Generator) -> None:
+    """Batches A, A, A, B, B, B of two twins each: four samples look like two inputs, the averages of the twins."""
+    source = recording.plan(Scenario(victim="fedsgd", nodes=5, graph="star", data="faces", samples=2))
+    x = (source.source.x[source.rows[-4:]].double() * 255).round().clamp(1, 254).repeat_interleave(2, 1)
+    for node in x.flatten(2):
+        for first in (0, 2):
+            place = int(torch.randint(node.shape[1], (1,), generator=generator))
+            node[first, place] -= 1
+            node[first + 1, place] += 1
+    x = x / 255
+    y = torch.arange(4)[:, None].expand(4, 2).repeat_interleave(2, 1)
+    spec = la.TaskSpec("mlp", {"hidden": 128}, shape=tuple(x.shape[2:]), classes=10, levels=255)
+    task = la.Task.build(spec, dtype=D)
+    w = task.init(generator).double()
+    params = {"lr": 0.1, "samples": 2}
+    graph = la.Graph(5, tuple((i, 4) for i in range(4)))
+    with la.Recorder(None, protocol="fedsgd", task=spec, graph=graph, params=params, dtype=torch.float32, public={"w0": w}) as r:
+        for t in range(1, 13):
+            half = slice(0, 2) if t <= 6 else slice(2, 4)
+            gradients = [task.gradient(w, x[i, half], y[i, half]) for i in range(4)]
+            r.send(round=t, src=4, dst=list(range(4)), kind="w", value=w)
+            for i in range(4):
+                r.send(round=t, src=i, dst=4, kind="g", value=gradients[i])
+            w = w - 0.1 * sum(gradients) / 4
+    for leak in la.leaks(r.trace):
+        told = attack_one(leak, task, "exact", Generator().manual_seed(0))
+        assert told.certified  # as declared: two samples, the same in every round
+        found = attack_one(replace(leak, records=4), task, "exact", Generator().manual_seed(0))
+        check(lookalikes.claimed(found, x[leak.node], "mini-batches"))
+
+
+def test_more_records_than_a_node_is_said_to_hold_are_refused() -> None:
+    spec = la.TaskSpec("logistic", shape=(1, 4, 4), classes=10, levels=255)
+    task = la.Task.build(spec)
+    graph = la.Graph(2, ((0, 1),))
+    with la.Recorder(None, protocol="fedsgd", task=spec, graph=graph, params={"lr": 0.1, "samples": 2}) as r:
+        r.send(round=1, src=1, dst=[0], kind="w", value=task.init(Generator().manual_seed(0)))
+        with pytest.raises(la.LeakauditError, match="samples = 2 records, got 4; samples is how many"):
+            r.truth(node=0, x=torch.zeros(4, 1, 4, 4), y=torch.zeros(4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("lr", [100.0, 1e5])
+def test_saturated_outputs_make_no_input_of_an_average(lr: float) -> None:
+    """Two images of one label at a saturated softmax have one slope in three classes, whose rows are all their sum."""
+    g = Generator().manual_seed(2)
+    start = torch.randint(0, 30, (4, 1, 36), generator=g)
+    x = ((start + torch.randint(0, 2, (4, 2, 36), generator=g)).double() * 6 / 255).clamp(0, 1)
+    y = torch.randint(0, 10, (4, 1), generator=g).expand(4, 2)
+    found, _ = exchanged(la.TaskSpec("logistic", shape=(36,), classes=10, levels=255), x, y, 8, D, lr=lr, samples=2)
+    for one in found:
+        check(lookalikes.claimed(one, x[one.node], "saturated"))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_noise_is_no_input_where_no_other_direction_is_left(seed: int) -> None:
+    """Three different one-hot rows and the bias use four columns, so that nothing follows the fourth singular value."""
+    g = Generator().manual_seed(seed)
+    x = torch.nn.functional.one_hot(torch.randint(0, 12, (20, 4), generator=g), 12).double()
+    y = torch.randint(0, 10, (20, 4), generator=g)
+    found, _ = exchanged(la.TaskSpec("mlp", {"hidden": 128}, shape=(12,), classes=10, levels=1), x, y, 6, torch.float32, samples=4)
+    total = lookalikes.Count()
+    for one in found:
+        total.add(lookalikes.claimed(one, x[one.node], "one-hot"))
+    check(total, 0.5)
+
+
+def largest(gradient: Tensor) -> Tensor:
+    """Keep the largest twentieth of a gradient."""
+    least = gradient.abs().topk(len(gradient) // 20).values[-1]
+    return gradient * (gradient.abs() >= least)
+
+
+@pytest.mark.parametrize("heard", [True, False])
+@pytest.mark.parametrize(("model", "sent"), [("logistic", torch.sign), ("mlp", torch.sign), ("logistic", largest)])
+def test_gradients_that_were_changed_entry_by_entry(model: str, sent: Callable[[Tensor], Tensor], heard: bool) -> None:
+    """The signs of a gradient of one sample have rank one as well, and so has one row of it."""
+    if sent is largest and not heard:
+        pytest.skip("one row, blind: nothing tells that its small entries were left out")
+    source = recording.plan(Scenario(victim="fedsgd", nodes=5, graph="star", data="faces", samples=1))
+    x = source.source.x[source.rows[-4:]].double()
+    spec = la.TaskSpec(model, {"hidden": 64} if model == "mlp" else {}, shape=tuple(x.shape[2:]), classes=10, levels=255)
+    found, _ = exchanged(spec, x, torch.arange(4)[:, None], 1, torch.float32, heard=heard, sent=sent, samples=1)
+    for one in found:
+        check(lookalikes.claimed(one, x[one.node], "changed"))
+        assert one.interval is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("classes", "rounds"), [(100, 1), (100, 4), (10, 1)])
+def test_intervals_on_half_precision_wires(classes: int, rounds: int, dtype: torch.dtype) -> None:
+    """At a model of zeros one row, that of the label, is a hundred times larger than the others, and so is its rounding."""
+    g = Generator().manual_seed(classes + rounds)
+    x = torch.randn(12, 1, 30, generator=g, dtype=D)
+    y = torch.randint(0, classes, (12, 1), generator=g)
+    start = torch.zeros(31 * classes, dtype=D)
+    found, _ = exchanged(la.TaskSpec("logistic", shape=(30,), classes=classes), x, y, rounds, dtype, start=start, samples=1)
+    for one in found:
+        assert one.interval is not None
+        assert bool(((one.x - x[one.node]).abs() <= one.interval).all())
 
 
 @pytest.mark.parametrize("hidden", [16, 32])

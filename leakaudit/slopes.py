@@ -145,14 +145,13 @@ def _targets(task: Task) -> int:
     """Number of targets whose slopes span those of all targets."""
     if task.spec.loss == "squared":
         return task.spec.classes + 1
-    return task.spec.classes if task.spec.loss == "cross_entropy" else 1
+    return task.spec.classes if task.spec.loss == "cross_entropy" else 2
 
 
 def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
     """Slopes (targets, H) of one image's loss in the first layer's neurons, in one row of the leak.
 
-    The targets are all labels for cross-entropy, one for binary cross-entropy, since the other only changes the length, and zero and
-    all unit vectors for squared loss.
+    The targets are all labels for cross-entropy, and zero and all unit vectors for squared loss.
     """
     if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
         raise ValueError("slopes need known models and a first layer with a bias")
@@ -164,7 +163,7 @@ def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
     if task.spec.loss == "cross_entropy":
         targets = torch.arange(task.spec.classes)[:, None]
     elif task.spec.loss == "binary":
-        targets = torch.zeros(1, 1, dtype=torch.float64)
+        targets = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     else:
         outputs = task.logits(thetas[0], x).shape[1]
         targets = torch.cat([torch.zeros(1, outputs), torch.eye(outputs)]).double()[:, None]

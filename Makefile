@@ -20,9 +20,10 @@ selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's te
 	LEAKAUDIT_FRESH_SEED=$${LEAKAUDIT_FRESH_SEED:-$$(date +%s)} LEAKAUDIT_FRESH_CASES=$${LEAKAUDIT_FRESH_CASES:-200} \
 		$(BIN)/pytest -n auto --maxprocesses 4 tests/adversarial
 
-lint: $(VENV)/.ready  ## ruff and mypy strict
+lint: $(VENV)/.ready  ## ruff, imports between rooms, mypy strict
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	$(BIN)/mypy tests $(wildcard bench/*.py)
 

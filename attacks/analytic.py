@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import certify, consistency, temporal
 from leakaudit.errors import AttackError
-from leakaudit.gridrepair import Grid
+from leakaudit.inversion.exact import certify, first_layer_rows
+from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.labels import consistency
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
-    from leakaudit.task import Task
+    from leakaudit.tasks.task import Task
 
 NOISE_MARGIN = 10.0  # a second direction this far above the wire's own rounding is a second input
 
@@ -36,17 +37,21 @@ class Analytic:
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 0
-    reads: ClassVar[str] = "gradients of one sample, or their differences, with the rows of a first fully connected layer"
+    reads: ClassVar[str] = (
+        "gradients of one sample, or their differences, with the rows of a first fully connected layer"
+    )
     paper: ClassVar[str] = (
         "Phong et al. 2018; Yu 2023, section 5.4, extended to differences of any network with a first fully connected layer"
     )
     cost: ClassVar[str] = "one pass over the first layer's rows"
 
-    numbers: int = param(1 << 23, "most entries of the stack (rounds x rows x inputs) that are used")
+    numbers: int = param(
+        1 << 23, "most entries of the stack (rounds x rows x inputs) that are used"
+    )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Need a first fully connected layer with a bias inside the recorded columns, and one sample a node."""
-        if why := temporal.missing(leak, task):
+        if why := first_layer_rows.missing(leak, task):
             return why
         if leak.batch is not None and leak.batch > 1:
             return f"it recovers one input, and each gradient comes from {leak.batch}"
@@ -56,9 +61,9 @@ class Analytic:
         """Reconstruct the input; `certify.single` says what makes it exact."""
         if why := self.refuses(leak, task):
             raise AttackError(f"analytic cannot use this leak: {why}")
-        stack = temporal.rows(leak, task)
+        stack = first_layer_rows.rows(leak, task)
         used = max(1, self.numbers // stack[0].numel())
-        white = temporal.whiten(stack, leak, slice(used))
+        white = first_layer_rows.whiten(stack, leak, slice(used))
         step("analytic", 0, 1)
         first, second, noise = _two_directions(white.flatten(0, 1))
         step("analytic", 1, 1)
@@ -68,16 +73,35 @@ class Analytic:
             return _nothing(leak, task, 1.0, "the gradients vanish or drown in the wire's noise")
         alone = second <= NOISE_MARGIN * noise
         if not alone and ratio > 0.05:
-            return _nothing(leak, task, ratio, "the rows span more than one input: the batch is larger than one")
+            return _nothing(
+                leak, task, ratio, "the rows span more than one input: the batch is larger than one"
+            )
         judged = certify.single(leak, task, stack[:used], white, first, Grid.of(task), alone)
         x = judged.x.clamp(0, 1) if task.spec.is_image else judged.x
         x = x.reshape(1, *task.spec.shape).to(task.dtype)
         y = consistency.label(leak, task, x)
-        return Reconstruction(leak.node, "analytic", x, y, judged.certificate, ratio, note=judged.note, interval=judged.interval)
+        return Reconstruction(
+            leak.node,
+            "analytic",
+            x,
+            y,
+            judged.certificate,
+            ratio,
+            note=judged.note,
+            interval=judged.interval,
+        )
 
 
 def _nothing(leak: GradientLeak, task: Task, residual: float, note: str) -> Reconstruction:
-    return Reconstruction(leak.node, "analytic", torch.empty(0, *task.spec.shape), None, Certificate.FAILED, residual, note=note)
+    return Reconstruction(
+        leak.node,
+        "analytic",
+        torch.empty(0, *task.spec.shape),
+        None,
+        Certificate.FAILED,
+        residual,
+        note=note,
+    )
 
 
 def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
@@ -85,7 +109,11 @@ def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
     first = _power(stack, stack.T @ stack[:, -1])
     rest = stack - torch.outer(stack @ first, first)
     second = _power(rest, rest.T @ rest.square().sum(1).sqrt())
-    return first, float((rest @ second).norm()), math.sqrt(stack.shape[0]) + math.sqrt(stack.shape[1])
+    return (
+        first,
+        float((rest @ second).norm()),
+        math.sqrt(stack.shape[0]) + math.sqrt(stack.shape[1]),
+    )
 
 
 def _power(stack: Tensor, start: Tensor, steps: int = 30) -> Tensor:

@@ -16,20 +16,27 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import batchlabels, certify, consistency, isolate, likeliest, noisyduals, temporal
-from leakaudit.certify import Heard
 from leakaudit.errors import AttackError
-from leakaudit.gridrepair import Grid
-from leakaudit.isolate import Inputs
-from leakaudit.lattice import Groups
+from leakaudit.inversion.exact import (
+    certify,
+    duals_to_inputs,
+    first_layer_rows,
+    likeliest,
+    noisy_duals,
+)
+from leakaudit.inversion.exact.activation_patterns import Groups
+from leakaudit.inversion.exact.certify import Heard
+from leakaudit.inversion.exact.duals_to_inputs import Inputs
+from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.labels import batch_labels, consistency
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import expired, step
 from leakaudit.reconstruction import SHOWN, Certificate, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
-    from leakaudit.task import Task
-    from leakaudit.temporal import Span
+    from leakaudit.inversion.exact.first_layer_rows import Span
+    from leakaudit.tasks.task import Task
 
 SHORTEST = 2  # rounds of a window
 APART = 0.02  # rms distance of two estimates that count as two
@@ -44,39 +51,66 @@ class Exact:
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 1
-    reads: ClassVar[str] = "gradients of one unchanged batch, or their differences, with the rows of a first fully connected layer"
-    paper: ClassVar[str] = "extends Phong et al. 2018 and Dimitrov et al. 2024 (SPEAR) to many rounds and to differences of gradients"
-    cost: ClassVar[str] = "under a second for 8 samples and about ten for 64, where there are as many rounds as samples"
+    reads: ClassVar[str] = (
+        "gradients of one unchanged batch, or their differences, with the rows of a first fully connected layer"
+    )
+    paper: ClassVar[str] = (
+        "extends Phong et al. 2018 and Dimitrov et al. 2024 (SPEAR) to many rounds and to differences of gradients"
+    )
+    cost: ClassVar[str] = (
+        "under a second for 8 samples and about ten for 64, where there are as many rounds as samples"
+    )
 
-    visits: int = param(150, "walks, and batches of 2048 draws, that may fail in a row before a search ends")
+    visits: int = param(
+        150, "walks, and batches of 2048 draws, that may fail in a row before a search ends"
+    )
     windows: int = param(3, "window lengths that are tried: all rounds, half of them, a quarter, …")
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Need a first fully connected layer with a bias inside the recorded columns."""
-        return temporal.missing(leak, task)
+        return first_layer_rows.missing(leak, task)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the batch; EXACT where every different input is certified, APPROXIMATE where some are, with the count in the note."""
         if why := self.refuses(leak, task):
             raise AttackError(f"exact cannot use this leak: {why}")
-        stack = temporal.rows(leak, task)
-        white = temporal.whiten(stack, leak, slice(None))
-        span = temporal.span(white, leak.batch, generator)
+        stack = first_layer_rows.rows(leak, task)
+        white = first_layer_rows.whiten(stack, leak, slice(None))
+        span = first_layer_rows.span(white, leak.batch, generator)
         if span is None:
             why = "the rows show no end of the batch: it is larger than the rows can tell, or the noise hides it"
-            return Reconstruction(leak.node, "exact", torch.empty(0, *task.spec.shape), None, Certificate.FAILED, 1.0, note=why)
+            return Reconstruction(
+                leak.node,
+                "exact",
+                torch.empty(0, *task.spec.shape),
+                None,
+                Certificate.FAILED,
+                1.0,
+                note=why,
+            )
         grid = Grid.of(task)
         found = Inputs(white.new_zeros(0, len(grid.mean)), white.new_zeros(0, len(grid.mean)))
-        noisy = span.white and 1 < span.batch <= noisyduals.MOST
+        noisy = span.white and 1 < span.batch <= noisy_duals.MOST
         if noisy:
             found = likeliest.recover(white, span, grid, found.certified, generator)
         for tried, length in enumerate(_lengths(len(stack), self.windows)):
-            if len(found.certified) >= span.batch or (noisy and span.clear < FAINT) or (found.complete and not grid.levels) or expired():
+            if (
+                len(found.certified) >= span.batch
+                or (noisy and span.clear < FAINT)
+                or (found.complete and not grid.levels)
+                or expired()
+            ):
                 break
             step("exact", tried, self.windows)
             groups = _groups(stack, leak, length, span, white)
-            new = isolate.recover(groups, span.basis, grid, found.certified, self.visits, generator)
-            found = new if len(new.certified) > len(found.certified) or not (tried or noisy) or new.complete else found
+            new = duals_to_inputs.recover(
+                groups, span.basis, grid, found.certified, self.visits, generator
+            )
+            found = (
+                new
+                if len(new.certified) > len(found.certified) or not (tried or noisy) or new.complete
+                else found
+            )
         step("exact", self.windows, self.windows)
         return _judged(found, Heard(leak, task, stack, white, span, grid, generator))
 
@@ -84,7 +118,11 @@ class Exact:
 def _groups(stack: Tensor, leak: GradientLeak, length: int, span: Span, white: Tensor) -> Groups:
     """Rows of all neurons over windows of some length, in coordinates of the batch's space; white: the whole stack, whitened."""
     windows = [slice(a, a + length) for a in range(0, len(stack) - length + 1, length)]
-    parts = [white] if length == len(stack) else [temporal.whiten(stack, leak, window) for window in windows]
+    parts = (
+        [white]
+        if length == len(stack)
+        else [first_layer_rows.whiten(stack, leak, window) for window in windows]
+    )
     rows = torch.cat([torch.einsum("mhp,bp->hmb", part, span.basis) for part in parts])
     return Groups.of(rows, torch.full((len(rows),), span.noise, dtype=rows.dtype))
 
@@ -121,18 +159,35 @@ def _judged(found: Inputs, heard: Heard) -> Reconstruction:
         certificate = Certificate.APPROXIMATE
         missing = max(0, wanted - len(flat))
         sentence = f"{exact} of {wanted} inputs exact (the first ones), {len(flat) - exact} approximate, {missing} not isolated"
-    x = (flat.clamp(0, 1) if task.spec.is_image else flat).reshape(-1, *task.spec.shape).to(task.dtype)
+    x = (
+        (flat.clamp(0, 1) if task.spec.is_image else flat)
+        .reshape(-1, *task.spec.shape)
+        .to(task.dtype)
+    )
     seen = f"batch of {wanted} by a drop of {span.clear:.0e} in the singular values"
     if leak.batch is not None and leak.batch != wanted:
         seen += f", {leak.batch} samples were announced: some repeat or show no gradient"
     y = None
     if certificate in (Certificate.EXACT, Certificate.INTERVAL):
-        y = consistency.label(leak, task, x) if wanted == 1 else batchlabels.labels(leak, task, x)
+        y = consistency.label(leak, task, x) if wanted == 1 else batch_labels.labels(leak, task, x)
     note = "; ".join(filter(None, (sentence, why, *_candidates(choices, flat, grid), seen)))
     interval = interval if certificate is Certificate.INTERVAL else None
     residual = _residual(flat, heard.white, grid)
-    shown = {k: some[:SHOWN].reshape(-1, *task.spec.shape).to(task.dtype) for k, some in choices.items()}
-    return Reconstruction(leak.node, "exact", x, y, certificate, residual, note=note, certified=exact, interval=interval, choices=shown)
+    shown = {
+        k: some[:SHOWN].reshape(-1, *task.spec.shape).to(task.dtype) for k, some in choices.items()
+    }
+    return Reconstruction(
+        leak.node,
+        "exact",
+        x,
+        y,
+        certificate,
+        residual,
+        note=note,
+        certified=exact,
+        interval=interval,
+        choices=shown,
+    )
 
 
 def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: Grid) -> Iterator[str]:
@@ -146,7 +201,9 @@ def _rounded(found: Inputs, wanted: int, grid: Grid) -> Inputs:
     """Round estimates too if every dual was found: then activity may prove them, even if they are black and white only."""
     if not grid.levels or not found.complete or len(found.certified) + len(found.open) != wanted:
         return found
-    return replace(found, certified=torch.cat([found.certified, grid.snapped(found.open)]), open=found.open[:0])
+    return replace(
+        found, certified=torch.cat([found.certified, grid.snapped(found.open)]), open=found.open[:0]
+    )
 
 
 def _distinct(found: Inputs, room: int, image: bool) -> Tensor:
@@ -155,7 +212,12 @@ def _distinct(found: Inputs, room: int, image: bool) -> Tensor:
     for x in found.open:
         inside = not image or float((x - x.clamp(0, 1)).square().mean().sqrt()) < LEAVES
         apart = not len(kept) or float((kept - x).square().mean(1).sqrt().min()) > APART
-        if inside and apart and bool(x.isfinite().all()) and len(kept) < len(found.certified) + room:
+        if (
+            inside
+            and apart
+            and bool(x.isfinite().all())
+            and len(kept) < len(found.certified) + room
+        ):
             kept = torch.cat([kept, x[None]])
     return kept[len(found.certified) :]
 
@@ -166,4 +228,6 @@ def _residual(x: Tensor, white: Tensor, grid: Grid) -> float:
     if not len(x):
         return 1.0
     basis = torch.linalg.qr(grid.rows(x).T).Q
-    return float((flat - flat @ basis @ basis.T).norm() / flat.norm().clamp_min(torch.finfo(flat.dtype).tiny))
+    return float(
+        (flat - flat @ basis @ basis.T).norm() / flat.norm().clamp_min(torch.finfo(flat.dtype).tiny)
+    )

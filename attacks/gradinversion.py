@@ -16,20 +16,22 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import labels, objectives, patches, priors, unroll
-from leakaudit.attacks._adam import Schedule, minimise  # noqa: TID251 - shared by files of this folder alone
 from leakaudit.errors import AttackError
+from leakaudit.inversion.exact import convolution_patches
+from leakaudit.inversion.exact.convolution_patches import Inputs
+from leakaudit.inversion.labels import label_signs as labels
+from leakaudit.inversion.search import local_training, objectives, priors
+from leakaudit.inversion.search.adam import Schedule, minimise
+from leakaudit.inversion.search.local_training import Local
+from leakaudit.inversion.search.objectives import Target
+from leakaudit.inversion.search.optimise import Run
+from leakaudit.inversion.search.priors import Statistics
 from leakaudit.leak import GradientLeak
-from leakaudit.objectives import Target
-from leakaudit.optimise import Run
-from leakaudit.patches import Inputs
-from leakaudit.priors import Statistics
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.registry import attack, param
-from leakaudit.unroll import Local
 
 if TYPE_CHECKING:
-    from leakaudit.task import Task
+    from leakaudit.tasks.task import Task
 
 EVERY = 25  # steps between two means over the searches
 PART = 0.5  # relative residual of a gradient below which it agrees with a layer's inputs that fit; images at 13 to 21 dB leave .63 to 1.1
@@ -47,32 +49,56 @@ class GradInversion:
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 3
-    reads: ClassVar[str] = "plain gradients or local trainings of images at known models, with the last layer or known labels"
-    paper: ClassVar[str] = "Yin et al. 2021, See through Gradients: Image Batch Recovery via GradInversion"
-    cost: ClassVar[str] = "one double backward pass, or one of a part of the network, a step and seed; 10 to 30 s on one core"
+    reads: ClassVar[str] = (
+        "plain gradients or local trainings of images at known models, with the last layer or known labels"
+    )
+    paper: ClassVar[str] = (
+        "Yin et al. 2021, See through Gradients: Image Batch Recovery via GradInversion"
+    )
+    cost: ClassVar[str] = (
+        "one double backward pass, or one of a part of the network, a step and seed; 10 to 30 s on one core"
+    )
 
-    labels: str = param("", "known labels, e.g. 3 or 3,1,4; read from the last layer where not given")
+    labels: str = param(
+        "", "known labels, e.g. 3 or 3,1,4; read from the last layer where not given"
+    )
     steps: int = param(800, "steps of Adam, each seed")
     seeds: int = param(2, "searches that are drawn to their mean")
-    layers: bool = param(True, "compare what a layer's gradient shows of its inputs, where it does, in place of gradients")
+    layers: bool = param(
+        True,
+        "compare what a layer's gradient shows of its inputs, where it does, in place of gradients",
+    )
     rate: float = param(0.3, "largest step in the data's units; cosine schedule")
-    slopes: Literal["raw", "soft", "hard"] = param("soft", "raw; soft: over its size and the mean size; hard: the sign alone")
+    slopes: Literal["raw", "soft", "hard"] = param(
+        "soft", "raw; soft: over its size and the mean size; hard: the sign alone"
+    )
     tv: float = param(1e-2, "weight of total variation", "alpha_tv")
     energy: float = param(1e-4, "weight of the mean squared pixel", "alpha_l2")
     bn: float = param(1.0, "weight of the batch statistics, 0 for none", "alpha_BN")
-    group: float = param(0.1, "weight of the distance to the registered mean, 0 for none", "alpha_group")
-    langevin: float = param(0.01, "deviation of the noise added before each step, over its size; the paper has 0.2")
+    group: float = param(
+        0.1, "weight of the distance to the registered mean, 0 for none", "alpha_group"
+    )
+    langevin: float = param(
+        0.01, "deviation of the noise added before each step, over its size; the paper has 0.2"
+    )
     wait: float = param(0.5, "share of the steps before the searches are drawn to their mean")
     most: int = param(3, "most pixels by which images are moved to agree")
-    batch: int | None = param(None, "samples behind each gradient; as the leak says where not given")
-    samples: int | None = param(None, "different records of a local training in mini-batches; as many as one step takes where not given")
-    statistics: Statistics | None = param(None, "the victim's batch statistics by layer; from Python alone")  # noqa: RUF009 - None
+    batch: int | None = param(
+        None, "samples behind each gradient; as the leak says where not given"
+    )
+    samples: int | None = param(
+        None,
+        "different records of a local training in mini-batches; as many as one step takes where not given",
+    )
+    statistics: Statistics | None = param(  # noqa: RUF009 - None
+        None, "the victim's batch statistics by layer; only from Python"
+    )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Need plain gradients of images at known models, and labels."""
         if not task.spec.is_image:
             return f"it recovers images, and the inputs have shape {task.spec.shape}; use dlg"
-        return unroll.refused(leak, task, self.labels, self.batch, self.samples)
+        return local_training.refused(leak, task, self.labels, self.batch, self.samples)
 
     def idle(self, leak: GradientLeak, task: Task) -> str | None:
         """Say that there are no statistics to compare with."""
@@ -83,37 +109,77 @@ class GradInversion:
         """Reconstruct the images; the best of the searches and of their mean comes back."""
         if why := self.refuses(leak, task):
             raise AttackError(f"gradinversion cannot use this leak: {why}")
-        local = unroll.of(leak, self.batch, self.samples)
+        local = local_training.of(leak, self.batch, self.samples)
         y, how = labels.given_or_read(self.labels, leak, task, local.samples)
-        target, precise = (objectives.target(leak, task, 1, dtype) for dtype in (torch.float32, torch.float64))
+        target, precise = (
+            objectives.target(leak, task, 1, dtype) for dtype in (torch.float32, torch.float64)
+        )
         known = self.statistics or priors.running_statistics(task)
         use = self.layers and local.steps == 1 and priors.normalises(task)
-        shown = patches.read(task, precise.theta[0], precise.value[0], precise.columns, local.samples) if use else None
+        shown = (
+            convolution_patches.read(
+                task, precise.theta[0], precise.value[0], precise.columns, local.samples
+            )
+            if use
+            else None
+        )
         if shown is None:
             loss, classes = partial(self._loss, target, task, local, y, known), y
         else:
-            loss, classes = partial(self._layer_loss, target, task, shown, known), torch.arange(len(y), device=y.device)
+            loss, classes = (
+                partial(self._layer_loss, target, task, shown, known),
+                torch.arange(len(y), device=y.device),
+            )
         draw = partial(priors.start, task, local.samples, generator, "normal", target.aim.dtype)
         starts = [draw() for _ in range(max(1, self.seeds))]
         runs, middle = self._search(loss, classes, starts, partial(priors.boxed, task), generator)
-        best = min([*(run.point[0] for run in runs), *middle], key=lambda x: float(loss(x).detach().nan_to_num(torch.inf)))
-        residual = partial(unroll.misfit, precise, task, local, y=y)
-        told = "" if known or not priors.normalises(task) else "no batch statistics to compare with; "
+        best = min(
+            [*(run.point[0] for run in runs), *middle],
+            key=lambda x: float(loss(x).detach().nan_to_num(torch.inf)),
+        )
+        residual = partial(local_training.misfit, precise, task, local, y=y)
+        told = (
+            "" if known or not priors.normalises(task) else "no batch statistics to compare with; "
+        )
         if shown is not None:
             best = self._settled(best.double(), residual, task)
-            by_layer, left = partial(self._of_layer, task, precise.theta[0], shown, known), residual(best)
-            told += f"compared with the inputs of layer {shown.layer.name}, which its gradient shows; "
+            by_layer, left = (
+                partial(self._of_layer, task, precise.theta[0], shown, known),
+                residual(best),
+            )
+            told += (
+                f"compared with the inputs of layer {shown.layer.name}, which its gradient shows; "
+            )
             if objectives.FIT < left <= PART and by_layer(best) <= objectives.FIT:
-                residual, told = by_layer, f"{told}residual of those and of the statistics, the whole gradient keeps {left:.2g}; "
+                residual, told = (
+                    by_layer,
+                    f"{told}residual of those and of the statistics, the whole gradient keeps {left:.2g}; ",
+                )
         note = f"{how}{told}Adam {runs[0].after(*runs[1:])}"
-        return objectives.reconstruction("gradinversion", leak, task, target, best, y, residual, note)
+        return objectives.reconstruction(
+            "gradinversion", leak, task, target, best, y, residual, note
+        )
 
-    def _loss(self, target: Target, task: Task, local: Local, y: Tensor, known: Statistics | None, x: Tensor) -> Tensor:
+    def _loss(
+        self,
+        target: Target,
+        task: Task,
+        local: Local,
+        y: Tensor,
+        known: Statistics | None,
+        x: Tensor,
+    ) -> Tensor:
         """All terms but the searches' agreement."""
-        loss = unroll.l2(target, task, local, x, y) + self._smooth(x)
-        return loss + self.bn * priors.normalisation(task, target.theta[0], x, known) if known and self.bn else loss
+        loss = local_training.l2(target, task, local, x, y) + self._smooth(x)
+        return (
+            loss + self.bn * priors.normalisation(task, target.theta[0], x, known)
+            if known and self.bn
+            else loss
+        )
 
-    def _layer_loss(self, target: Target, task: Task, shown: Inputs, known: Statistics | None, x: Tensor) -> Tensor:
+    def _layer_loss(
+        self, target: Target, task: Task, shown: Inputs, known: Statistics | None, x: Tensor
+    ) -> Tensor:
         """All terms but the searches' agreement, from one forward pass up to a layer."""
         names = {*(known or ()), shown.layer.name, *(layer.name for layer in shown.before)}
         seen = priors.inputs(task, target.theta[0], x, names, last=shown.layer.name)
@@ -121,15 +187,23 @@ class GradInversion:
         own = {n: priors.of_batch(seen[n]) for n in known or () if n in seen}
         return loss + self.bn * priors.apart(own, known) if known and own and self.bn else loss
 
-    def _of_layer(self, task: Task, theta: Tensor, shown: Inputs, known: Statistics | None, x: Tensor) -> float:
+    def _of_layer(
+        self, task: Task, theta: Tensor, shown: Inputs, known: Statistics | None, x: Tensor
+    ) -> float:
         """Relative residual of a layer's inputs, or of the statistics before it where that is larger, which alone show contrast.
 
         Infinite without statistics. Images far from the true ones may fit both, so that it counts beside the gradient alone.
         """
         with torch.no_grad():
-            seen = priors.inputs(task, theta, x.to(theta), {*(known or ()), shown.layer.name}, last=shown.layer.name)
+            seen = priors.inputs(
+                task, theta, x.to(theta), {*(known or ()), shown.layer.name}, last=shown.layer.name
+            )
         own = {n: priors.of_batch(seen[n]) for n in known or () if n in seen}
-        return max(shown.residual(seen[shown.layer.name]), float(priors.apart(own, known)) ** 0.5) if known and own else math.inf
+        return (
+            max(shown.residual(seen[shown.layer.name]), float(priors.apart(own, known)) ** 0.5)
+            if known and own
+            else math.inf
+        )
 
     def _smooth(self, x: Tensor) -> Tensor:
         """Total variation and energy."""
@@ -149,14 +223,23 @@ class GradInversion:
         return rounded if residual(rounded) < left else x
 
     def _search(
-        self, loss: Callable[[Tensor], Tensor], y: Tensor, starts: list[Tensor], box: Callable[[Tensor], Tensor], generator: Generator
+        self,
+        loss: Callable[[Tensor], Tensor],
+        y: Tensor,
+        starts: list[Tensor],
+        box: Callable[[Tensor], Tensor],
+        generator: Generator,
     ) -> tuple[list[Run], Tensor]:
         """Run all searches together; where they end, and their mean (seeds, b, *shape) as each of them orders it, empty for one."""
         middle = starts[0].new_empty(0)
         begin = int(self.wait * self.steps)
 
         def objective(seed: int, k: int, x: Tensor) -> Tensor:
-            return loss(x) + self.group * (x - middle[seed]).square().mean() if len(middle) else loss(x)
+            return (
+                loss(x) + self.group * (x - middle[seed]).square().mean()
+                if len(middle)
+                else loss(x)
+            )
 
         def between(k: int, runs: list[Run]) -> None:
             nonlocal middle

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import counts, labels
-from leakaudit.counts import Head
 from leakaudit.errors import AttackError
-from leakaudit.labels import Read
+from leakaudit.inversion.labels import label_counts, label_signs
+from leakaudit.inversion.labels.label_counts import Head
+from leakaudit.inversion.labels.label_signs import Read
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
-    from leakaudit.task import Task
+    from leakaudit.tasks.task import Task
 
 
 @attack("labels")
@@ -34,26 +34,32 @@ class Labels:
     )
     cost: ClassVar[str] = "small matrices of the last layer; under a second"
 
-    method: Literal["best", "pooled", "ilrg", "llg", "llg-dummies", "yin", "rlg", "bias", "rows"] = param(
-        "best", "how labels are read; rlg, bias and rows give each class they find one label"
+    method: Literal[
+        "best", "pooled", "ilrg", "llg", "llg-dummies", "yin", "rlg", "bias", "rows"
+    ] = param("best", "how labels are read; rlg, bias and rows give each class they find one label")
+    batch: int | None = param(
+        None, "samples behind the gradient, or the local training; as the leak says where not given"
     )
-    batch: int | None = param(None, "samples behind the gradient, or the local training; as the leak says where not given")
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Need a plain gradient with the last layer in it, a loss with labels, and the number of samples."""
         if task.spec.loss == "squared":
             return "loss 'squared' has no labels"
-        if not (rows := labels.plain_rows(leak)):
+        if not (rows := label_signs.plain_rows(leak)):
             return "it reads a gradient that is not zero, and this leak's rows combine several or are zero"
-        if (head := counts.of(leak, task, rows[0])) is None:
+        if (head := label_counts.of(leak, task, rows[0])) is None:
             return "the last linear layer's weights are not in the leak, or the model has no such layer"
         if self.batch is None and leak.batch is None:
             return "the number of samples behind a gradient is unknown; set batch=N"
         if self.method in ("pooled", "ilrg") and not head.whole:
-            return f"method {self.method} needs the model and a bias in its last layer; use method=llg"
+            return (
+                f"method {self.method} needs the model and a bias in its last layer; use method=llg"
+            )
         if self.method == "bias" and head.bias is None:
             return "method bias needs a bias in the last layer; use method=llg"
-        if self.method == "llg-dummies" and (leak.theta is None or task.spec.loss != "cross_entropy"):
+        if self.method == "llg-dummies" and (
+            leak.theta is None or task.spec.loss != "cross_entropy"
+        ):
             return "method llg-dummies needs the model and more than two outputs; use method=llg"
         return None
 
@@ -65,8 +71,12 @@ class Labels:
         step("labels", 0, 1)
         found = self._read(leak, task, batch, generator)
         step("labels", 1, 1)
-        sure = found.off < labels.NEAR or found.off == labels.UNKNOWN
-        off = "" if found.off == labels.UNKNOWN else f", counts within {found.off:.2g} of whole numbers"
+        sure = found.off < label_signs.NEAR or found.off == label_signs.UNKNOWN
+        off = (
+            ""
+            if found.off == label_signs.UNKNOWN
+            else f", counts within {found.off:.2g} of whole numbers"
+        )
         return Reconstruction(
             leak.node,
             "labels",
@@ -79,21 +89,35 @@ class Labels:
 
     def _read(self, leak: GradientLeak, task: Task, batch: int, generator: Generator) -> Read:
         """Read by the chosen method."""
-        row = labels.plain_rows(leak)[0]
-        head = counts.of(leak, task, row)
-        best = labels.read(leak, task, batch) if self.method == "best" else None
+        row = label_signs.plain_rows(leak)[0]
+        head = label_counts.of(leak, task, row)
+        best = label_signs.read(leak, task, batch) if self.method == "best" else None
         if best is not None or head is None:
-            return best or Read(torch.empty(0, dtype=torch.int64), labels.UNKNOWN, "nothing")
+            return best or Read(torch.empty(0, dtype=torch.int64), label_signs.UNKNOWN, "nothing")
         if self.method in ("pooled", "ilrg"):
-            return labels.rounded((counts.pooled if self.method == "pooled" else counts.ilrg)(head, batch), batch, self.method)
+            return label_signs.rounded(
+                (label_counts.pooled if self.method == "pooled" else label_counts.ilrg)(
+                    head, batch
+                ),
+                batch,
+                self.method,
+            )
         n = self._whole(leak, task, head, row, batch, generator)
-        return Read(labels.spread(n.long()), labels.UNKNOWN, self.method)
+        return Read(label_signs.spread(n.long()), label_signs.UNKNOWN, self.method)
 
-    def _whole(self, leak: GradientLeak, task: Task, head: Head, row: int, batch: int, generator: Generator) -> Tensor:
+    def _whole(
+        self, leak: GradientLeak, task: Task, head: Head, row: int, batch: int, generator: Generator
+    ) -> Tensor:
         """Counts or classes (C,) of the methods that do not say how sure they are."""
         if self.method == "llg-dummies" and leak.theta is not None:
             theta = leak.theta[int(leak.combination[row].abs().argmax())].double()
-            return counts.llg(head, batch, *counts.dummies(task, theta, batch, generator))
+            return label_counts.llg(
+                head, batch, *label_counts.dummies(task, theta, batch, generator)
+            )
         if self.method in ("llg", "yin"):
-            return (counts.llg if self.method == "llg" else counts.yin)(head, batch)
-        return {"rlg": counts.rlg, "bias": counts.by_bias, "rows": counts.by_rows}[self.method](head)
+            return (label_counts.llg if self.method == "llg" else label_counts.yin)(head, batch)
+        return {
+            "rlg": label_counts.rlg,
+            "bias": label_counts.by_bias,
+            "rows": label_counts.by_rows,
+        }[self.method](head)

@@ -55,12 +55,19 @@ def plain(lines: Sequence[Line]) -> list[Row]:
 def tap(lines: Sequence[Line]) -> list[Row]:
     """CPU time of a program that is tapped over that of the same one that is not."""
     unit = "times the CPU time of a round without the tap"
-    return [Row(f"tap/{line['program']}", line["ratio_cpu"], unit, line["target"], MOST) for line in lines if "ratio_cpu" in line]
+    return [
+        Row(f"tap/{line['program']}", line["ratio_cpu"], unit, line["target"], MOST)
+        for line in lines
+        if "ratio_cpu" in line
+    ]
 
 
 def victims(lines: Sequence[Line]) -> list[Row]:
     """More of the loop's time, less of the floor and of the cost with more nodes."""
-    return [r if r.unit.startswith("times faster") else Row(r.name, r.ratio, r.unit, r.target, MOST) for r in plain(lines)]
+    return [
+        r if r.unit.startswith("times faster") else Row(r.name, r.ratio, r.unit, r.target, MOST)
+        for r in plain(lines)
+    ]
 
 
 def attacks(lines: Sequence[Line]) -> list[Row]:
@@ -68,10 +75,28 @@ def attacks(lines: Sequence[Line]) -> list[Row]:
     rows = []
     for line in lines:
         if "gb" in line:
-            rows.append(Row(str(line["bench"]), round(line["gb"] / line["target"], 2), f"of {line['target']} GiB", 1, MOST))
+            rows.append(
+                Row(
+                    str(line["bench"]),
+                    round(line["gb"] / line["target"], 2),
+                    f"of {line['target']} GiB",
+                    1,
+                    MOST,
+                )
+            )
         elif "ratio_of_attempts" in line:
-            rows.append(_row(line) if line["ratio"] is not None else Row(line["bench"], None, "the published loop recovered no picture"))
-            rows.append(Row(f"{line['bench']}, attempts", line["ratio_of_attempts"], "times the attempts in a CPU second"))
+            rows.append(
+                _row(line)
+                if line["ratio"] is not None
+                else Row(line["bench"], None, "the published loop recovered no picture")
+            )
+            rows.append(
+                Row(
+                    f"{line['bench']}, attempts",
+                    line["ratio_of_attempts"],
+                    "times the attempts in a CPU second",
+                )
+            )
     return rows
 
 
@@ -82,7 +107,13 @@ def exact(lines: Sequence[Line]) -> list[Row]:
     if len(times) > 1:
         unit = f"times the CPU seconds, {batches[-1] // batches[0]} times the images"
         rows.append(
-            Row(f"exact/batch {batches[-1]} over {batches[0]}", round(times[-1] / times[0], 2), unit, batches[-1] / batches[0], MOST)
+            Row(
+                f"exact/batch {batches[-1]} over {batches[0]}",
+                round(times[-1] / times[0], 2),
+                unit,
+                batches[-1] / batches[0],
+                MOST,
+            )
         )
     return rows
 
@@ -91,7 +122,16 @@ def inverting(lines: Sequence[Line]) -> list[Row]:
     """The published recipe's CPU seconds over ours, to the same loss; 0 where ours is not as low."""
     said = [line for line in lines if "times_faster" in line]
     unit = "times faster than {}, to a loss as low"
-    return [Row(f"inverting/{s['to']}", s["times_faster"] or 0.0, unit.format(s["to"]), float(s["target"]), LEAST) for s in said]
+    return [
+        Row(
+            f"inverting/{s['to']}",
+            s["times_faster"] or 0.0,
+            unit.format(s["to"]),
+            float(s["target"]),
+            LEAST,
+        )
+        for s in said
+    ]
 
 
 def relations(lines: Sequence[Line]) -> list[Row]:
@@ -99,15 +139,40 @@ def relations(lines: Sequence[Line]) -> list[Row]:
     by = [(line["what"], line.get("rounds"), line.get("cpu")) for line in lines]
 
     def cpu(words: str, rounds: int | None = None) -> float | None:
-        return next((c for what, r, c in by if what.startswith(words) and c and (rounds is None or r == rounds)), None)
+        return next(
+            (
+                c
+                for what, r, c in by
+                if what.startswith(words) and c and (rounds is None or r == rounds)
+            ),
+            None,
+        )
 
     pairs = (
-        ("relations/window of a node", cpu("the same window of one node, dense"), cpu("weights of all 100 nodes"), 100),
+        (
+            "relations/window of a node",
+            cpu("the same window of one node, dense"),
+            cpu("weights of all 100 nodes"),
+            100,
+        ),
         ("relations/mu of 300 rounds", cpu("the same, dense"), cpu("DP-Norm mu", 300), 1),
     )
-    rows = [Row(n, round(dense / ours * k, 2), "times faster than dense algebra") for n, dense, ours, k in pairs if dense and ours]
+    rows = [
+        Row(n, round(dense / ours * k, 2), "times faster than dense algebra")
+        for n, dense, ours, k in pairs
+        if dense and ours
+    ]
     same = [line["ratio"] for line in lines if "ratio" in line]
-    return [*rows, Row("relations/results", max((abs(r - 1) for r in same), default=None), "apart from dense and closed forms", 1e-9, MOST)]
+    return [
+        *rows,
+        Row(
+            "relations/results",
+            max((abs(r - 1) for r in same), default=None),
+            "apart from dense and closed forms",
+            1e-9,
+            MOST,
+        ),
+    ]
 
 
 def _row(line: Line) -> Row:
@@ -146,11 +211,19 @@ LEFT_OUT = {
 
 def main() -> int:
     """Run the suite and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("-o", "--output", type=Path, help="JSON file for all lines")
     parser.add_argument("--seconds", type=float, default=1200.0, help="for everything together")
-    parser.add_argument("--only", nargs="+", choices=[b.name for b in SUITE], default=[b.name for b in SUITE])
-    parser.add_argument("--breaching", metavar="PYTHON", help="the Python of bench/_breaching.sh: adds a comparison with breaching")
+    parser.add_argument(
+        "--only", nargs="+", choices=[b.name for b in SUITE], default=[b.name for b in SUITE]
+    )
+    parser.add_argument(
+        "--breaching",
+        metavar="PYTHON",
+        help="the Python of bench/_breaching.sh: adds a comparison with breaching",
+    )
     asked = parser.parse_args()
     suite = [b for b in SUITE if b.name in asked.only]
     if asked.breaching:
@@ -159,9 +232,19 @@ def main() -> int:
     about = machine()
     for bench in suite:
         limit = min(bench.seconds, end - time.monotonic())
-        lines, how, took = run(bench, limit) if limit > 1 else ([], "not run: no time was left", 0.0)
+        lines, how, took = (
+            run(bench, limit) if limit > 1 else ([], "not run: no time was left", 0.0)
+        )
         made = bench.rows(lines) if lines else []
-        told.append({"bench": bench.name, "words": list(bench.words), "how": how, "seconds": round(took, 1), "lines": lines})
+        told.append(
+            {
+                "bench": bench.name,
+                "words": list(bench.words),
+                "how": how,
+                "seconds": round(took, 1),
+                "lines": lines,
+            }
+        )
         rows += made
         sys.stderr.write(f"{bench.name}: {how}, {took:.0f} s\n")
         sys.stdout.write("".join(f"  {text}\n" for text in (table(made) if made else [how])))
@@ -172,15 +255,26 @@ def main() -> int:
         print(f"left out: {name}: {why}")
     if asked.output:
         asked.output.parent.mkdir(parents=True, exist_ok=True)
-        record = {"machine": about, "rows": [{**asdict(r), "met": r.met} for r in rows], "benches": told, "left_out": LEFT_OUT}
+        record = {
+            "machine": about,
+            "rows": [{**asdict(r), "met": r.met} for r in rows],
+            "benches": told,
+            "left_out": LEFT_OUT,
+        }
         asked.output.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     return int(any(t["how"].startswith("failed") for t in told))
 
 
 def run(bench: Bench, limit: float) -> tuple[list[dict[str, Any]], str, float]:
     """Run one script; return its lines, how it ended and its seconds."""
-    command, start = [sys.executable, str(HERE / f"{bench.name}.py"), *bench.words], time.monotonic()
-    more: dict[str, Any] = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "start_new_session": True}
+    command, start = (
+        [sys.executable, str(HERE / f"{bench.name}.py"), *bench.words],
+        time.monotonic(),
+    )
+    more: dict[str, Any] = {
+        "env": {**os.environ, "OMP_NUM_THREADS": "1"},
+        "start_new_session": True,
+    }
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more) as process:
         try:
             out, _ = process.communicate(timeout=limit)
@@ -222,7 +316,10 @@ def machine() -> dict[str, Any]:
     """The machine and the time, in words and numbers."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
-    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    model = next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")),
+        platform.processor(),
+    )
     cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[0]
     words = f"{cores} processors ({model}), load {load:.1f} at the start, Python {platform.python_version()}"
     return {

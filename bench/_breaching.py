@@ -24,9 +24,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import _compat, data, registry
+from leakaudit import registry
 from leakaudit.leak import GradientLeak
-from leakaudit.task import Task
+from leakaudit.tasks import _torchvision, data
+from leakaudit.tasks.task import Task
 
 D = torch.float64
 
@@ -36,21 +37,41 @@ def psnr(found: Tensor, x: Tensor) -> float:
     return float(-10 * (found.double().clamp(0, 1) - x.double()).square().mean().log10())
 
 
-def theirs(breaching: Any, task: Task, leak: GradientLeak, y: Tensor, steps: int, seed: int) -> tuple[Tensor, float]:
+def theirs(
+    breaching: Any, task: Task, leak: GradientLeak, y: Tensor, steps: int, seed: int
+) -> tuple[Tensor, float]:
     """Run breaching's attack; return pixels in [0, 1] and CPU seconds."""
     assert leak.theta is not None
-    changes = ["attack=invertinggradients", f"attack.optim.max_iterations={steps}", "attack.optim.callback=100000"]
+    changes = [
+        "attack=invertinggradients",
+        f"attack.optim.max_iterations={steps}",
+        "attack.optim.callback=100000",
+    ]
     case = breaching.get_config(overrides=changes)
     torch.nn.utils.vector_to_parameters(leak.theta[0].float(), task.module.parameters())
     setup = {"device": torch.device("cpu"), "dtype": torch.float}
-    attacker = breaching.attacks.prepare_attack(task.module, torch.nn.CrossEntropyLoss(), case.attack, setup)
+    attacker = breaching.attacks.prepare_attack(
+        task.module, torch.nn.CrossEntropyLoss(), case.attack, setup
+    )
     about = case.case.data
-    about.shape, about.mean, about.std = list(task.spec.shape), list(task.spec.mean), list(task.spec.std)
+    about.shape, about.mean, about.std = (
+        list(task.spec.shape),
+        list(task.spec.mean),
+        list(task.spec.std),
+    )
     about.classes, about.modality = task.spec.classes, "vision"
     parameters = [p.detach().clone() for p in task.module.parameters()]
-    payload = [{"parameters": parameters, "buffers": list(task.module.buffers()), "metadata": about}]
+    payload = [
+        {"parameters": parameters, "buffers": list(task.module.buffers()), "metadata": about}
+    ]
     told = {"num_data_points": len(y), "labels": y, "local_hyperparams": None, "data_key": "inputs"}
-    shared = [{"gradients": [g.float() for g in task.layout.split(leak.value[0]).values()], "buffers": None, "metadata": told}]
+    shared = [
+        {
+            "gradients": [g.float() for g in task.layout.split(leak.value[0]).values()],
+            "buffers": None,
+            "metadata": told,
+        }
+    ]
     with torch.random.fork_rng():  # breaching draws from the global state
         torch.default_generator.manual_seed(seed)
         start = time.process_time()
@@ -62,8 +83,12 @@ def theirs(breaching: Any, task: Task, leak: GradientLeak, y: Tensor, steps: int
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", help="of the environment that has breaching; this one where not given")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--python", help="of the environment that has breaching; this one where not given"
+    )
     parser.add_argument("--pictures", type=int, default=4)
     parser.add_argument("--steps", type=int, default=300)
     asked = parser.parse_args()
@@ -74,10 +99,17 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.INFO)
     try:
-        _compat.torchvision()
+        _torchvision.torchvision()
         breaching = importlib.import_module("breaching")
     except ImportError as error:
-        print(json.dumps({"bench": "breaching", "skipped": f"it cannot be imported here ({error}); see bench/_breaching.sh"}))
+        print(
+            json.dumps(
+                {
+                    "bench": "breaching",
+                    "skipped": f"it cannot be imported here ({error}); see bench/_breaching.sh",
+                }
+            )
+        )
         return
     photos = data.load("photos")
     task = Task.build(replace(photos.spec("convnet"), mean=(0.5,), std=(0.5,)), dtype=D)
@@ -86,17 +118,41 @@ def main() -> None:
         x, y = photos.x[k : k + 1].double(), photos.y[k : k + 1]
         theta = task.init(Generator().manual_seed(k))
         value, one = task.gradient(theta, x, y)[None], torch.ones(1, 1, dtype=D)
-        leak = GradientLeak(k, torch.zeros(1), one, value, torch.zeros(1, dtype=D), (0, task.layout.size), theta=theta[None], batch=1)
+        leak = GradientLeak(
+            k,
+            torch.zeros(1),
+            one,
+            value,
+            torch.zeros(1, dtype=D),
+            (0, task.layout.size),
+            theta=theta[None],
+            batch=1,
+        )
         attack = registry.configure(registry.get("attacks", "inverting"), {"steps": asked.steps})
         start = time.process_time()
         ours = attack(leak, task, Generator().manual_seed(k)).x
         seconds = time.process_time() - start
         other, long = theirs(breaching, Task.build(task.spec), leak, y, asked.steps, k)
         each.append((long / seconds, psnr(ours, x), psnr(other, x), seconds, long))
-    ratio, mine, others, short, long = (statistics.median(column) for column in zip(*each, strict=True))
-    figures = {"psnr": round(mine, 2), "breaching_psnr": round(others, 2), "seconds": round(short, 2), "breaching_seconds": round(long, 2)}
-    about = {"steps": asked.steps, "pictures": asked.pictures, "unit": "times breaching's CPU seconds for as many steps"}
-    print(json.dumps({"bench": "breaching/inverting-convnet", "ratio": round(ratio, 2), **about, **figures}))
+    ratio, mine, others, short, long = (
+        statistics.median(column) for column in zip(*each, strict=True)
+    )
+    figures = {
+        "psnr": round(mine, 2),
+        "breaching_psnr": round(others, 2),
+        "seconds": round(short, 2),
+        "breaching_seconds": round(long, 2),
+    }
+    about = {
+        "steps": asked.steps,
+        "pictures": asked.pictures,
+        "unit": "times breaching's CPU seconds for as many steps",
+    }
+    print(
+        json.dumps(
+            {"bench": "breaching/inverting-convnet", "ratio": round(ratio, 2), **about, **figures}
+        )
+    )
 
 
 if __name__ == "__main__":

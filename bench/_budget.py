@@ -20,9 +20,9 @@ from itertools import accumulate
 import torch
 from torch import Generator
 
-from leakaudit import graph as graphs
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
+from leakaudit.protocols import topology as graphs
 from leakaudit.relations import drift, know
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
@@ -51,12 +51,35 @@ class Setting:
 def printed(method: str, alpha: float, epsilon: float, s: Setting) -> float:
     """Return the noise that the papers print for epsilon, per coordinate, where `_convex.Training` adds it; Theorem 1 as in eq. (8)."""
     if method == "dpnorm":
-        norm = DPNorm(mu=s.mu, inner=s.inner, batch=s.batch, alpha=alpha, epsilon=epsilon, delta=s.delta, records=s.records)
+        norm = DPNorm(
+            mu=s.mu,
+            inner=s.inner,
+            batch=s.batch,
+            alpha=alpha,
+            epsilon=epsilon,
+            delta=s.delta,
+            records=s.records,
+        )
         return float(norm.schedule(_ring(s), s.rounds, Generator())["sigma"][0])
     if method == "dpsgd":
-        sgd = DPSGD(alpha=s.mu, steps=s.inner, noise="step", epsilon=epsilon, delta=s.delta, horizon=s.rounds)
+        sgd = DPSGD(
+            alpha=s.mu,
+            steps=s.inner,
+            noise="step",
+            epsilon=epsilon,
+            delta=s.delta,
+            horizon=s.rounds,
+        )
         return sgd.std(s.records)
-    admm = DPADMM(rho=s.rho, eta=1 / s.mu, steps=s.inner, epsilon=epsilon, delta=s.delta, horizon=s.rounds, records=s.records)
+    admm = DPADMM(
+        rho=s.rho,
+        eta=1 / s.mu,
+        steps=s.inner,
+        epsilon=epsilon,
+        delta=s.delta,
+        horizon=s.rounds,
+        records=s.records,
+    )
     return admm.noise / (4 * s.rho + 1 / s.mu)
 
 
@@ -81,7 +104,13 @@ def _unit(method: str, alpha: float, s: Setting) -> float:
     if method == "dpnorm":
         return _settled(method, alpha, s)
     step = s.mu if method == "dpsgd" else 1 / (4 * s.rho + 1 / s.mu)
-    return step * 2 * s.lipschitz / s.batch * math.sqrt(s.rounds * sum(a * a for a in shares([k % 2 for k in range(s.inner)])))
+    return (
+        step
+        * 2
+        * s.lipschitz
+        / s.batch
+        * math.sqrt(s.rounds * sum(a * a for a in shares([k % 2 for k in range(s.inner)])))
+    )
 
 
 def shares(moved: Sequence[float]) -> list[float]:
@@ -118,7 +147,9 @@ def _victim(method: str, alpha: float, s: Setting) -> Victim:
     if method == "dpnorm":
         return DPNorm(mu=s.mu, inner=s.inner, batch=s.batch, alpha=alpha, sigma=1.0)
     if method == "dpsgd":
-        return DPSGD(alpha=s.mu, steps=s.inner, order="adapt", batch=s.batch, sigma=1.0, noise="step")
+        return DPSGD(
+            alpha=s.mu, steps=s.inner, order="adapt", batch=s.batch, sigma=1.0, noise="step"
+        )
     return DPADMM(rho=s.rho, eta=1 / s.mu, steps=s.inner, batch=s.batch, sigma=4 * s.rho + 1 / s.mu)
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 
-from leakaudit.audit.evidence import PILOT, Canary
-from leakaudit.audit.promise import Promise, detects
+from leakaudit.auditing.evidence import PILOT, Canary
+from leakaudit.auditing.promise import Promise, detects
 from leakaudit.bounds import gaussian
 from leakaudit.bounds.empirical import Counts
 
@@ -22,8 +22,12 @@ TRUE = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 
 def main() -> None:
     """Print the table as Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replays", type=int, default=200, help="of one audit, with either record (default 200)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--replays", type=int, default=200, help="of one audit, with either record (default 200)"
+    )
     parser.add_argument("--alpha", type=float, default=0.05, help="level of the test (default .05)")
     asked = parser.parse_args()
     counted = asked.replays - int(PILOT * asked.replays)
@@ -39,8 +43,14 @@ def main() -> None:
 
 def promises() -> list[tuple[str, Promise]]:
     """Return what is promised, with its name in the table."""
-    found = [(f"mu {mu:g}", Promise("a view", gaussian.epsilon(DELTA, mu), DELTA, mu)) for mu in (0.3, 0.5, 1.0, 2.0)]
-    return found + [(f"epsilon {epsilon:g}", Promise("a claim", epsilon, DELTA)) for epsilon in (0.5, 1.0, 2.0, 3.0, 4.38)]
+    found = [
+        (f"mu {mu:g}", Promise("a view", gaussian.epsilon(DELTA, mu), DELTA, mu))
+        for mu in (0.3, 0.5, 1.0, 2.0)
+    ]
+    return found + [
+        (f"epsilon {epsilon:g}", Promise("a claim", epsilon, DELTA))
+        for epsilon in (0.5, 1.0, 2.0, 3.0, 4.38)
+    ]
 
 
 if __name__ == "__main__":

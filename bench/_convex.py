@@ -57,26 +57,43 @@ class Ring:
     """The state of all trainings on a ring of N >= 3 nodes; trainings are kept in the order of `METHODS`."""
 
     def __init__(
-        self, trainings: Sequence[Training], start: Tensor, nodes: int, inner: int, draw: Callable[[tuple[int, ...]], Tensor]
+        self,
+        trainings: Sequence[Training],
+        start: Tensor,
+        nodes: int,
+        inner: int,
+        draw: Callable[[tuple[int, ...]], Tensor],
     ) -> None:
         """Begin at a common model `start` (C, p). draw: standard normal numbers of a shape."""
         self.trainings = sorted(trainings, key=lambda t: METHODS.index(t.method))
         self.draw, order = draw, [t.method for t in self.trainings]
-        self.at = {m: slice(order.index(m), order.index(m) + len(list(run))) for m, run in groupby(order)}
+        self.at = {
+            m: slice(order.index(m), order.index(m) + len(list(run))) for m, run in groupby(order)
+        }
         self.at.update({m: slice(0, 0) for m in METHODS if m not in self.at})
         self.w = start[:, None].expand(nodes, -1, len(order), -1).clone()
         mu, alpha, rho, l2, sigma = (
-            self._row([getattr(t, name) for t in self.trainings]) for name in ("mu", "alpha", "rho", "l2", "sigma")
+            self._row([getattr(t, name) for t in self.trainings])
+            for name in ("mu", "alpha", "rho", "l2", "sigma")
         )
         norm, admm = (self._row([float(m == name) for m in order]) for name in ("dpnorm", "dpadmm"))
         eta = 1 / (2 * mu * inner)
         self.share, self.eta = (eta / (1 + alpha * eta))[self.at["dpnorm"]], eta[self.at["dpnorm"]]
         self.curve, self.rho = (4 * rho + 1 / mu)[self.at["dpadmm"]], rho[self.at["dpadmm"]]
         keep = 1 / (1 + norm * 2 * mu * eta / (1 + alpha * eta) + admm * 4 * rho * mu)
-        self.fade, self.step, self.pull = keep * (1 - mu * l2), -keep * mu, (keep * mu)[self.at["dpnorm"]] * self.share
-        self.sigma, self.shaken = sigma, slice(self.at["dpnorm"].stop, sum(m != "single" for m in order))
+        self.fade, self.step, self.pull = (
+            keep * (1 - mu * l2),
+            -keep * mu,
+            (keep * mu)[self.at["dpnorm"]] * self.share,
+        )
+        self.sigma, self.shaken = (
+            sigma,
+            slice(self.at["dpnorm"].stop, sum(m != "single" for m in order)),
+        )
         self.loud = bool(sigma[self.shaken].any())
-        self.z = self._part("dpnorm").new_zeros(2, *self._part("dpnorm").shape)  # of the arcs to the next node, and to the one before
+        self.z = self._part("dpnorm").new_zeros(
+            2, *self._part("dpnorm").shape
+        )  # of the arcs to the next node, and to the one before
         self.sign = torch.ones(2, nodes, 1, 1, 1).to(start)
         self.sign[0, -1] = self.sign[1, 1:] = -1
         self.dual, self.lam = self.z, torch.zeros_like(self._part("dpadmm"))
@@ -86,7 +103,9 @@ class Ring:
         push = torch.zeros_like(self.w)
         push[:, :, self.at["dpnorm"]] = self.pull * (self.sign * self.z).sum(0)
         w = self._part("dpadmm")
-        push[:, :, self.at["dpadmm"]] = (self.rho * (2 * w + _around(w)) - 2 * self.lam) / self.curve
+        push[:, :, self.at["dpadmm"]] = (
+            self.rho * (2 * w + _around(w)) - 2 * self.lam
+        ) / self.curve
         g = torch.empty_like(self.w)
         for x, y in batches:
             for i, w in enumerate(self.w):
@@ -102,11 +121,20 @@ class Ring:
     def measure(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """Return accuracy on x (n, p), and norms of w and of the dual: means over nodes, or arcs, (V,); NaN where there is no dual."""
         count = self.w.shape[2]
-        right = [((x @ w.flatten(0, 1).T).view(len(x), -1, count).argmax(1) == y[:, None]).double().mean(0) for w in self.w]
+        right = [
+            ((x @ w.flatten(0, 1).T).view(len(x), -1, count).argmax(1) == y[:, None])
+            .double()
+            .mean(0)
+            for w in self.w
+        ]
         dual = torch.full((count,), torch.nan, dtype=torch.float64)
         dual[self.at["dpnorm"]] = self.dual.norm(dim=(2, 4)).mean((0, 1)).double()
         dual[self.at["dpadmm"]] = self.lam.norm(dim=(1, 3)).mean(0).double()
-        return {"accuracy": torch.stack(right).mean(0), "norm_w": self.w.norm(dim=(1, 3)).mean(0).double(), "norm_dual": dual}
+        return {
+            "accuracy": torch.stack(right).mean(0),
+            "norm_w": self.w.norm(dim=(1, 3)).mean(0).double(),
+            "norm_dual": dual,
+        }
 
     def _exchange(self) -> None:
         """Let what the nodes have learned travel: y of DP-Norm, models of the others."""

@@ -9,7 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FASHION = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz", "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
+FASHION = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
 
 
 def fashion(folder: Path) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -28,4 +33,6 @@ def _idx(path: Path) -> Tensor:
     """Read a gzipped IDX file of bytes: two zero bytes, type 8, the number of dimensions, their sizes big-endian, the bytes."""
     raw = gzip.decompress(path.read_bytes())
     sizes = np.frombuffer(raw, ">u4", raw[3], 4).astype(int)
-    return torch.from_numpy(np.frombuffer(raw, np.uint8, offset=4 + 4 * len(sizes)).reshape(sizes).copy())
+    return torch.from_numpy(
+        np.frombuffer(raw, np.uint8, offset=4 + 4 * len(sizes)).reshape(sizes).copy()
+    )

@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 from _files import FASHION
 
-ROOT = Path(os.environ.get("LEAKAUDIT_TEST_DATA") or Path(__file__).resolve().parent.parent.parent / "shared" / "data")
+ROOT = Path(
+    os.environ.get("LEAKAUDIT_TEST_DATA")
+    or Path(__file__).resolve().parent.parent.parent / "shared" / "data"
+)
 
 
 def arrays(name: str, folder: Path) -> str:
@@ -19,7 +22,10 @@ def arrays(name: str, folder: Path) -> str:
     file = folder / f"{name}.npz"
     if not file.exists():
         if name == "fashion":
-            images, labels = (gzip.decompress((ROOT / "fashion_mnist" / part).read_bytes()) for part in FASHION[2:])
+            images, labels = (
+                gzip.decompress((ROOT / "fashion_mnist" / part).read_bytes())
+                for part in FASHION[2:]
+            )
             x = np.frombuffer(images, np.uint8, offset=16).reshape(-1, 28, 28)
             y = np.frombuffer(labels, np.uint8, offset=8)
         else:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakaudit import recording
-from leakaudit.prox import prox
-from leakaudit.task import Problem
+from leakaudit.protocols import recording
+from leakaudit.protocols.prox import prox
+from leakaudit.tasks.task import Problem
 
 Models = list[Tensor]
 
@@ -27,7 +27,9 @@ class Loop:
         self.x, self.y = plan.source.x[plan.rows].to(plan.task.dtype), plan.source.y[plan.rows]
         self.sent: list[Tensor] = []
         degree = [len(n) for n in self.near]
-        self.w = [{j: 1 / (1 + max(degree[i], degree[j])) for j in n} for i, n in enumerate(self.near)]
+        self.w = [
+            {j: 1 / (1 + max(degree[i], degree[j])) for j in n} for i, n in enumerate(self.near)
+        ]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.victim, name)
@@ -144,7 +146,11 @@ def choco(p: Loop) -> Iterator[Models]:
         for i in range(p.nodes):
             change = half[i] - copy[i]
             if p.compress == "top":
-                q.append(torch.zeros_like(change).index_put_((at := change.abs().topk(kept).indices,), change[at]))
+                q.append(
+                    torch.zeros_like(change).index_put_(
+                        (at := change.abs().topk(kept).indices,), change[at]
+                    )
+                )
             else:
                 q.append((change / p.cell).round() * p.cell)
         p.tell(q)
@@ -161,7 +167,10 @@ def extra(p: Loop) -> Iterator[Models]:
         p.tell(w)
         yield w
         g = [p.g(i, w[i]) for i in range(p.nodes)]
-        new = [w[i] + p.mix(i, w) - (old[i] + p.mix(i, old)) / 2 - p.alpha * (g[i] - last[i]) for i in range(p.nodes)]
+        new = [
+            w[i] + p.mix(i, w) - (old[i] + p.mix(i, old)) / 2 - p.alpha * (g[i] - last[i])
+            for i in range(p.nodes)
+        ]
         old, w, last = w, new, g
 
 
@@ -185,7 +194,9 @@ def dpadmm(p: Loop) -> Iterator[Models]:
             pull = p.rho * (len(near) * w[i] + p.around(i, w)) - 2 * lam[i]
             new.append((p.eta * w[i] + pull - p.g(i, w[i])) / (2 * p.rho * len(near) + p.eta))
         w = new
-        lam = [lam[i] + p.rho / 2 * (len(p.near[i]) * w[i] - p.around(i, w)) for i in range(p.nodes)]
+        lam = [
+            lam[i] + p.rho / 2 * (len(p.near[i]) * w[i] - p.around(i, w)) for i in range(p.nodes)
+        ]
         p.tell(w)
         yield w
 
@@ -196,9 +207,13 @@ def pvpadmm(p: Loop) -> Iterator[Models]:
         new = []
         for i, near in enumerate(p.near):
             pull = p.eta * (len(near) * w[i] + p.around(i, w)) - 2 * lam[i]
-            new.append((p.curvature * w[i] + pull - p.g(i, w[i])) / (p.curvature + 2 * p.eta * len(near)))
+            new.append(
+                (p.curvature * w[i] + pull - p.g(i, w[i])) / (p.curvature + 2 * p.eta * len(near))
+            )
         w = new
-        lam = [lam[i] + p.eta / 2 * (len(p.near[i]) * w[i] - p.around(i, w)) for i in range(p.nodes)]
+        lam = [
+            lam[i] + p.eta / 2 * (len(p.near[i]) * w[i] - p.around(i, w)) for i in range(p.nodes)
+        ]
         p.tell(w)
         yield w
 
@@ -213,13 +228,23 @@ def mradmm(p: Loop) -> Iterator[Models]:
                 if fresh:
                     one = Problem(p.plan.task, p.x[i : i + 1], p.y[i : i + 1])
                     pull = p.eta * (len(near) * w[i] + p.around(i, w)) - 2 * lam[i]
-                    new.append(prox(one, w[i][None], -pull[None], torch.full((1, 1), weight, dtype=pull.dtype))[0])
+                    new.append(
+                        prox(
+                            one,
+                            w[i][None],
+                            -pull[None],
+                            torch.full((1, 1), weight, dtype=pull.dtype),
+                        )[0]
+                    )
                     known[i] = pull - weight * new[i]
                 else:
                     apart = p.eta * (len(near) * w[i] - p.around(i, w))
                     new.append(w[i] - (known[i] + 2 * lam[i] + apart) / (weight + p.gamma))
             w = new
-            lam = [lam[i] + p.theta / 2 * (len(p.near[i]) * w[i] - p.around(i, w)) for i in range(p.nodes)]
+            lam = [
+                lam[i] + p.theta / 2 * (len(p.near[i]) * w[i] - p.around(i, w))
+                for i in range(p.nodes)
+            ]
             p.tell(w)
             yield w
 
@@ -227,7 +252,10 @@ def mradmm(p: Loop) -> Iterator[Models]:
 def dpadmmserver(p: Loop) -> Iterator[Models]:
     w, v, gam = p.start, [p.start] * p.nodes, [torch.zeros_like(p.start)] * p.nodes
     while True:
-        v = [(v[i] / p.eta + p.rho * w + gam[i] - p.g(i, v[i])) / (p.rho + 1 / p.eta) for i in range(p.nodes)]
+        v = [
+            (v[i] / p.eta + p.rho * w + gam[i] - p.g(i, v[i])) / (p.rho + 1 / p.eta)
+            for i in range(p.nodes)
+        ]
         p.sent += v
         w = sum(a - b / p.rho for a, b in zip(v, gam, strict=True)) / p.nodes
         gam = [gam[i] - p.rho * (v[i] - w) for i in range(p.nodes)]

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import graph as graphs
-from leakaudit.victims._walk import draw
+from leakaudit.protocols import topology as graphs
+from leakaudit.protocols.walk import draw
 
 Steps = Iterator[tuple[int, Tensor]]
 SAFE = 0.95  # share of the largest step that a theorem allows
@@ -52,7 +52,15 @@ class Quadratic:
         weight = l1 * float(c.sum(0).abs().max())
         best = _minimiser(h.sum(0), c.sum(0), weight)
         slopes = (x @ best - y[:, :, None]).abs()[:, :, 0] * x.norm(dim=2)
-        return cls(h, c, best, (2 * slopes.amax(1) / count)[:, None, None], values[:, :, None], vectors, weight)
+        return cls(
+            h,
+            c,
+            best,
+            (2 * slopes.amax(1) / count)[:, None, None],
+            values[:, :, None],
+            vectors,
+            weight,
+        )
 
     @property
     def smooth(self) -> Tensor:
@@ -89,7 +97,11 @@ def recal(q: Quadratic, scale: Tensor, plf: int, generator: Generator, decay: fl
         old, before, node = x[i].clone(), lam[i].clone(), q.one(i)
         dual = before + s[i] * (old - y)
         new = _shrink(y + beta * (total + dual - before), beta * q.l1)
-        x[i] = old - tau[i] * (node.gradient(old[None])[0] + dual) + _noise(std[i] * decay ** (active[i] / 2), y, generator)
+        x[i] = (
+            old
+            - tau[i] * (node.gradient(old[None])[0] + dual)
+            + _noise(std[i] * decay ** (active[i] / 2), y, generator)
+        )
         lam[i], y = dual + s[i] * (x[i] - old - new + y), new
         total = total + lam[i] - before
         active[i] += 1
@@ -158,7 +170,10 @@ def rwadmm(q: Quadratic, scale: Tensor, plf: int, generator: Generator) -> Steps
     w = torch.zeros(count, q.best.shape[0], len(scale)).to(q.best)
     z, active = torch.zeros(2, *w.shape).to(w), [0] * count
     for i in _walk(count, plf, generator):
-        ends = [((i + 1) % count, 1.0 if i < count - 1 else -1.0), ((i - 1) % count, 1.0 if i == 0 else -1.0)]
+        ends = [
+            ((i + 1) % count, 1.0 if i < count - 1 else -1.0),
+            ((i - 1) % count, 1.0 if i == 0 else -1.0),
+        ]
         pull = sum(sign * z[k, i] for k, (_, sign) in enumerate(ends))
         moved = q.one(i).solve((q.c[i] - pull)[None], 2 * rho)[0]
         w[i] = moved + _noise(std[i], moved, generator)
@@ -206,7 +221,10 @@ def _first(decay: float, plf: int) -> float:
 
 def _walk(nodes: int, plf: int, generator: Generator) -> Iterator[int]:
     """Yield the nodes of a random walk on the ring until one would be active more than `plf` times."""
-    count, at = [0] * nodes, draw(graphs.make("ring", nodes, generator), 3 * nodes * plf, generator, "walk").tolist()
+    count, at = (
+        [0] * nodes,
+        draw(graphs.make("ring", nodes, generator), 3 * nodes * plf, generator, "walk").tolist(),
+    )
     for i in at:
         count[i] += 1
         if count[i] > plf:
@@ -215,7 +233,11 @@ def _walk(nodes: int, plf: int, generator: Generator) -> Iterator[int]:
 
 
 def _noise(std: Tensor, like: Tensor, generator: Generator) -> Tensor | float:
-    return std * torch.randn((*like.shape[:-1], 1), generator=generator, dtype=like.dtype) if bool(std.any()) else 0.0
+    return (
+        std * torch.randn((*like.shape[:-1], 1), generator=generator, dtype=like.dtype)
+        if bool(std.any())
+        else 0.0
+    )
 
 
 def _shrink(v: Tensor, by: Tensor) -> Tensor:

@@ -24,9 +24,12 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from leakaudit import data, labels, priors, registry
+from leakaudit import registry
+from leakaudit.inversion.labels import label_signs
+from leakaudit.inversion.search import priors
 from leakaudit.leak import GradientLeak
-from leakaudit.task import Task
+from leakaudit.tasks import data
+from leakaudit.tasks.task import Task
 
 torch.set_num_threads(1)
 TOGETHER = 32
@@ -49,7 +52,13 @@ class Rate:
 
 
 def published(
-    task: Task, theta: Tensor, leaked: list[Tensor], x: Tensor, y: Tensor, search_labels: bool, truth: Tensor
+    task: Task,
+    theta: Tensor,
+    leaked: list[Tensor],
+    x: Tensor,
+    y: Tensor,
+    search_labels: bool,
+    truth: Tensor,
 ) -> tuple[Tensor, int, float]:
     """The loops of Zhu et al. 2019 and of Zhao et al. 2020, float32: L-BFGS with torch's defaults over inputs, and over labels for DLG.
 
@@ -69,9 +78,15 @@ def published(
             first = time.process_time()
         optimiser.zero_grad()
         out = module(x)
-        loss = torch.mean(torch.sum(-F.softmax(y, -1) * F.log_softmax(out, -1), 1)) if search_labels else F.cross_entropy(out, y)
+        loss = (
+            torch.mean(torch.sum(-F.softmax(y, -1) * F.log_softmax(out, -1), 1))
+            if search_labels
+            else F.cross_entropy(out, y)
+        )
         dummy = torch.autograd.grad(loss, list(module.parameters()), create_graph=True)
-        distance = torch.stack([(a - b).pow(2).sum() for a, b in zip(dummy, leaked, strict=True)]).sum()
+        distance = torch.stack(
+            [(a - b).pow(2).sum() for a, b in zip(dummy, leaked, strict=True)]
+        ).sum()
         distance.backward()
         last = distance.item()
         return last
@@ -93,7 +108,16 @@ def cases(count: int, batch: int = 1) -> list[tuple[Task, GradientLeak, Tensor, 
         rows = (17 * k + 5 + 3 * torch.arange(batch) + k // 10) % len(photos.x)
         theta, x, y = task.init(Generator().manual_seed(k)), photos.x[rows].double(), photos.y[rows]
         value = task.gradient(theta, x, y)[None]
-        leak = GradientLeak(k, torch.zeros(1), one, value, zero, (0, task.layout.size), theta=theta[None], batch=batch)
+        leak = GradientLeak(
+            k,
+            torch.zeros(1),
+            one,
+            value,
+            zero,
+            (0, task.layout.size),
+            theta=theta[None],
+            batch=batch,
+        )
         out.append((task, leak, x, y))
     return out
 
@@ -103,9 +127,17 @@ def ours(name: str, wanted: list[tuple[Task, GradientLeak, Tensor, Tensor]]) -> 
     task = wanted[0][0]
     attack = registry.configure(registry.get("attacks", name), {"restarts": 1, "goal": GOAL})
     start = time.process_time()
-    found = dict(attack.many([leak for _, leak, _, _ in wanted], task, [Generator().manual_seed(k) for k in range(len(wanted))]))
+    found = dict(
+        attack.many(
+            [leak for _, leak, _, _ in wanted],
+            task,
+            [Generator().manual_seed(k) for k in range(len(wanted))],
+        )
+    )
     seconds = time.process_time() - start
-    solved = sum(float((found[k].x - x).square().mean()) < SOLVED for k, (_, _, x, _) in enumerate(wanted))
+    solved = sum(
+        float((found[k].x - x).square().mean()) < SOLVED for k, (_, _, x, _) in enumerate(wanted)
+    )
     evaluations = sum(int(one.note.split("(")[1].split()[0]) for one in found.values())
     return Rate(len(wanted), solved, seconds, evaluations)
 
@@ -118,9 +150,11 @@ def theirs(name: str, wanted: list[tuple[Task, GradientLeak, Tensor, Tensor]], s
         g = Generator().manual_seed(seed + k)
         leaked = [p.float() for p in task.layout.split(leak.value[0]).values()]
         dummy = priors.start(task, 1, g, "normal", torch.float64)
-        variables = labels.raw(task, 1, g, torch.float64) if name == "dlg" else y
+        variables = label_signs.raw(task, 1, g, torch.float64) if name == "dlg" else y
         start = time.process_time()
-        guess, count, first = published(task, leak.theta[0], leaked, dummy, variables, name == "dlg", x)
+        guess, count, first = published(
+            task, leak.theta[0], leaked, dummy, variables, name == "dlg", x
+        )
         seconds = time.process_time() - start
         rate.seconds, rate.until = rate.seconds + seconds, rate.until + min(seconds, first - start)
         rate.met += math.isfinite(first)
@@ -132,13 +166,17 @@ def theirs(name: str, wanted: list[tuple[Task, GradientLeak, Tensor, Tensor]], s
 def compared(name: str, what: str, mine: Rate, others: Rate) -> dict[str, Any]:
     """One figure: how many times the attempts, and the recovered pictures, of the published loop in a CPU second."""
     attempts = (mine.tried / mine.seconds) / (others.tried / others.seconds)
-    solved = (mine.solved / mine.seconds) / (others.solved / others.seconds) if others.solved else None
+    solved = (
+        (mine.solved / mine.seconds) / (others.solved / others.seconds) if others.solved else None
+    )
     return {
         "bench": f"attacks/{name}-{what}",
         "ratio": None if solved is None else round(solved, 1),
         "unit": "times the pictures that the published loop recovers in a CPU second; null where it recovered none",
         "ratio_of_attempts": round(attempts, 1),
-        "ratio_at_once": round(mine.solved / mine.seconds * others.until / others.met, 1) if others.met else None,
+        "ratio_at_once": round(mine.solved / mine.seconds * others.until / others.met, 1)
+        if others.met
+        else None,
         "solved": f"{mine.solved} of {mine.tried}",
         "published_solved": f"{others.solved} of {others.tried}",
         "seconds_each": round(mine.seconds / mine.tried, 2),
@@ -168,14 +206,18 @@ def targets(name: str) -> dict[str, Any]:
     """32 pictures, each behind a gradient of its own."""
     wanted = cases(TOGETHER)
     some = wanted[:: TOGETHER // PUBLISHED]
-    mine, others = interleaved(lambda: ours(name, wanted), lambda part: theirs(name, some[part::2], 0))
+    mine, others = interleaved(
+        lambda: ours(name, wanted), lambda part: theirs(name, some[part::2], 0)
+    )
     return compared(name, f"{TOGETHER}-targets", mine, others)
 
 
 def restarts(name: str) -> dict[str, Any]:
     """One picture from 32 starts, each to its own end."""
     wanted = cases(1) * TOGETHER
-    mine, others = interleaved(lambda: ours(name, wanted), lambda part: theirs(name, wanted[: PUBLISHED // 2], 10 * part))
+    mine, others = interleaved(
+        lambda: ours(name, wanted), lambda part: theirs(name, wanted[: PUBLISHED // 2], 10 * part)
+    )
     return compared(name, f"{TOGETHER}-restarts", mine, others)
 
 
@@ -184,10 +226,25 @@ def memory() -> None:
     wanted = cases(1, batch=8) * TOGETHER
     attack = registry.configure(registry.get("attacks", "dlg"), {"restarts": 1, "steps": 8})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    dict(attack.many([leak for _, leak, _, _ in wanted], wanted[0][0], [Generator().manual_seed(k) for k in range(TOGETHER)]))
+    dict(
+        attack.many(
+            [leak for _, leak, _, _ in wanted],
+            wanted[0][0],
+            [Generator().manual_seed(k) for k in range(TOGETHER)],
+        )
+    )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    figure = {"bench": "attacks/dlg-memory", "gb": round(peak / 2**20, 2), "before_gb": round(before / 2**20, 2)}
-    print(json.dumps({**figure, "unit": "GiB of peak RSS, LeNet, batch of 8, 32 starts", "target": 2}), flush=True)
+    figure = {
+        "bench": "attacks/dlg-memory",
+        "gb": round(peak / 2**20, 2),
+        "before_gb": round(before / 2**20, 2),
+    }
+    print(
+        json.dumps(
+            {**figure, "unit": "GiB of peak RSS, LeNet, batch of 8, 32 starts", "target": 2}
+        ),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from _images import ROOT, arrays
 
-from leakaudit.scenario import Scenario
+from leakaudit.protocols.scenario import Scenario
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import lookalikes
@@ -41,15 +41,42 @@ def jobs(data: list[str], seeds: int, batches: list[int]) -> Iterator[Job]:
                 for family in lookalikes.FAMILIES:
                     for victim in ("dpsgd", "pdmm"):
                         for samples in batches:
-                            case = {**common, "victim": victim, "samples": samples, "set": {"hidden": 256}}
-                            yield family, "run", {"scenario": case, "family": family, "seed": seed, "attack": "auto"}
+                            case = {
+                                **common,
+                                "victim": victim,
+                                "samples": samples,
+                                "set": {"hidden": 256},
+                            }
+                            yield (
+                                family,
+                                "run",
+                                {
+                                    "scenario": case,
+                                    "family": family,
+                                    "seed": seed,
+                                    "attack": "auto",
+                                },
+                            )
                 for samples in (1, 4):
                     yield from _noisy(common, samples, seed)
                 yield from _rgap(common, seed)
             for dtype in ("bfloat16", "float16"):
                 for family in ("ordinary", "noise of one level", "binary"):
-                    for batch, model, rounds in ((1, "logistic", 1), (1, "logistic", 4), (1, "mlp", 1), (1, "mlp", 3), (2, "mlp", 6)):
-                        told = {"family": family, "dtype": dtype, "batch": batch, "seed": seed, "model": model, "rounds": rounds}
+                    for batch, model, rounds in (
+                        (1, "logistic", 1),
+                        (1, "logistic", 4),
+                        (1, "mlp", 1),
+                        (1, "mlp", 3),
+                        (2, "mlp", 6),
+                    ):
+                        told = {
+                            "family": family,
+                            "dtype": dtype,
+                            "batch": batch,
+                            "seed": seed,
+                            "model": model,
+                            "rounds": rounds,
+                        }
                         yield f"wire of {dtype}", "half", {**told, "data": name}
 
 
@@ -69,8 +96,19 @@ def _noisy(common: dict[str, Any], samples: int, seed: int) -> Iterator[Job]:
             told = {**common, "victim": victim, "samples": samples, "set": {"hidden": 256, **extra}}
             yield name, "run", {"scenario": told, "family": family, "seed": seed, "attack": "auto"}
     for rounds in (1, 2, 3):
-        told = {**common, "victim": "pdmm", "samples": samples, "rounds": rounds, "model": "logistic", "set": {"l2": 0.5}}
-        yield "few rows with weight decay", "run", {"scenario": told, "family": "ordinary", "seed": seed, "attack": "auto"}
+        told = {
+            **common,
+            "victim": "pdmm",
+            "samples": samples,
+            "rounds": rounds,
+            "model": "logistic",
+            "set": {"l2": 0.5},
+        }
+        yield (
+            "few rows with weight decay",
+            "run",
+            {"scenario": told, "family": "ordinary", "seed": seed, "attack": "auto"},
+        )
 
 
 def _rgap(common: dict[str, Any], seed: int) -> Iterator[Job]:
@@ -78,7 +116,11 @@ def _rgap(common: dict[str, Any], seed: int) -> Iterator[Job]:
     for noise in (0.0, 1e-6, 1e-4, 1e-3):
         extra = {"hidden": 700, "act": "sigmoid", "sigma": noise}
         told = {**common, "victim": "dpsgd", "samples": 1, "rounds": 3, "set": extra}
-        yield f"R-GAP, noise {noise:.0e}", "run", {"scenario": told, "family": "ordinary", "seed": seed, "attack": "rgap"}
+        yield (
+            f"R-GAP, noise {noise:.0e}",
+            "run",
+            {"scenario": told, "family": "ordinary", "seed": seed, "attack": "rgap"},
+        )
 
 
 def work(job: Job) -> tuple[Job, lookalikes.Count]:
@@ -89,15 +131,21 @@ def work(job: Job) -> tuple[Job, lookalikes.Count]:
             dtype = getattr(torch, told["dtype"])
             rest = {k: v for k, v in told.items() if k != "dtype"}
             return job, lookalikes.half(dtype=dtype, **rest)
-        return job, lookalikes.attacked(Scenario(**told["scenario"]), told["family"], told["seed"], told["attack"])
+        return job, lookalikes.attacked(
+            Scenario(**told["scenario"]), told["family"], told["seed"], told["attack"]
+        )
     except Exception as error:
         return job, lookalikes.Count(cases=[f"{name}: {type(error).__name__}: {error}"])
 
 
 def main() -> None:
     """Run all jobs and print their counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", nargs="+", default=["faces"], choices=["faces", "cifar10", "fashion", "mnist"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", nargs="+", default=["faces"], choices=["faces", "cifar10", "fashion", "mnist"]
+    )
     parser.add_argument("--batch", nargs="+", type=int, default=[2, 4, 8])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
@@ -105,14 +153,29 @@ def main() -> None:
     parser.add_argument("-o", "--output", help="a JSON file for the counts of every run")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        names = {name: mnist(Path(folder)) if name == "mnist" else arrays(name, Path(folder)) for name in asked.data}
-        todo = [job for job in jobs([names[name] for name in asked.data], asked.seeds, asked.batch) if asked.only in (None, job[0])]
+        names = {
+            name: mnist(Path(folder)) if name == "mnist" else arrays(name, Path(folder))
+            for name in asked.data
+        }
+        todo = [
+            job
+            for job in jobs([names[name] for name in asked.data], asked.seeds, asked.batch)
+            if asked.only in (None, job[0])
+        ]
         total: dict[str, lookalikes.Count] = {}
         runs = []
         with multiprocessing.get_context("spawn").Pool(asked.processes) as pool:
             for at, (job, count) in enumerate(pool.imap_unordered(work, todo, chunksize=1)):
                 total.setdefault(job[0], lookalikes.Count()).add(count)
-                runs.append({"job": repr(job), "images": count.images, "claims": count.claims, "false": count.false, "bits": count.bits})
+                runs.append(
+                    {
+                        "job": repr(job),
+                        "images": count.images,
+                        "claims": count.claims,
+                        "false": count.false,
+                        "bits": count.bits,
+                    }
+                )
                 sys.stderr.write(f"\r{at + 1} of {len(todo)} runs")
                 if asked.output:
                     Path(asked.output).write_text(json.dumps(runs), encoding="utf-8")
@@ -128,7 +191,10 @@ def mnist(folder: Path) -> str:
     """Return the name by which a scenario calls a part of MNIST."""
     file = folder / "mnist.npz"
     with np.load(ROOT / "mnist_subset.npz") as given:
-        x, y = (given[next(name for name in given.files if name.startswith(first))] for first in ("x", "y"))
+        x, y = (
+            given[next(name for name in given.files if name.startswith(first))]
+            for first in ("x", "y")
+        )
     np.savez(file, x=x, y=y.astype(np.int64))
     return f"npz:{file}"
 

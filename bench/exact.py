@@ -23,15 +23,17 @@ import torch
 from _images import arrays
 
 import leakaudit as la
-from leakaudit import recording
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate
-from leakaudit.scenario import Scenario
 
 torch.set_num_threads(1)
 NODES = {"ring": 4, "rgg": 8}
 ROUNDS = {32: 50, 64: 100}  # batch -> rounds; 20 for smaller ones
 LIMIT = {8: 1.5, 16: 8.0, 32: 40.0, 64: 120.0}  # batch -> seconds
-BYTES = 8_000_000_000  # of the largest recording: CIFAR-10 in float64 for 50 rounds, seven neighbours
+BYTES = (
+    8_000_000_000  # of the largest recording: CIFAR-10 in float64 for 50 rounds, seven neighbours
+)
 PUBLISHED: dict[
     int, dict[float, float | None]
 ] = {  # median PSNR of the first prototype in Gaussian noise of these standard deviations, None where it failed
@@ -80,16 +82,32 @@ def figure(name: str, runs: list[Run]) -> dict[str, Any]:
     total = {key: sum(getattr(r, key) for r in runs) for key in ("exact", "claimed", "false")}
     seconds = {"cpu_median": round(statistics.median(cpu), 2), "cpu_most": round(max(cpu), 2)}
     seconds["wall_median"] = round(statistics.median(r.wall for r in runs), 2)
-    return {"bench": f"exact/{name}", "ratio": round(total["exact"] / images, 4), "images": images, **total, **seconds}
+    return {
+        "bench": f"exact/{name}",
+        "ratio": round(total["exact"] / images, 4),
+        "images": images,
+        **total,
+        **seconds,
+    }
 
 
 def batches(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
     """Bit-identical images a setting, without noise."""
-    settings = [(d, g, t, b) for b in args.batch for d in args.data for g in args.graph for t in args.dtype]
+    settings = [
+        (d, g, t, b) for b in args.batch for d in args.data for g in args.graph for t in args.dtype
+    ]
     for data, graph, dtype, b in settings:
-        shape: dict[str, Any] = {"nodes": NODES[graph], "graph": graph, "rounds": args.rounds or ROUNDS.get(b, 20), "samples": b}
+        shape: dict[str, Any] = {
+            "nodes": NODES[graph],
+            "graph": graph,
+            "rounds": args.rounds or ROUNDS.get(b, 20),
+            "samples": b,
+        }
         constants = {"hidden": args.hidden, "z0": args.z0, "differential": not args.plain}
-        whole = [Scenario(data=arrays(data, folder), dtype=dtype, seed=s, set=constants, **shape) for s in range(args.seeds)]
+        whole = [
+            Scenario(data=arrays(data, folder), dtype=dtype, seed=s, set=constants, **shape)
+            for s in range(args.seeds)
+        ]
         kind = "gradient" if args.plain else "difference"
         line = figure(f"{kind}-{data}-{graph}-{dtype}-{b}", [once(s, None, folder) for s in whole])
         yield {**line, "unit": "of the images bit for bit", "target": 1, "limit": LIMIT.get(b)}
@@ -101,28 +119,58 @@ def noise(args: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]]:
         for data in args.data:
             for std in args.noise:
                 constants = {"hidden": args.hidden, "z0": args.z0, "quantize": std * math.sqrt(12)}
-                shape: dict[str, Any] = {"nodes": 5, "graph": "ring", "rounds": 40, "samples": b, "dtype": "float64"}
-                runs = [once(Scenario(data=arrays(data, folder), seed=s, set=constants, **shape), 0, folder) for s in range(args.seeds)]
+                shape: dict[str, Any] = {
+                    "nodes": 5,
+                    "graph": "ring",
+                    "rounds": 40,
+                    "samples": b,
+                    "dtype": "float64",
+                }
+                runs = [
+                    once(
+                        Scenario(data=arrays(data, folder), seed=s, set=constants, **shape),
+                        0,
+                        folder,
+                    )
+                    for s in range(args.seeds)
+                ]
                 known = PUBLISHED.get(b, {}).get(std) if data == "fashion" else None
                 psnr = statistics.median(p for r in runs for p in r.psnr)
                 least = round(min(statistics.median(r.psnr) for r in runs), 1)
-                line = {**figure(f"noise-{data}-{b}-{std:g}", runs), "psnr_median": round(psnr, 1), "psnr_worst_seed": least}
-                yield {**line, "unit": "of the images bit for bit", "prototype_psnr": known, "target": known and known - 3}
+                line = {
+                    **figure(f"noise-{data}-{b}-{std:g}", runs),
+                    "psnr_median": round(psnr, 1),
+                    "psnr_worst_seed": least,
+                }
+                yield {
+                    **line,
+                    "unit": "of the images bit for bit",
+                    "prototype_psnr": known,
+                    "target": known and known - 3,
+                }
 
 
 def arguments() -> argparse.Namespace:
     """Read the flags."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", nargs="+", default=["faces"])
     parser.add_argument("--batch", nargs="+", type=int, default=[2, 4, 8, 16])
     parser.add_argument("--graph", nargs="+", default=["ring"], choices=[*NODES])
     parser.add_argument("--dtype", nargs="+", default=["float64", "float32"])
-    parser.add_argument("--noise", nargs="+", type=float, help="standard deviations; a ring of five for 40 rounds")
+    parser.add_argument(
+        "--noise", nargs="+", type=float, help="standard deviations; a ring of five for 40 rounds"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=256)
-    parser.add_argument("--rounds", type=int, help="instead of 20, 50 for a batch of 32 and 100 for 64")
+    parser.add_argument(
+        "--rounds", type=int, help="instead of 20, 50 for a batch of 32 and 100 for 64"
+    )
     parser.add_argument("--z0", type=float, default=0.1)
-    parser.add_argument("--plain", action="store_true", help="single gradients instead of differences")
+    parser.add_argument(
+        "--plain", action="store_true", help="single gradients instead of differences"
+    )
     return parser.parse_args()
 
 

@@ -33,7 +33,7 @@ from leakaudit.gate.config import Gate
 from leakaudit.gate.judge import Judged, Options
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.task import Task
+from leakaudit.tasks.task import Task
 
 torch.set_num_threads(1)
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "ci-repo"
@@ -63,7 +63,9 @@ def patched(**names: Any) -> Iterator[None]:
 def broken() -> Iterator[None]:
     """Make every attack of the example return noise."""
 
-    def noise(self: Any, leak: GradientLeak, task: Task, generator: torch.Generator) -> Reconstruction:
+    def noise(
+        self: Any, leak: GradientLeak, task: Task, generator: torch.Generator
+    ) -> Reconstruction:
         x = torch.rand(1, *task.spec.shape, generator=generator)
         y = torch.randint(1000, 1001, (1,), generator=generator)
         return Reconstruction(leak.node, "broken", x, y, Certificate.APPROXIMATE, 0.0)
@@ -102,7 +104,9 @@ def main() -> None:
         count("new seeds", run(gate, seed, committed, times))
         with patched(SIGMA=train.SIGMA / 2):
             count("halved", run(gate, seed, committed, times))
-        with patched(privatise=lambda model, rng: model + train.SIGMA / 2 * rng.normal(size=model.shape)):
+        with patched(
+            privatise=lambda model, rng: model + train.SIGMA / 2 * rng.normal(size=model.shape)
+        ):
             count("halved, declared in full", run(gate, seed, committed, times))
         with patched(privatise=lambda model, rng: model):
             changed = run(gate, seed, committed, times)
@@ -115,7 +119,17 @@ def main() -> None:
         told = {str(code): n for code, n in sorted(Counter(found).items())}
         print(json.dumps({"gate": name, "runs": len(found), "codes": told}))
     cpu, wall = (statistics.median(t) for t in zip(*times, strict=True))
-    print(json.dumps({"gate": "seconds of one", "cpu": round(cpu, 2), "wall": round(wall, 2), "seeds": gate.seeds, "gates": len(times)}))
+    print(
+        json.dumps(
+            {
+                "gate": "seconds of one",
+                "cpu": round(cpu, 2),
+                "wall": round(wall, 2),
+                "seeds": gate.seeds,
+                "gates": len(times),
+            }
+        )
+    )
 
 
 def again(gate: Gate, judged: Judged, base: Baseline | None) -> Judged:

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import api, recording
+from leakaudit import api
 from leakaudit.adversary import Adversary
-from leakaudit.deduction import Deduction
-from leakaudit.scenario import Scenario
-from leakaudit.task import Task
+from leakaudit.extraction.deduction import Deduction
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.tasks.task import Task
 
 TURNS = 3
 VICTIMS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -44,7 +45,9 @@ ATTACKS: tuple[tuple[str, str, dict[str, Any]], ...] = (  # attack, model, setti
 def sent(name: str, more: dict[str, Any], device: str) -> Tensor:
     """Return what a victim records: 32 nodes with 3 records each for ten rounds, its wires left out but one node's."""
     wires = "node:0" if name != "fedavg" else "all"
-    chosen = Scenario(name, nodes=32, graph="ring", rounds=10, data="faces", samples=3, wires=wires, **more)
+    chosen = Scenario(
+        name, nodes=32, graph="ring", rounds=10, data="faces", samples=3, wires=wires, **more
+    )
     trace = recording.record(recording.plan(chosen, device=device), None).trace
     return torch.cat([m.payload.flatten() for m in trace.messages])
 
@@ -53,14 +56,31 @@ def attacker(name: str, model: str, settings: dict[str, Any]) -> Callable[[str],
     """Return a function that attacks one node of a recording on a device."""
     samples, differential = (8, True) if name == "exact" else (1, False)
     own: dict[str, Any] = {"hidden": 256} if model == "mlp" else {}
-    base: dict[str, Any] = {"dtype": "float64", "set": {**own, "differential": differential, "z0": 0.1}}
-    chosen = Scenario("pdmm", nodes=4, graph="ring", rounds=20, data="faces", samples=samples, model=model, wires="node:0", **base)
+    base: dict[str, Any] = {
+        "dtype": "float64",
+        "set": {**own, "differential": differential, "z0": 0.1},
+    }
+    chosen = Scenario(
+        "pdmm",
+        nodes=4,
+        graph="ring",
+        rounds=20,
+        data="faces",
+        samples=samples,
+        model=model,
+        wires="node:0",
+        **base,
+    )
     trace = recording.record(recording.plan(chosen), None).trace
     (leak,) = api.deduce(Deduction(trace, Adversary()), [0], 20)
 
     def attack(device: str) -> Tensor:
         task = Task.build(trace.task, device=device)
-        return api.attack_one(leak, task, name, Generator().manual_seed(0), **settings).x.detach().cpu()
+        return (
+            api.attack_one(leak, task, name, Generator().manual_seed(0), **settings)
+            .x.detach()
+            .cpu()
+        )
 
     return attack
 
@@ -78,9 +98,23 @@ def compared(name: str, work: Callable[[str], Tensor], device: str) -> dict[str,
             taken.append(time.perf_counter() - start)
     slow, fast = (statistics.median(t) for t in times.values())
     one, two = results["cpu"].double(), results[device].double()
-    apart = float((one - two).abs().max() / one.abs().max()) if one.shape == two.shape and one.numel() else None
-    rest = {"cpu_s": round(slow, 3), "device_s": round(fast, 3), "apart": apart, "threads": torch.get_num_threads()}
-    return {"bench": f"gpu/{name}", "ratio": round(slow / fast, 2), "unit": f"times as fast on {device} as on the CPU", **rest}
+    apart = (
+        float((one - two).abs().max() / one.abs().max())
+        if one.shape == two.shape and one.numel()
+        else None
+    )
+    rest = {
+        "cpu_s": round(slow, 3),
+        "device_s": round(fast, 3),
+        "apart": apart,
+        "threads": torch.get_num_threads(),
+    }
+    return {
+        "bench": f"gpu/{name}",
+        "ratio": round(slow / fast, 2),
+        "unit": f"times as fast on {device} as on the CPU",
+        **rest,
+    }
 
 
 def figures(device: str) -> Iterator[dict[str, Any]]:
@@ -93,13 +127,21 @@ def figures(device: str) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Measure, where there is something to measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the CPU's side")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="of the CPU's side"
+    )
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     if asked.device.startswith("cuda") and not torch.cuda.is_available():
-        print(json.dumps({"bench": "gpu", "skipped": "torch finds no CUDA device here; nothing was measured"}))
+        print(
+            json.dumps(
+                {"bench": "gpu", "skipped": "torch finds no CUDA device here; nothing was measured"}
+            )
+        )
         return
     for line in figures(asked.device):
         print(json.dumps(line), flush=True)

@@ -28,20 +28,25 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from leakaudit import data, match, priors, registry
-from leakaudit.data import Dataset
+from leakaudit import registry
+from leakaudit._util import assignment
+from leakaudit.inversion.search import priors
+from leakaudit.inversion.search.priors import Statistics
 from leakaudit.leak import GradientLeak
-from leakaudit.models import MODELS
-from leakaudit.priors import Statistics
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.task import Task
+from leakaudit.tasks import data
+from leakaudit.tasks.data import Dataset
+from leakaudit.tasks.models import MODELS
+from leakaudit.tasks.task import Task
 
 torch.set_num_threads(1)
 D = torch.float64
 WEIGHTS = (2e-4, 2e-3, 2e-2, 6e-2, 2e-1)  # of total variation of pixels in [0, 1]
 OURS = ((75, 1), (100, 1), (150, 1), (300, 1), (600, 1))  # steps and starts in --speed
 BATCH_WEIGHTS = (1e-3, 1e-2, 1e-1, 3e-1, 1.0)
-BATCHES: dict[str, tuple[str, bool, dict[str, Any]]] = {  # attack, whether it is told the batch statistics, and its settings
+BATCHES: dict[
+    str, tuple[str, bool, dict[str, Any]]
+] = {  # attack, whether it is told the batch statistics, and its settings
     "inverting": ("inverting", False, {}),
     "gradinversion": ("gradinversion", True, {"seeds": 1}),
     "gradients": ("gradinversion", True, {"seeds": 1, "layers": False, "bn": 10.0}),
@@ -61,10 +66,21 @@ def leak_of(task: Task, x: Tensor, y: Tensor, seed: int) -> GradientLeak:
     """One gradient at a fresh model."""
     theta = task.init(Generator().manual_seed(seed))
     value, one = task.gradient(theta, x, y)[None], torch.ones(1, 1, dtype=D)
-    return GradientLeak(0, torch.zeros(1), one, value, torch.zeros(1, dtype=D), (0, task.layout.size), theta=theta[None], batch=len(x))
+    return GradientLeak(
+        0,
+        torch.zeros(1),
+        one,
+        value,
+        torch.zeros(1, dtype=D),
+        (0, task.layout.size),
+        theta=theta[None],
+        batch=len(x),
+    )
 
 
-def cases(dataset: Dataset, task: Task, pictures: int, batch: int = 1, first: int = 0) -> list[tuple[GradientLeak, Tensor, Tensor]]:
+def cases(
+    dataset: Dataset, task: Task, pictures: int, batch: int = 1, first: int = 0
+) -> list[tuple[GradientLeak, Tensor, Tensor]]:
     """Leaks with their pictures and labels; single pictures are spread over the data set, batches are consecutive."""
     stride = batch if batch > 1 else max(1, (len(dataset) - first) // pictures)
     out = []
@@ -74,23 +90,36 @@ def cases(dataset: Dataset, task: Task, pictures: int, batch: int = 1, first: in
     return out
 
 
-def recipe(task: Task, leak: GradientLeak, y: Tensor, steps: int, weight: float, generator: Generator) -> Tensor:
+def recipe(
+    task: Task, leak: GradientLeak, y: Tensor, steps: int, weight: float, generator: Generator
+) -> Tensor:
     """Run the published loop (Geiping et al. 2020) in float32; pixels in [0, 1] come back. weight: of TV of such pixels."""
     assert leak.theta is not None
     module = copy.deepcopy(task.module).float()
     torch.nn.utils.vector_to_parameters(leak.theta[0].float(), module.parameters())
-    parameters, aims = list(module.parameters()), [p.float() for p in task.layout.split(leak.value[0]).values()]
+    parameters, aims = (
+        list(module.parameters()),
+        [p.float() for p in task.layout.split(leak.value[0]).values()],
+    )
     size = torch.stack([a.pow(2).sum() for a in aims]).sum().sqrt()
     mean, std = (torch.tensor(v).reshape(-1, 1, 1) for v in (task.spec.mean, task.spec.std))
     z = torch.randn(len(y), *task.spec.shape, generator=generator).requires_grad_()
     optimiser = torch.optim.Adam([z], lr=0.1)
-    falls = torch.optim.lr_scheduler.MultiStepLR(optimiser, [int(steps * share) for share in (3 / 8, 5 / 8, 7 / 8)], 0.1)
+    falls = torch.optim.lr_scheduler.MultiStepLR(
+        optimiser, [int(steps * share) for share in (3 / 8, 5 / 8, 7 / 8)], 0.1
+    )
     for _ in range(steps):
         out = F.cross_entropy(module((z * 0.5 + 0.5 - mean) / std), y)
         found = torch.autograd.grad(out, parameters, create_graph=True)
         dot = torch.stack([(g * a).sum() for g, a in zip(found, aims, strict=True)]).sum()
-        smooth = (z[..., 1:] - z[..., :-1]).abs().mean() + (z[..., 1:, :] - z[..., :-1, :]).abs().mean()
-        loss = 1 - dot / torch.stack([g.pow(2).sum() for g in found]).sum().sqrt() / size + 0.5 * weight * smooth
+        smooth = (z[..., 1:] - z[..., :-1]).abs().mean() + (
+            z[..., 1:, :] - z[..., :-1, :]
+        ).abs().mean()
+        loss = (
+            1
+            - dot / torch.stack([g.pow(2).sum() for g in found]).sum().sqrt() / size
+            + 0.5 * weight * smooth
+        )
         z.grad = torch.autograd.grad(loss, z)[0].sign()
         optimiser.step()
         falls.step()
@@ -99,7 +128,14 @@ def recipe(task: Task, leak: GradientLeak, y: Tensor, steps: int, weight: float,
     return z.detach() * 0.5 + 0.5
 
 
-def attacked(name: str, leak: GradientLeak, task: Task, seed: int, known: Statistics | None = None, **settings: Any) -> Reconstruction:
+def attacked(
+    name: str,
+    leak: GradientLeak,
+    task: Task,
+    seed: int,
+    known: Statistics | None = None,
+    **settings: Any,
+) -> Reconstruction:
     """Run one attack; known: the victim's batch statistics."""
     made = registry.configure(registry.get("attacks", name), settings)
     made = made if known is None else replace(made, statistics=known)
@@ -109,7 +145,7 @@ def attacked(name: str, leak: GradientLeak, task: Task, seed: int, known: Statis
 
 def psnr(found: Tensor, x: Tensor) -> float:
     """Mean over a batch, each picture with its partner; 150 dB at most."""
-    pairs = match.match(found, x)
+    pairs = assignment.match(found, x)
     errors = (found[pairs.found].double() - x[pairs.true]).square().flatten(1).mean(1)
     return float((-10 * errors.log10()).clamp_max(150).mean())
 
@@ -118,10 +154,16 @@ def loss(task: Task, leak: GradientLeak, x: Tensor, y: Tensor, weight: float) ->
     """What both minimise, at x, in float64."""
     assert leak.theta is not None
     g = task.gradient(leak.theta[0], x.double(), y)
-    return float(1 - (g @ leak.value[0]) / g.norm() / leak.value[0].norm() + weight * priors.total_variation(x.double()))
+    return float(
+        1
+        - (g @ leak.value[0]) / g.norm() / leak.value[0].norm()
+        + weight * priors.total_variation(x.double())
+    )
 
 
-def both(dataset: Dataset, pictures: int, steps: int, weight: float, names: tuple[str, ...], first: int) -> dict[str, dict[str, Any]]:
+def both(
+    dataset: Dataset, pictures: int, steps: int, weight: float, names: tuple[str, ...], first: int
+) -> dict[str, dict[str, Any]]:
     """Mean PSNR, loss and CPU seconds of the recipe and of our attack on the same leaks."""
     task = Task.build(dataset.spec("convnet"), dtype=D)
     out: dict[str, dict[str, Any]] = {}
@@ -136,7 +178,11 @@ def both(dataset: Dataset, pictures: int, steps: int, weight: float, names: tupl
             seconds = time.process_time() - start
             each.append((psnr(found, x), loss(task, leak, found, y, weight), seconds))
         means = [statistics.mean(column) for column in zip(*each, strict=True)]
-        out[name] = {"psnr": round(means[0], 2), "loss": round(means[1], 5), "seconds": round(means[2], 2)}
+        out[name] = {
+            "psnr": round(means[0], 2),
+            "loss": round(means[1], 5),
+            "seconds": round(means[2], 2),
+        }
     return out
 
 
@@ -150,7 +196,14 @@ def sweep(dataset: Dataset, pictures: int, steps: int, first: int) -> None:
     best = {"recipe": -math.inf, "inverting": -math.inf}
     for weight in WEIGHTS:
         got = both(dataset, pictures, steps, weight, ("recipe", "inverting"), first)
-        emit("sweep", data=dataset.name, pictures=pictures, steps=steps, tv=weight, **{n: g["psnr"] for n, g in got.items()})
+        emit(
+            "sweep",
+            data=dataset.name,
+            pictures=pictures,
+            steps=steps,
+            tv=weight,
+            **{n: g["psnr"] for n, g in got.items()},
+        )
         best = {n: max(best[n], got[n]["psnr"]) for n in best}
     emit("sweep-best", data=dataset.name, steps=steps, **best)
 
@@ -162,30 +215,70 @@ def speed(dataset: Dataset, pictures: int, most: int, weight: float, first: int)
     The recipe runs on every second picture before ours and on the others after, so that a busy machine slows both down.
     """
     task = Task.build(dataset.spec("convnet"), dtype=D)
-    held, recipes = cases(dataset, task, pictures, first=first), [s for s in (300, 600, 1200, 2400) if s <= most]
-    recipe(task, held[0][0], held[0][2], 2, weight, Generator().manual_seed(0))  # what torch loads at its first step is not timed
+    held, recipes = (
+        cases(dataset, task, pictures, first=first),
+        [s for s in (300, 600, 1200, 2400) if s <= most],
+    )
+    recipe(
+        task, held[0][0], held[0][2], 2, weight, Generator().manual_seed(0)
+    )  # what torch loads at its first step is not timed
     got: dict[str, list[tuple[float, float, float]]] = {}
     published(task, held, range(0, pictures, 2), recipes, weight, got)
     for steps, starts in OURS:
-        attack = registry.configure(registry.get("attacks", "inverting"), {"steps": steps, "restarts": starts, "tv": weight})
+        attack = registry.configure(
+            registry.get("attacks", "inverting"), {"steps": steps, "restarts": starts, "tv": weight}
+        )
         begun = time.process_time()
-        found = dict(attack.many([leak for leak, _, _ in held], task, [Generator().manual_seed(k) for k in range(pictures)]))
+        found = dict(
+            attack.many(
+                [leak for leak, _, _ in held],
+                task,
+                [Generator().manual_seed(k) for k in range(pictures)],
+            )
+        )
         seconds = (time.process_time() - begun) / pictures
-        each = [(loss(task, leak, found[k].x, y, weight), psnr(found[k].x, x), seconds) for k, (leak, x, y) in enumerate(held)]
+        each = [
+            (loss(task, leak, found[k].x, y, weight), psnr(found[k].x, x), seconds)
+            for k, (leak, x, y) in enumerate(held)
+        ]
         got[f"inverting {steps}" + (f" x {starts}" if starts > 1 else "")] = each
     published(task, held, range(1, pictures, 2), recipes, weight, got)
-    means = {name: [statistics.mean(column) for column in zip(*each, strict=True)] for name, each in got.items()}
+    means = {
+        name: [statistics.mean(column) for column in zip(*each, strict=True)]
+        for name, each in got.items()
+    }
     for name, (left, decibels, seconds) in means.items():
-        emit("speed", who=name, data=dataset.name, tv=weight, loss=round(left, 5), psnr=round(decibels, 2), seconds=round(seconds, 2))
+        emit(
+            "speed",
+            who=name,
+            data=dataset.name,
+            tv=weight,
+            loss=round(left, 5),
+            psnr=round(decibels, 2),
+            seconds=round(seconds, 2),
+        )
     for name in (f"recipe {s}" for s in recipes):
         left, _, seconds = means[name]
         ours = sorted((m[2], m[0], n) for n, m in means.items() if n.startswith("inverting"))
-        least = next((ours[k] for k in range(len(ours)) if all(m[1] <= left for m in ours[k:])), None)
-        emit("speed-ratio", to=name, ours=least and least[2], times_faster=round(seconds / least[0], 1) if least else None, target=2)
+        least = next(
+            (ours[k] for k in range(len(ours)) if all(m[1] <= left for m in ours[k:])), None
+        )
+        emit(
+            "speed-ratio",
+            to=name,
+            ours=least and least[2],
+            times_faster=round(seconds / least[0], 1) if least else None,
+            target=2,
+        )
 
 
 def published(
-    task: Task, held: list[tuple[GradientLeak, Tensor, Tensor]], some: range, runs: list[int], weight: float, got: dict[str, Any]
+    task: Task,
+    held: list[tuple[GradientLeak, Tensor, Tensor]],
+    some: range,
+    runs: list[int],
+    weight: float,
+    got: dict[str, Any],
 ) -> None:
     """Add loss, PSNR and CPU seconds of the recipe on some pictures, for several numbers of steps."""
     for k in some:
@@ -194,14 +287,24 @@ def published(
             begun = time.process_time()
             found = recipe(task, leak, y, steps, weight, Generator().manual_seed(k))
             seconds = time.process_time() - begun
-            got.setdefault(f"recipe {steps}", []).append((loss(task, leak, found, y, weight), psnr(found, x), seconds))
+            got.setdefault(f"recipe {steps}", []).append(
+                (loss(task, leak, found, y, weight), psnr(found, x), seconds)
+            )
 
 
 def batch(
-    dataset: Dataset, batches: int, evaluations: int, first: int, weights: Sequence[float], model: str, chosen: Sequence[str]
+    dataset: Dataset,
+    batches: int,
+    evaluations: int,
+    first: int,
+    weights: Sequence[float],
+    model: str,
+    chosen: Sequence[str],
 ) -> None:
     """GradInversion and Inverting Gradients on four images and a network that normalises by the batch, at equal evaluations."""
-    task = Task.build(dataset.spec(model if model in MODELS else f"_resnets:{model}"), dtype=D, trusted=True)
+    task = Task.build(
+        dataset.spec(model if model in MODELS else f"_resnets:{model}"), dtype=D, trusted=True
+    )
     held = cases(dataset, task, batches, 4, first)
     for weight in weights:
         each: dict[str, list[float]] = {kind: [] for kind in chosen}
@@ -210,15 +313,35 @@ def batch(
             name, told, settings = BATCHES[kind]
             for k, (leak, x, _) in enumerate(held):
                 assert leak.theta is not None
-                known = {n: (m.detach(), v.detach()) for n, (m, v) in priors.batch_statistics(task, leak.theta[0], x).items()}
+                known = {
+                    n: (m.detach(), v.detach())
+                    for n, (m, v) in priors.batch_statistics(task, leak.theta[0], x).items()
+                }
                 start = time.process_time()
-                found = attacked(name, leak, task, k, known if told else None, tv=weight, steps=evaluations, **settings)
+                found = attacked(
+                    name,
+                    leak,
+                    task,
+                    k,
+                    known if told else None,
+                    tv=weight,
+                    steps=evaluations,
+                    **settings,
+                )
                 seconds[kind] += (time.process_time() - start) / batches
                 each[kind].append(round(psnr(found.x, x), 2))
         for kind, values in each.items():
             mean, spent = round(statistics.mean(values), 2), round(seconds[kind], 1)
             emit(
-                "batch", network=model, data=dataset.name, steps=evaluations, tv=weight, attack=kind, psnr=mean, each=values, seconds=spent
+                "batch",
+                network=model,
+                data=dataset.name,
+                steps=evaluations,
+                tv=weight,
+                attack=kind,
+                psnr=mean,
+                each=values,
+                seconds=spent,
             )
 
 
@@ -235,7 +358,13 @@ def layers(dataset: Dataset, pictures: int, steps: int, first: int, chosen: str)
             for k, (leak, x, _) in enumerate(cases(dataset, task, pictures, first=first)):
                 start = time.process_time()
                 found = attacked(name, leak, task, k, **settings)
-                each.append((psnr(found.x, x), found.certificate is Certificate.EXACT, time.process_time() - start))
+                each.append(
+                    (
+                        psnr(found.x, x),
+                        found.certificate is Certificate.EXACT,
+                        time.process_time() - start,
+                    )
+                )
             values = [e[0] for e in each]
             emit(
                 "layers",
@@ -256,15 +385,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     for part in ("sweep", "speed", "batch", "layers"):
         parser.add_argument(f"--{part}", action="store_true")
-    parser.add_argument("--data", default=None, help="a data set by name; photos, or faces for --batch, where not given")
+    parser.add_argument(
+        "--data",
+        default=None,
+        help="a data set by name; photos, or faces for --batch, where not given",
+    )
     parser.add_argument("--pictures", type=int, default=8, help="or batches")
     parser.add_argument("--first", type=int, default=0, help="first record that is used")
-    parser.add_argument("--weights", type=float, nargs="+", default=BATCH_WEIGHTS, help="of total variation in --batch")
-    parser.add_argument("--kinds", nargs="+", default=tuple(BATCHES), choices=tuple(BATCHES), help="attacks of --batch")
-    parser.add_argument("--model", default="narrow", help="network of --batch: narrow, resnet10 or resnet18")
-    parser.add_argument("--network", default="all", help="the only one of --layers, e.g. 'convnet act=tanh'")
-    parser.add_argument("--steps", type=int, default=300, help="of Inverting Gradients; most steps of the recipe in --speed")
-    parser.add_argument("--tv", type=float, default=2e-2, help="weight of total variation in --speed")
+    parser.add_argument(
+        "--weights",
+        type=float,
+        nargs="+",
+        default=BATCH_WEIGHTS,
+        help="of total variation in --batch",
+    )
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        default=tuple(BATCHES),
+        choices=tuple(BATCHES),
+        help="attacks of --batch",
+    )
+    parser.add_argument(
+        "--model", default="narrow", help="network of --batch: narrow, resnet10 or resnet18"
+    )
+    parser.add_argument(
+        "--network", default="all", help="the only one of --layers, e.g. 'convnet act=tanh'"
+    )
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=300,
+        help="of Inverting Gradients; most steps of the recipe in --speed",
+    )
+    parser.add_argument(
+        "--tv", type=float, default=2e-2, help="weight of total variation in --speed"
+    )
     asked = parser.parse_args()
     pictures = data.load(asked.data or "photos")
     if asked.sweep:
@@ -272,7 +428,15 @@ def main() -> None:
     if asked.speed:
         speed(pictures, asked.pictures, asked.steps, asked.tv, asked.first)
     if asked.batch:
-        batch(data.load(asked.data or "faces"), asked.pictures, asked.steps, asked.first, asked.weights, asked.model, asked.kinds)
+        batch(
+            data.load(asked.data or "faces"),
+            asked.pictures,
+            asked.steps,
+            asked.first,
+            asked.weights,
+            asked.model,
+            asked.kinds,
+        )
     if asked.layers:
         layers(pictures, asked.pictures, asked.steps, asked.first, asked.network)
 

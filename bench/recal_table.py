@@ -25,11 +25,13 @@ from _quadratic import Quadratic, Steps, admm, extra, mradmm, nids, recal, rwadm
 from torch import Generator, Tensor
 
 from leakaudit.bounds import gaussian
-from leakaudit.datafiles import read_libsvm
+from leakaudit.tasks.data_files import read_libsvm
 
 NODES = 8
 DUAL = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
-METHODS: dict[str, tuple[Callable[..., Steps], tuple[float, ...], int]] = {  # grid of step sizes, messages a unit of PLF
+METHODS: dict[
+    str, tuple[Callable[..., Steps], tuple[float, ...], int]
+] = {  # grid of step sizes, messages a unit of PLF
     "RECAL": (recal, DUAL, 8),
     "RECAL, R = .99": (partial(recal, decay=0.99), DUAL, 8),
     "NIDS": (nids, (0.25, 0.5, 1.0, 1.5, 1.9), 16),
@@ -45,7 +47,11 @@ SMOOTH_ONLY = (
     "RW-ADMM",
     "MR-ADMM [17]",
 )  # with l1 their papers' updates need an inner loop, or are not given
-PRINTED = {"ijcnn1": 5.8e-15, "MNIST 0/1": 4.7e-15, "Fashion-MNIST 0/1": 6.8e-15}  # Table IV, DP-RECAL at PLF 300
+PRINTED = {
+    "ijcnn1": 5.8e-15,
+    "MNIST 0/1": 4.7e-15,
+    "Fashion-MNIST 0/1": 6.8e-15,
+}  # Table IV, DP-RECAL at PLF 300
 
 
 def sets(folder: Path) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -56,7 +62,10 @@ def sets(folder: Path) -> Iterator[tuple[str, Tensor, Tensor]]:
         yield "ijcnn1", ((x - low) / (high - low).clamp_min(1e-9)).double(), 2 * y.double() - 1
     if (folder / "mnist_subset.npz").exists():
         with np.load(folder / "mnist_subset.npz", allow_pickle=False) as file:
-            x, y = (torch.from_numpy(np.concatenate([file[f"{k}_train"], file[f"{k}_test"]])) for k in ("x", "y"))
+            x, y = (
+                torch.from_numpy(np.concatenate([file[f"{k}_train"], file[f"{k}_test"]]))
+                for k in ("x", "y")
+            )
         yield "MNIST 0/1", *_two(x.flatten(1).double(), y)
     if (folder / "fashion_mnist").is_dir():
         x, y, *_ = fashion(folder / "fashion_mnist")
@@ -69,10 +78,18 @@ def nodes(x: Tensor, y: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
     return x[rows], y[rows]
 
 
-def curve(method: Callable[..., Steps], grid: Sequence[float], q: Quadratic, marks: Sequence[int], seed: int) -> tuple[Tensor, float]:
+def curve(
+    method: Callable[..., Steps],
+    grid: Sequence[float],
+    q: Quadratic,
+    marks: Sequence[int],
+    seed: int,
+) -> tuple[Tensor, float]:
     """Return the errors at each mark of PLF (marks,) for the choice that ends best, and that choice."""
     errors: dict[int, Tensor] = {}
-    for plf, w in method(q, torch.tensor(grid).to(q.best), max(marks), Generator().manual_seed(seed)):
+    for plf, w in method(
+        q, torch.tensor(grid).to(q.best), max(marks), Generator().manual_seed(seed)
+    ):
         if plf in marks:
             errors[plf] = q.error(w)
     table = torch.stack([errors[m] for m in marks])
@@ -92,7 +109,12 @@ def implied(q: Quadratic, error: float, delta: float) -> float:
 
 
 def rows(
-    q: Quadratic, methods: Sequence[str], marks: Sequence[int], epsilon: float, delta: float, seed: int
+    q: Quadratic,
+    methods: Sequence[str],
+    marks: Sequence[int],
+    epsilon: float,
+    delta: float,
+    seed: int,
 ) -> Iterator[dict[str, object]]:
     """Yield one row a method, without noise and with noise."""
     noisy = replace(q, level=max(marks) ** 0.5 / gaussian.least_mu(epsilon, delta))
@@ -110,35 +132,77 @@ def rows(
                 "scale": scale,
                 "messages": messages * max(marks),
                 "seconds": round(time.perf_counter() - began, 1),
-                **{f"RE({m})": float(f"{e:.2e}") for m, e in zip(marks, errors.tolist(), strict=True)},
+                **{
+                    f"RE({m})": float(f"{e:.2e}")
+                    for m, e in zip(marks, errors.tolist(), strict=True)
+                },
             }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one JSON line a row."""
-    out = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    out = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     out.add_argument("folder", nargs="?", type=Path, help="folder with the data files")
-    out.add_argument("--plf", type=int, nargs="*", default=[50, 100, 200, 300], help="PLF at which the error is printed")
-    out.add_argument("--condition", type=float, nargs="*", default=[10.0, 100.0], help="largest over least curvature; a ridge makes it so")
-    out.add_argument("--l1", type=float, nargs="*", default=[0.0, 0.01], help="weights of l1, shares of the one from which x* = 0")
-    out.add_argument("--methods", nargs="*", choices=METHODS, default=list(METHODS), metavar="NAME", help="by default all")
+    out.add_argument(
+        "--plf",
+        type=int,
+        nargs="*",
+        default=[50, 100, 200, 300],
+        help="PLF at which the error is printed",
+    )
+    out.add_argument(
+        "--condition",
+        type=float,
+        nargs="*",
+        default=[10.0, 100.0],
+        help="largest over least curvature; a ridge makes it so",
+    )
+    out.add_argument(
+        "--l1",
+        type=float,
+        nargs="*",
+        default=[0.0, 0.01],
+        help="weights of l1, shares of the one from which x* = 0",
+    )
+    out.add_argument(
+        "--methods",
+        nargs="*",
+        choices=METHODS,
+        default=list(METHODS),
+        metavar="NAME",
+        help="by default all",
+    )
     out.add_argument("--epsilon", type=float, default=1.0)
     out.add_argument("--delta", type=float, default=1e-3)
     out.add_argument("--seed", type=int, default=0)
     out.add_argument("--threads", type=int, default=2)
     args = out.parse_args(arguments)
     if args.folder is None:
-        print(json.dumps({"bench": "recal_table", "skipped": "name the folder with the data files"}))
+        print(
+            json.dumps({"bench": "recal_table", "skipped": "name the folder with the data files"})
+        )
         return
     torch.set_num_threads(args.threads)
     for name, x, y in sets(args.folder):
         for condition in args.condition:
             for l1 in args.l1:
                 q = Quadratic.of(*nodes(x, y, Generator().manual_seed(args.seed)), condition, l1)
-                case = {"bench": f"recal_table/{name}", "records": len(x), "features": x.shape[1], "condition": condition, "l1": l1}
-                for row in rows(q, args.methods, sorted(args.plf), args.epsilon, args.delta, args.seed):
+                case = {
+                    "bench": f"recal_table/{name}",
+                    "records": len(x),
+                    "features": x.shape[1],
+                    "condition": condition,
+                    "l1": l1,
+                }
+                for row in rows(
+                    q, args.methods, sorted(args.plf), args.epsilon, args.delta, args.seed
+                ):
                     if row["method"] == "DP, RECAL":
-                        row["epsilon of the print"] = float(f"{implied(q, PRINTED[name], args.delta):.1e}")
+                        row["epsilon of the print"] = float(
+                            f"{implied(q, PRINTED[name], args.delta):.1e}"
+                        )
                     print(json.dumps(case | row), flush=True)
 
 

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from leakaudit import registry
+from leakaudit.accounting.listeners import Listener, around
+from leakaudit.accounting.pricing import Price, price
 from leakaudit.adversary import Adversary
-from leakaudit.declared import Protocol
 from leakaudit.errors import LeakauditError
-from leakaudit.graph import make
-from leakaudit.listeners import Listener, around
-from leakaudit.pricing import Price, price
+from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.topology import make
 from leakaudit.relations import know, reached
 
 torch.set_num_threads(1)
@@ -33,7 +33,11 @@ STEP, NODES, ROUNDS = 0.2, 4, 5
 SMOOTH = (0.0, 0.25, 1.0)  # step times L
 ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("dpsgd, order=adapt", "dpsgd", {"order": "adapt", "alpha": STEP}),
-    ("dpsgd, order=adapt, noise=step, steps=3", "dpsgd", {"order": "adapt", "alpha": STEP, "noise": "step", "steps": 3}),
+    (
+        "dpsgd, order=adapt, noise=step, steps=3",
+        "dpsgd",
+        {"order": "adapt", "alpha": STEP, "noise": "step", "steps": 3},
+    ),
     ("dpsgd, order=combine (default)", "dpsgd", {"alpha": STEP}),
     ("dpsgd, order=adapt, own=plain", "dpsgd", {"order": "adapt", "own": "plain", "alpha": STEP}),
     ("dpnorm", "dpnorm", {"mu": STEP}),
@@ -70,7 +74,9 @@ def main() -> None:
 
 def cell(made: Protocol, listeners: list[Listener], smoothness: float) -> str:
     """Return the mean and the largest ratio, for both signs and for curvature from 0 up."""
-    found = [one for listener in listeners if (one := loose(made, listener, smoothness)) is not None]
+    found = [
+        one for listener in listeners if (one := loose(made, listener, smoothness)) is not None
+    ]
     if not found:
         return "none"
     both, upward = ([getattr(one, name) for one in found] for name in ("both", "upward"))
@@ -94,7 +100,9 @@ def attained(made: Protocol, node: int, adversary: Adversary, curvature: float) 
     view = know(made.whole, adversary)
     targets = made.whole.gradients(node)
     try:
-        return reached(view, targets, range(len(targets)), float(Fraction(curvature).limit_denominator(1000)))
+        return reached(
+            view, targets, range(len(targets)), float(Fraction(curvature).limit_denominator(1000))
+        )
     except LeakauditError:
         return 0.0
 

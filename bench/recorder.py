@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from leakaudit.recorder import Recorder
 from leakaudit.trace import Graph, Layout, TaskSpec
+from leakaudit.traces.recorder import Recorder
 
 WIDTH, NODES = 250_000, 16  # 1 MB a message, 16 MB a round
 
@@ -34,10 +34,21 @@ def recorder(path: Path, rounds: int, hash: bool, sized: bool = True) -> Recorde
     graph = Graph(NODES + 1, tuple((i, NODES) for i in range(NODES)))
     layout = Layout(("weight",), ((WIDTH,),))
     messages, task = rounds * NODES if sized else None, TaskSpec("benchmark", shape=(1,))
-    return Recorder(path, protocol="own:benchmark", task=task, graph=graph, layout=layout, messages=messages, hash=hash, max_bytes=8e9)
+    return Recorder(
+        path,
+        protocol="own:benchmark",
+        task=task,
+        graph=graph,
+        layout=layout,
+        messages=messages,
+        hash=hash,
+        max_bytes=8e9,
+    )
 
 
-def copied(path: Path, chunk: torch.Tensor, rounds: int, hash: bool = False, sized: bool = True) -> None:
+def copied(
+    path: Path, chunk: torch.Tensor, rounds: int, hash: bool = False, sized: bool = True
+) -> None:
     """Record a round at a time, written straight into the file's map."""
     source, target = torch.arange(NODES), torch.full((NODES,), NODES)
     with recorder(path, rounds, hash, sized) as file:
@@ -98,7 +109,12 @@ def main() -> None:
                 found[name].append(speed(write, path, size))
         after = peak()
     middle = {name: statistics.median(values) for name, values in found.items()}
-    ratios = {name: round(statistics.median(a / b for a, b in zip(found[name], found["plain"], strict=True)), 3) for name in ways}
+    ratios = {
+        name: round(
+            statistics.median(a / b for a, b in zip(found[name], found["plain"], strict=True)), 3
+        )
+        for name in ways
+    }
     print(
         json.dumps(
             {

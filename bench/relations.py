@@ -27,7 +27,19 @@ import torch
 from numpy.typing import NDArray
 
 from leakaudit.adversary import Adversary
-from leakaudit.relations import Estimate, Expression, Knowledge, Relations, Vector, account, determined_each, estimate, extend, know, later
+from leakaudit.relations import (
+    Estimate,
+    Expression,
+    Knowledge,
+    Relations,
+    Vector,
+    account,
+    determined_each,
+    estimate,
+    extend,
+    know,
+    later,
+)
 from leakaudit.relations.kkt import system
 from leakaudit.relations.repeat import steady
 
@@ -46,8 +58,15 @@ def pdmm(near: Near, rounds: int) -> Relations:
     for _ in p.rounds(rounds):
         for i in near:
             pull = sum(z[i, j] if i < j else -z[i, j] for j in near[i])
-            w[i] = p.state("w", i, eq=(1 - alpha * rho * len(near[i])) * w[i] - alpha * (p.grad(i, at=w[i]) + pull))
-        new = {(j, i): p.state("z", j, i, eq=z[i, j] + (2 * rho if i < j else -2 * rho) * w[i]) for i, j in z}
+            w[i] = p.state(
+                "w",
+                i,
+                eq=(1 - alpha * rho * len(near[i])) * w[i] - alpha * (p.grad(i, at=w[i]) + pull),
+            )
+        new = {
+            (j, i): p.state("z", j, i, eq=z[i, j] + (2 * rho if i < j else -2 * rho) * w[i])
+            for i, j in z
+        }
         for j, i in new:
             p.send(i, j, new[j, i] - z[j, i], name="dz")
         z = new
@@ -76,7 +95,10 @@ def timed(what: str, work: Callable[[], Any], **also: Any) -> Any:
     """Print one figure and return the work's result."""
     start, used = time.perf_counter(), time.process_time()
     result = work()
-    seconds = {"seconds": round(time.perf_counter() - start, 3), "cpu": round(time.process_time() - used, 3)}
+    seconds = {
+        "seconds": round(time.perf_counter() - start, 3),
+        "cpu": round(time.process_time() - used, 3),
+    }
     print(json.dumps({"what": what, **seconds, **also}), flush=True)
     return result
 
@@ -93,9 +115,15 @@ def values() -> None:
 
     def windows() -> list[Estimate]:
         part = know(base, Adversary()).within(WINDOW)
-        return [estimate(part.near([i]), [base.find("g", i, 5) - base.find("g", i, 6)]) for i in near]
+        return [
+            estimate(part.near([i]), [base.find("g", i, 5) - base.find("g", i, 6)]) for i in near
+        ]
 
-    found = timed("weights of all 100 nodes, own rows, window of 7 rounds, valid in all 200", windows, target=5)
+    found = timed(
+        "weights of all 100 nodes, own rows, window of 7 rounds, valid in all 200",
+        windows,
+        target=5,
+    )
 
     def moved() -> int:
         count, same, whole = 0, steady(base, 3), know(base, Adversary())
@@ -106,12 +134,26 @@ def values() -> None:
 
     timed("the same, moved to every difference of all rounds", moved, target=5)
     own = know(base, Adversary()).near([0])
-    longer = timed("own rows of one node, continued", lambda: extend(base, steady(base, 3), own.rows, range(1, ROUNDS)), rounds=ROUNDS)
+    longer = timed(
+        "own rows of one node, continued",
+        lambda: extend(base, steady(base, 3), own.rows, range(1, ROUNDS)),
+        rounds=ROUNDS,
+    )
     wanted = [a - b for a, b in itertools.pairwise(longer.gradients(0)[2 : ROUNDS - 3])]
-    every = timed("weights of one node, every difference, all rounds at once", partial(estimate, know(longer, Adversary()), wanted))
-    said("amplification", window=float(found[0].amplification[0]), all_rounds=float(every.amplification.mean()))
+    every = timed(
+        "weights of one node, every difference, all rounds at once",
+        partial(estimate, know(longer, Adversary()), wanted),
+    )
+    said(
+        "amplification",
+        window=float(found[0].amplification[0]),
+        all_rounds=float(every.amplification.mean()),
+    )
     part = know(base, Adversary()).within(WINDOW).near([0])
-    slow = timed("the same window of one node, dense singular values", partial(dense_std, part, list(found[0].combinations)))
+    slow = timed(
+        "the same window of one node, dense singular values",
+        partial(dense_std, part, list(found[0].combinations)),
+    )
     said("sparse over dense std", ratio=float(found[0].std[0]) / slow)
 
     def ball() -> Estimate:
@@ -119,7 +161,11 @@ def values() -> None:
         part = know(base, Adversary()).within(WINDOW).near(set(around))
         return estimate(part, [base.find("g", 0, 5) - base.find("g", 0, 6)])
 
-    said("amplification", radius=2, window=float(timed("window of 7 rounds, radius 2", ball, target=60).amplification[0]))
+    said(
+        "amplification",
+        radius=2,
+        window=float(timed("window of 7 rounds, radius 2", ball, target=60).amplification[0]),
+    )
 
 
 def dense_std(k: Knowledge, targets: list[Expression]) -> float:
@@ -142,13 +188,25 @@ def ranks() -> None:
 
     def solve(p: Relations) -> list[int]:
         found = determined_each(
-            know(p, Adversary()), {i: p.gradients(i) for i in sorted({v.owner for v in p.vectors if v.owner is not None})}
+            know(p, Adversary()),
+            {
+                i: p.gradients(i)
+                for i in sorted({v.owner for v in p.vectors if v.owner is not None})
+            },
         )
         return sorted({len(rows) for rows in found.values()})
 
     for rounds in (8, 12, 16):
         p = pdmm(random_graph(NODES), rounds)
-        said("rank of every node", ranks=timed("exact ranks of all 100 nodes, whole network", partial(solve, p), rounds=rounds, target=60))
+        said(
+            "rank of every node",
+            ranks=timed(
+                "exact ranks of all 100 nodes, whole network",
+                partial(solve, p),
+                rounds=rounds,
+                target=60,
+            ),
+        )
     p = pdmm(random_graph(16), 5)
     exact = timed("exact ranks, 16 nodes", partial(solve, p), rounds=5)
     s = system(know(p, Adversary()), 0.0)
@@ -162,16 +220,29 @@ def ranks() -> None:
         whole, gone = rank(f), [[s.columns[g.vector] for g in p.gradients(i)] for i in range(16)]
         return sorted({whole - rank(np.delete(f, columns, axis=1)) for columns in gone[:2]})
 
-    said("ranks", exact=exact, singular=timed("singular values, 2 of the 16 nodes", singular, rounds=5))
+    said(
+        "ranks",
+        exact=exact,
+        singular=timed("singular values, 2 of the 16 nodes", singular, rounds=5),
+    )
 
 
 def mu() -> None:
     """The whole account of DP-Norm for one node, certificate included, and dense algebra on fewer rounds."""
     view, expected = dpnorm(2000)
-    bound = timed("DP-Norm mu and certificate, one node", lambda: account(view, view.declared.gradients(0), 1.0), rounds=2000, target=2)
+    bound = timed(
+        "DP-Norm mu and certificate, one node",
+        lambda: account(view, view.declared.gradients(0), 1.0),
+        rounds=2000,
+        target=2,
+    )
     said("mu over closed form", mu=bound.mu, ratio=bound.mu / expected)
     view, expected = dpnorm(300)
-    timed("DP-Norm mu and certificate, one node", lambda: account(view, view.declared.gradients(0), 1.0), rounds=300)
+    timed(
+        "DP-Norm mu and certificate, one node",
+        lambda: account(view, view.declared.gradients(0), 1.0),
+        rounds=300,
+    )
 
     def dense_mu() -> float:
         s = system(view, 0.0)
@@ -182,7 +253,10 @@ def mu() -> None:
         a = np.linalg.lstsq(null @ b, null @ f[:, own], rcond=1e-9)[0]
         return float(np.sqrt((a.T @ a).sum()))
 
-    said("mu over closed form", ratio=timed("the same, dense singular values", dense_mu, rounds=300) / expected)
+    said(
+        "mu over closed form",
+        ratio=timed("the same, dense singular values", dense_mu, rounds=300) / expected,
+    )
 
 
 def apply() -> None:
@@ -207,7 +281,9 @@ def apply() -> None:
                     pass
 
         def fetch(v: Vector) -> torch.Tensor:
-            return torch.from_numpy(np.fromfile(file, np.float32, width, offset=4 * width * place[v]))
+            return torch.from_numpy(
+                np.fromfile(file, np.float32, width, offset=4 * width * place[v])
+            )
 
         gigabytes, speed = 4e-9 * width * len(place), dict[str, list[float]]()
         for name, work in [("read", read), ("apply", lambda: every.apply(fetch))] * 3:
@@ -216,16 +292,29 @@ def apply() -> None:
                     forget(file)
                 start = time.perf_counter()
                 work()
-                speed.setdefault(f"{name} {state}", []).append(gigabytes / (time.perf_counter() - start))
+                speed.setdefault(f"{name} {state}", []).append(
+                    gigabytes / (time.perf_counter() - start)
+                )
         middle = {key: float(np.median(v)) for key, v in speed.items()}
-        said("GB/s", **{key: round(v, 2) for key, v in middle.items()}, weights=one.weights.shape[1], values=len(every.weights))
         said(
-            "apply over read", cold=middle["apply cold"] / middle["read cold"], warm=middle["apply warm"] / middle["read warm"], target=0.5
+            "GB/s",
+            **{key: round(v, 2) for key, v in middle.items()},
+            weights=one.weights.shape[1],
+            values=len(every.weights),
+        )
+        said(
+            "apply over read",
+            cold=middle["apply cold"] / middle["read cold"],
+            warm=middle["apply warm"] / middle["read warm"],
+            target=0.5,
         )
         matrix = dense_weights(every, place)
         messages = np.memmap(file, np.float32, "r", shape=(len(place), width))
         steps = [slice(at, at + 16384) for at in range(0, width, 16384)]
-        timed("dense numpy product over chunks of coordinates, warm", lambda: [matrix @ messages[:, s] for s in steps])
+        timed(
+            "dense numpy product over chunks of coordinates, warm",
+            lambda: [matrix @ messages[:, s] for s in steps],
+        )
 
 
 def stacked(estimates: list[Estimate]) -> Estimate:

@@ -48,7 +48,20 @@ steps = [1, 2, 3, 4, 5]
 
 def start(plan: Path, folder: Path, workers: int) -> subprocess.Popen[bytes]:
     """Begin or go on with a sweep."""
-    words = [sys.executable, "-m", "leakaudit", "sweep", str(plan), "-o", str(folder), "--workers", str(workers), "-q", "-f", "json"]
+    words = [
+        sys.executable,
+        "-m",
+        "leakaudit",
+        "sweep",
+        str(plan),
+        "-o",
+        str(folder),
+        "--workers",
+        str(workers),
+        "-q",
+        "-f",
+        "json",
+    ]
     return subprocess.Popen(words, stdout=subprocess.DEVNULL)
 
 
@@ -73,7 +86,10 @@ def arithmetic(_: int = 0) -> float:
 def floor() -> float:
     """How many times as much arithmetic two processes do as one in the same time; the median of three alternations."""
     with ProcessPoolExecutor(2) as pool:
-        return statistics.median(2 * pool.submit(arithmetic).result() / max(pool.map(arithmetic, range(2))) for _ in range(3))
+        return statistics.median(
+            2 * pool.submit(arithmetic).result() / max(pool.map(arithmetic, range(2)))
+            for _ in range(3)
+        )
 
 
 def finished(folder: Path) -> int:
@@ -113,16 +129,28 @@ def kept(folder: Path) -> dict[str, bytes]:
 
 def said(name: str, ratio: float, unit: str, **more: Any) -> None:
     """Print one figure."""
-    print(json.dumps({"bench": f"sweep/{name}", "ratio": round(ratio, 3), "unit": unit, **more}), flush=True)
+    print(
+        json.dumps({"bench": f"sweep/{name}", "ratio": round(ratio, 3), "unit": unit, **more}),
+        flush=True,
+    )
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cells", type=int, default=200, help="a multiple of 5")
-    parser.add_argument("--repetitions", type=int, default=2, help="pairs of runs; about a minute each")
+    parser.add_argument(
+        "--repetitions", type=int, default=2, help="pairs of runs; about a minute each"
+    )
     asked = parser.parse_args()
-    about = {"cells": asked.cells, "cores": len(os.sched_getaffinity(0)), "load": round(os.getloadavg()[0], 2), "target": 1.7}
+    about = {
+        "cells": asked.cells,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 2),
+        "target": 1.7,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         plan = Path(scratch) / "plan.toml"
         plan.write_text(PLAN.format(seeds=asked.cells // 5))
@@ -132,15 +160,45 @@ def main() -> None:
             times = {n: whole(plan, folders[n], n) for n in ((1, 2) if turn % 2 == 0 else (2, 1))}
             cells, two, rest = sum(own(folders[1])), sum(own(folders[2])), waits(folders[1])
             start_s = times[1] - cells - rest
-            turns.append({"one_s": times[1], "two_s": times[2], "start_s": start_s, "cells_s": cells, "cells_two_s": two, "waits_s": rest})
+            turns.append(
+                {
+                    "one_s": times[1],
+                    "two_s": times[2],
+                    "start_s": start_s,
+                    "cells_s": cells,
+                    "cells_two_s": two,
+                    "waits_s": rest,
+                }
+            )
             floors.append(floor())
         ratios = [t["one_s"] / t["two_s"] for t in turns]
         seconds = {name: round(statistics.median(t[name] for t in turns), 2) for name in turns[0]}
-        span = {"least": round(min(ratios), 3), "most": round(max(ratios), 3), "repetitions": asked.repetitions}
-        said("two-workers", statistics.median(ratios), "times as fast as one worker", **span, **seconds, **about)
-        said("floor", statistics.median(floors), "times the arithmetic of one process, by two", least=round(min(floors), 3))
+        span = {
+            "least": round(min(ratios), 3),
+            "most": round(max(ratios), 3),
+            "repetitions": asked.repetitions,
+        }
+        said(
+            "two-workers",
+            statistics.median(ratios),
+            "times as fast as one worker",
+            **span,
+            **seconds,
+            **about,
+        )
+        said(
+            "floor",
+            statistics.median(floors),
+            "times the arithmetic of one process, by two",
+            least=round(min(floors), 3),
+        )
         rest = statistics.median(t["waits_s"] / t["cells_s"] for t in turns)
-        said("overhead", rest, "of a cell's own time", ms=round(1e3 * seconds["waits_s"] / (asked.cells - 1), 2))
+        said(
+            "overhead",
+            rest,
+            "of a cell's own time",
+            ms=round(1e3 * seconds["waits_s"] / (asked.cells - 1), 2),
+        )
         counts = killed(plan, Path(scratch) / "killed", asked.cells)
         same = kept(Path(scratch) / "killed") == kept(folders[2])
         said("killed-twice", float(same), "1: the same bytes", killed_at=counts, target=1)

@@ -31,24 +31,42 @@ from torch import Generator, Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from leakaudit.tap import group
-from leakaudit.tap.capture import Capture
+from leakaudit.capture.tap import group
+from leakaudit.capture.tap.capture import Capture
 
 TARGET = 1.15
-METHODS = ("send", "allreduce", "broadcast", "allgather", "_allgather_base", "gather", "reduce", "scatter", *group.UNHEARD)
+METHODS = (
+    "send",
+    "allreduce",
+    "broadcast",
+    "allgather",
+    "_allgather_base",
+    "gather",
+    "reduce",
+    "scatter",
+    *group.UNHEARD,
+)
 
 
 def program(rank: int, ranks: int, records: int) -> dict[str, Callable[[], None]]:
     """Return one round of each program, for this rank."""
     random = Generator().manual_seed(rank)
     model = nn.Sequential(nn.Linear(784, 1000), nn.ReLU(), nn.Linear(1000, 10))
-    x, y = torch.rand(records, 784, generator=random), torch.randint(0, 10, (records,), generator=random)
+    x, y = (
+        torch.rand(records, 784, generator=random),
+        torch.randint(0, 10, (records,), generator=random),
+    )
     near = sorted({(rank - 1) % ranks, (rank + 1) % ranks} - {rank})
     theirs = [torch.empty(sum(p.numel() for p in model.parameters())) for _ in near]
-    fixed = [torch.rand_like(theirs[0]), torch.rand_like(theirs[0])]  # in turns: what is sent twice is logged once
+    fixed = [
+        torch.rand_like(theirs[0]),
+        torch.rand_like(theirs[0]),
+    ]  # in turns: what is sent twice is logged once
 
     def swap(w: Tensor) -> None:
-        works = [dist.isend(w, j) for j in near] + [dist.irecv(v, j) for j, v in zip(near, theirs, strict=True)]
+        works = [dist.isend(w, j) for j in near] + [
+            dist.irecv(v, j) for j, v in zip(near, theirs, strict=True)
+        ]
         for work in works:
             if work is not None:
                 work.wait()
@@ -59,7 +77,9 @@ def program(rank: int, ranks: int, records: int) -> dict[str, Callable[[], None]
         model.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         g = parameters_to_vector(p.grad for p in model.parameters() if p.grad is not None)
-        vector_to_parameters((w + torch.stack(theirs).sum(0)) / (1 + len(near)) - 0.1 * g, model.parameters())
+        vector_to_parameters(
+            (w + torch.stack(theirs).sum(0)) / (1 + len(near)) - 0.1 * g, model.parameters()
+        )
 
     def exchange() -> None:
         fixed.reverse()
@@ -71,7 +91,9 @@ def program(rank: int, ranks: int, records: int) -> dict[str, Callable[[], None]
 @contextmanager
 def hooked(install: Callable[[], None]) -> Iterator[None]:
     """Have the process group's methods replaced while inside, as `leakaudit tap` does in a process of a program."""
-    before = {name: vars(dist.ProcessGroup)[name] for name in METHODS if name in vars(dist.ProcessGroup)}
+    before = {
+        name: vars(dist.ProcessGroup)[name] for name in METHODS if name in vars(dist.ProcessGroup)
+    }
     install()
     try:
         yield
@@ -98,14 +120,18 @@ def block(play: Callable[[], None], rounds: int) -> tuple[float, float]:
     wall, cpu = time.perf_counter(), time.process_time()
     for _ in range(rounds):
         play()
-    spent = torch.tensor([time.process_time() - cpu, time.perf_counter() - wall], dtype=torch.float64)
+    spent = torch.tensor(
+        [time.process_time() - cpu, time.perf_counter() - wall], dtype=torch.float64
+    )
     total, slowest = spent[:1].clone(), spent[1:].clone()
     dist.all_reduce(total)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return float(total), float(slowest)
 
 
-def compare(play: Callable[[], None], args: argparse.Namespace, install: Callable[[], None]) -> dict[str, list[float]]:
+def compare(
+    play: Callable[[], None], args: argparse.Namespace, install: Callable[[], None]
+) -> dict[str, list[float]]:
     """Return milliseconds a round of neighbouring blocks, plain and hooked, which take turns at being first, and their ratios."""
     out = defaultdict[str, list[float]](list)
     block(play, 3)
@@ -124,7 +150,9 @@ def compare(play: Callable[[], None], args: argparse.Namespace, install: Callabl
 def worker(rank: int, args: argparse.Namespace, folder: str) -> None:
     """Measure, in one rank."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=args.ranks
+    )
     out: dict[str, dict[str, dict[str, list[float]]]] = {}
     for name, play in program(rank, args.ranks, args.records).items():
         capture = Capture(f"{folder}/{name}")
@@ -145,20 +173,33 @@ def worker(rank: int, args: argparse.Namespace, folder: str) -> None:
 
 def main() -> None:
     """Print one JSON line a program."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repetitions", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--records", type=int, default=64)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--folder", help="where the logs go (default: the system's temporary folder)")
+    parser.add_argument(
+        "--folder", help="where the logs go (default: the system's temporary folder)"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         spawn(worker, args=(args, folder), nprocs=args.ranks)
         found = json.loads((Path(folder) / "results.json").read_text())
     for name, ways in found.items():
-        line = {"bench": "tap", "program": name, "parameters": 795_010, "ranks": args.ranks, "records": args.records}
+        line = {
+            "bench": "tap",
+            "program": name,
+            "parameters": 795_010,
+            "ranks": args.ranks,
+            "records": args.records,
+        }
         for clock in ("cpu", "wall"):
-            middle = {way: {k: statistics.median(v) for k, v in samples.items()} for way, samples in ways.items()}
+            middle = {
+                way: {k: statistics.median(v) for k, v in samples.items()}
+                for way, samples in ways.items()
+            }
             quartiles = statistics.quantiles(ways["tapped"][f"ratio_{clock}"], n=4)[::2]
             line[f"ratio_{clock}"] = round(middle["tapped"][f"ratio_{clock}"], 3)
             line[f"ratio_{clock}_quartiles"] = [round(q, 3) for q in quartiles]

@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 import torch
 from _loops import LOOPS, Loop
 
-from leakaudit import recording
-from leakaudit.recorder import Recorder
-from leakaudit.scenario import Scenario
-from leakaudit.task import Problem, Task
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph, TaskSpec
+from leakaudit.traces.recorder import Recorder
 
 torch.set_num_threads(1)
 Kind = TypeVar("Kind", bound=Recorder)
@@ -34,7 +34,11 @@ SETS: dict[str, dict[str, Any]] = {
 }
 COMPLETE = {"secured"}  # needs a complete graph and a multiple of three nodes
 SCHEDULES: dict[int, Mapping[str, torch.Tensor]] = {}
-GRADIENTS = {"gossip": 0.0, "muffliato": 0.2, "secured": 1.0}  # evaluations a round, where it is not one
+GRADIENTS = {
+    "gossip": 0.0,
+    "muffliato": 0.2,
+    "secured": 1.0,
+}  # evaluations a round, where it is not one
 # vectors (N, d) that a round of degree 4 must read or write beside its gradients: each state once where it is read and once where it
 # changes, the gradient once, and of a sum over neighbours (and the node itself) the 4 or 5 vectors that are added up
 MOVED = {
@@ -48,23 +52,53 @@ def start(task: Task) -> torch.Tensor:
     return task.init(torch.Generator().manual_seed(0))
 
 
-def run(plan: recording.Plan, rounds: int, wires: Iterable[tuple[int, int]], kind: type[Kind], **more: Any) -> Kind:
+def run(
+    plan: recording.Plan,
+    rounds: int,
+    wires: Iterable[tuple[int, int]],
+    kind: type[Kind],
+    **more: Any,
+) -> Kind:
     """The protocol as the package runs it, recorded in memory."""
     task, wires = plan.task, list(wires)
     messages = plan.victim.messages(plan.graph, 0 if kind is Warm else rounds, wires)
     public = {"w0": start(task), **_schedule(plan)}
-    shape: dict[str, Any] = {"messages": max(messages, 0), "rows": max(messages, 0), "dtype": task.dtype, "max_bytes": 1e11, **more}
-    recorder = kind(None, protocol="own:bench", task=task.spec, graph=plan.graph, layout=task.layout, rounds=rounds, public=public, **shape)
+    shape: dict[str, Any] = {
+        "messages": max(messages, 0),
+        "rows": max(messages, 0),
+        "dtype": task.dtype,
+        "max_bytes": 1e11,
+        **more,
+    }
+    recorder = kind(
+        None,
+        protocol="own:bench",
+        task=task.spec,
+        graph=plan.graph,
+        layout=task.layout,
+        rounds=rounds,
+        public=public,
+        **shape,
+    )
     x, y = plan.source.x[plan.rows].to(task.dtype), plan.source.y[plan.rows]
     with recorder:
-        plan.victim.run(Problem(task, x, y), plan.graph, rounds, recorder, torch.Generator().manual_seed(0), wires)
+        plan.victim.run(
+            Problem(task, x, y),
+            plan.graph,
+            rounds,
+            recorder,
+            torch.Generator().manual_seed(0),
+            wires,
+        )
     return recorder
 
 
 def _schedule(plan: recording.Plan) -> Mapping[str, torch.Tensor]:
     """What the victim draws before it runs, once a plan."""
     if id(plan) not in SCHEDULES:
-        SCHEDULES[id(plan)] = plan.victim.schedule(plan.graph, 100, torch.Generator().manual_seed(0))
+        SCHEDULES[id(plan)] = plan.victim.schedule(
+            plan.graph, 100, torch.Generator().manual_seed(0)
+        )
     return SCHEDULES[id(plan)]
 
 
@@ -84,12 +118,15 @@ class Clocked(Recorder):
 class Warm(Clocked):
     """Lets a round write into memory that has been written before: the victim's own time, without the recorder's."""
 
-    def _append(self, round: int, src: Any, dst: Any, kind: str, secure: bool, row: Any) -> torch.Tensor:
+    def _append(
+        self, round: int, src: Any, dst: Any, kind: str, secure: bool, row: Any
+    ) -> torch.Tensor:
         """Give the same rows in every round."""
         self.rows: dict[Any, torch.Tensor] = getattr(self, "rows", {})
         count = int(row.max()) + 1
         return self.rows.setdefault(
-            (kind, int(src[0] < dst[0]), count), torch.ones(count, self.columns[1] - self.columns[0], dtype=self.dtype)
+            (kind, int(src[0] < dst[0]), count),
+            torch.ones(count, self.columns[1] - self.columns[0], dtype=self.dtype),
         )
 
     def state(self, *_: Any) -> None:
@@ -100,7 +137,9 @@ class Warm(Clocked):
         self.ends.append(time.process_time())
 
 
-def a_round(plan: recording.Plan, rounds: int, wires: Iterable[tuple[int, int]], kind: type[Clocked]) -> float:
+def a_round(
+    plan: recording.Plan, rounds: int, wires: Iterable[tuple[int, int]], kind: type[Clocked]
+) -> float:
     """Processor seconds of a round after the first, by the clock between rounds of one run; no start is in it."""
     ends = run(plan, rounds + 1, wires, kind).ends
     return (ends[rounds] - ends[0]) / rounds
@@ -115,13 +154,28 @@ def clock(work: Callable[[], object]) -> float:
 
 def plain(plan: recording.Plan, rounds: int) -> torch.Tensor:
     """The models (N, d) after so many rounds of the loop."""
-    return torch.stack(next(itertools.islice(LOOPS[plan.scenario.victim](Loop(plan, start(plan.task))), rounds - 1, None)))
+    return torch.stack(
+        next(
+            itertools.islice(
+                LOOPS[plan.scenario.victim](Loop(plan, start(plan.task))), rounds - 1, None
+            )
+        )
+    )
 
 
 def against_loop(name: str, model: str, nodes: int = 100, rounds: int = 20) -> dict[str, object]:
     """Small work a node, every wire recorded; the loop and the victim end at the same models."""
     graph, nodes = ("complete", nodes - nodes % 3) if name in COMPLETE else ("rgg", nodes)
-    chosen = Scenario(name, nodes=nodes, graph=graph, data="gaussians", samples=4, model=model, set=SETS.get(name, {}), rounds=rounds)
+    chosen = Scenario(
+        name,
+        nodes=nodes,
+        graph=graph,
+        data="gaussians",
+        samples=4,
+        model=model,
+        set=SETS.get(name, {}),
+        rounds=rounds,
+    )
     plan, ours, theirs = recording.plan(chosen), [], []
     wires = list(plan.graph.edges)
     end = run(plan, rounds, wires, Recorder, keep_states=True).truth_record.states["w"][rounds]
@@ -140,7 +194,9 @@ def against_loop(name: str, model: str, nodes: int = 100, rounds: int = 20) -> d
     }
 
 
-def with_more_nodes(name: str, few: int = 100, many: int = 1000, rounds: int = 30) -> dict[str, object]:
+def with_more_nodes(
+    name: str, few: int = 100, many: int = 1000, rounds: int = 30
+) -> dict[str, object]:
     """Seconds of a node-round among many nodes over those among few; 2 neighbours a node, every wire recorded.
 
     Where all talk to all no wire is recorded, since each node's own messages grow with N.
@@ -149,7 +205,17 @@ def with_more_nodes(name: str, few: int = 100, many: int = 1000, rounds: int = 3
     times: dict[int, list[float]] = {few: [], many: []}
     graph = "complete" if name in COMPLETE else "ring"
     plans = {
-        n: recording.plan(Scenario(name, nodes=n, graph=graph, data="gaussians", samples=1, model="logistic", set=SETS.get(name, {})))
+        n: recording.plan(
+            Scenario(
+                name,
+                nodes=n,
+                graph=graph,
+                data="gaussians",
+                samples=1,
+                model="logistic",
+                set=SETS.get(name, {}),
+            )
+        )
         for n in times
     }
     for _ in range(5):
@@ -157,7 +223,12 @@ def with_more_nodes(name: str, few: int = 100, many: int = 1000, rounds: int = 3
             wires = () if name in COMPLETE else plan.graph.edges
             times[n].append(a_round(plan, rounds, wires, Clocked) / n)
     ratio = statistics.median(times[many]) / statistics.median(times[few])
-    return {"bench": f"{name}/{few} to {many} nodes", "ratio": round(ratio, 2), "unit": "times the cost of a node-round", "target": 1}
+    return {
+        "bench": f"{name}/{few} to {many} nodes",
+        "ratio": round(ratio, 2),
+        "unit": "times the cost of a node-round",
+        "target": 1,
+    }
 
 
 def against_memory(name: str, model: str, recorded: int = 0, nodes: int = 30) -> dict[str, object]:
@@ -171,24 +242,66 @@ def against_memory(name: str, model: str, recorded: int = 0, nodes: int = 30) ->
     floor, taken = [], []
     for _ in range(5):
         moved = clock(lambda: two.copy_(one)) / 8
-        floor.append(clock(lambda: plan.task.gradients(thetas, x, y, out=out)) * GRADIENTS.get(name, 1.0) + moved * MOVED[name])
+        floor.append(
+            clock(lambda: plan.task.gradients(thetas, x, y, out=out)) * GRADIENTS.get(name, 1.0)
+            + moved * MOVED[name]
+        )
         taken.append(a_round(plan, rounds, wires, Warm))
     ratio = statistics.median(taken) / statistics.median(floor)
-    times = {"ms_per_round": round(1e3 * statistics.median(taken), 2), "floor_ms": round(1e3 * statistics.median(floor), 2)}
-    return {"bench": f"{name}/{model}-{nodes}", "ratio": round(ratio, 2), "unit": "times the memory floor", **times, "target": 2}
+    times = {
+        "ms_per_round": round(1e3 * statistics.median(taken), 2),
+        "floor_ms": round(1e3 * statistics.median(floor), 2),
+    }
+    return {
+        "bench": f"{name}/{model}-{nodes}",
+        "ratio": round(ratio, 2),
+        "unit": "times the memory floor",
+        **times,
+        "target": 2,
+    }
 
 
 def _images(name: str, model: str, nodes: int) -> recording.Plan:
-    values = {"update": "gradient"} if name == "pvpadmm" else {"compress": "quantize"} if name == "choco" else {}
+    values = (
+        {"update": "gradient"}
+        if name == "pvpadmm"
+        else {"compress": "quantize"}
+        if name == "choco"
+        else {}
+    )
     ends = "complete" if name in COMPLETE else "ring"
-    base = Scenario(name, nodes=nodes, graph=ends, data="gaussians", model="logistic", set={**SETS.get(name, {}), **values})
+    base = Scenario(
+        name,
+        nodes=nodes,
+        graph=ends,
+        data="gaussians",
+        model="logistic",
+        set={**SETS.get(name, {}), **values},
+    )
     plan, generator = recording.plan(base), torch.Generator().manual_seed(0)
     ring = [(i, (i + k) % nodes) for i in range(nodes) for k in (1, 7)]
-    graph = plan.graph if plan.victim.centralised or name in COMPLETE else Graph(nodes, tuple(sorted({(min(e), max(e)) for e in ring})))
-    x, y = torch.rand(nodes, 1, 28, 28, generator=generator), torch.randint(10, (nodes,), generator=generator)
-    task = Task.build(TaskSpec(model, {"hidden": 100} if model == "mlp" else {}, shape=(1, 28, 28), classes=10))
+    graph = (
+        plan.graph
+        if plan.victim.centralised or name in COMPLETE
+        else Graph(nodes, tuple(sorted({(min(e), max(e)) for e in ring})))
+    )
+    x, y = (
+        torch.rand(nodes, 1, 28, 28, generator=generator),
+        torch.randint(10, (nodes,), generator=generator),
+    )
+    task = Task.build(
+        TaskSpec(model, {"hidden": 100} if model == "mlp" else {}, shape=(1, 28, 28), classes=10)
+    )
     source = replace(plan.source, x=x, y=y)
-    return replace(plan, source=source, rows=torch.arange(nodes)[:, None], task=task, graph=graph, wires=[], columns=(0, task.layout.size))
+    return replace(
+        plan,
+        source=source,
+        rows=torch.arange(nodes)[:, None],
+        task=task,
+        graph=graph,
+        wires=[],
+        columns=(0, task.layout.size),
+    )
 
 
 def figures(names: Iterable[str]) -> Iterable[dict[str, object]]:
@@ -204,6 +317,12 @@ def figures(names: Iterable[str]) -> Iterable[dict[str, object]]:
 
 if __name__ == "__main__":
     reader = argparse.ArgumentParser(description=__doc__)
-    reader.add_argument("names", nargs="*", choices=[*LOOPS, []], metavar="NAME", help=f"victims: {', '.join(LOOPS)}; all by default")
+    reader.add_argument(
+        "names",
+        nargs="*",
+        choices=[*LOOPS, []],
+        metavar="NAME",
+        help=f"victims: {', '.join(LOOPS)}; all by default",
+    )
     for figure in figures(reader.parse_args().names or LOOPS):
         print(json.dumps(figure), flush=True)

@@ -14,7 +14,10 @@ from unittest.mock import patch
 from leakaudit import registry
 from leakaudit.cli import main, parser
 
-APART = (("tap", "describe"), ("tap", "merge"))  # parsers that are no subparsers, since the verb takes a program
+APART = (
+    ("tap", "describe"),
+    ("tap", "merge"),
+)  # parsers that are no subparsers, since the verb takes a program
 
 
 def command_line() -> str:
@@ -25,7 +28,9 @@ def command_line() -> str:
 
 def leaves(group: str) -> str:
     """Every victim or every attack: its source, what it leaks or reads, and its parameters."""
-    return "\n".join(line for name, kind in registry.everything(group) for line in _leaf(name, kind))
+    return "\n".join(
+        line for name, kind in registry.everything(group) for line in _leaf(name, kind)
+    )
 
 
 def _verbs(of: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
@@ -40,7 +45,15 @@ def _verbs(of: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Argument
 
 def _section(name: str, verb: argparse.ArgumentParser) -> Iterator[str]:
     usage = _usage(verb)
-    yield from (f"## {name}", "", *([verb.description, ""] if verb.description else []), "```text", *usage, "```", "")
+    yield from (
+        f"## {name}",
+        "",
+        *([verb.description, ""] if verb.description else []),
+        "```text",
+        *usage,
+        "```",
+        "",
+    )
     yield from ("| | |", "|---|---|")
     for action in verb._actions:
         if action.help != argparse.SUPPRESS:
@@ -52,8 +65,13 @@ def _usage(verb: argparse.ArgumentParser) -> list[str]:
     text = verb.format_usage().removeprefix("usage: ").strip()
     if verb.usage:  # written by hand
         return text.split("\n")
-    whole = re.sub(r"\[[^]]*\]", lambda option: option[0].replace(" ", "\0"), re.sub(r"\s+", " ", text))  # no line ends inside an option
-    return [line.replace("\0", " ") for line in textwrap.wrap(whole, 92, subsequent_indent="    ", break_on_hyphens=False)]
+    whole = re.sub(
+        r"\[[^]]*\]", lambda option: option[0].replace(" ", "\0"), re.sub(r"\s+", " ", text)
+    )  # no line ends inside an option
+    return [
+        line.replace("\0", " ")
+        for line in textwrap.wrap(whole, 92, subsequent_indent="    ", break_on_hyphens=False)
+    ]
 
 
 def _help(words: tuple[str, ...]) -> Iterator[str]:
@@ -61,7 +79,14 @@ def _help(words: tuple[str, ...]) -> Iterator[str]:
     text = io.StringIO()
     with patch.dict(os.environ, {"COLUMNS": "92"}), redirect_stdout(text), suppress(SystemExit):
         main([*words, "--help"])
-    yield from (f"## leakaudit {' '.join(words)}", "", "```text", text.getvalue().rstrip(), "```", "")
+    yield from (
+        f"## leakaudit {' '.join(words)}",
+        "",
+        "```text",
+        text.getvalue().rstrip(),
+        "```",
+        "",
+    )
 
 
 def _words(action: argparse.Action) -> str:
@@ -69,7 +94,11 @@ def _words(action: argparse.Action) -> str:
     value = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else str(metavar)
     if not action.option_strings:
         return f"`{value}`"
-    return _cell(", ".join(f"`{flag}{'' if action.nargs == 0 else ' ' + value}`" for flag in action.option_strings))
+    return _cell(
+        ", ".join(
+            f"`{flag}{'' if action.nargs == 0 else ' ' + value}`" for flag in action.option_strings
+        )
+    )
 
 
 def _leaf(name: str, kind: type) -> Iterator[str]:

@@ -21,7 +21,9 @@ myst_heading_anchors = 3
 smartquotes = False  # --nodes is no dash
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-nitpick_ignore_regex = [("py:.*", ".*")]  # types of torch and numpy, whose inventories are on the network
+nitpick_ignore_regex = [
+    ("py:.*", ".*")
+]  # types of torch and numpy, whose inventories are on the network
 PAGES = {
     "cli": _generated.command_line,
     "victims": lambda: _generated.leaves("victims"),
@@ -40,7 +42,10 @@ def plain(app: Any, what: str, name: str, thing: object, options: object, lines:
     for k, line in enumerate(lines):
         parts = re.split(r"(``[^`]*``|`[^`]*`)", line)
         lines[k] = "".join(
-            f"``{part.strip('`')}``" if part.startswith("`") else re.sub(r"([*|]|_(?=\W|$))", r"\\\1", part) for part in parts
+            f"``{part.strip('`')}``"
+            if part.startswith("`")
+            else re.sub(r"([*|]|_(?=\W|$))", r"\\\1", part)
+            for part in parts
         )
 
 

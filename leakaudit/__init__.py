@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from leakaudit.errors import LeakauditError
     from leakaudit.leak import GradientLeak
     from leakaudit.reconstruction import Reconstruction
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Task
+    from leakaudit.tasks.task import Task
     from leakaudit.trace import Graph, TaskSpec, Trace, Truth
+    from leakaudit.traces.recorder import Recorder
 
 __version__ = "0.1.0"
 
@@ -26,8 +26,8 @@ _HOME = {
     "Graph": "trace",
     "LeakauditError": "errors",
     "Reconstruction": "reconstruction",
-    "Recorder": "recorder",
-    "Task": "task",
+    "Recorder": "traces.recorder",
+    "Task": "tasks.task",
     "TaskSpec": "trace",
     "Trace": "trace",
     "Truth": "trace",

@@ -33,7 +33,9 @@ class Adversary:
     knows: frozenset[str] | Literal["all"] = "all"
 
     @classmethod
-    def parse(cls, text: str, window: range | None = None, knows: frozenset[str] | Literal["all"] = "all") -> Adversary:
+    def parse(
+        cls, text: str, window: range | None = None, knows: frozenset[str] | Literal["all"] = "all"
+    ) -> Adversary:
         """Read ``eavesdropper``, ``node:3``, ``nodes:3,5``, ``edges:0-1,1-0`` or several joined by ``+``.
 
         ``node:3`` hears its own traffic alone; ``eavesdropper+node:3`` hears every wire and sits on node 3.
@@ -50,7 +52,9 @@ class Adversary:
                 pairs = frozenset((int(a), int(b)) for a, b in re.findall(r"(\d+)-(\d+)", part))
                 hears = hears if hears == "all" else hears | pairs
             else:
-                raise LeakauditError(f"adversary {part!r}: expected eavesdropper, node:3, nodes:3,5 or edges:0-1,1-0, joined by '+'")
+                raise LeakauditError(
+                    f"adversary {part!r}: expected eavesdropper, node:3, nodes:3,5 or edges:0-1,1-0, joined by '+'"
+                )
         return cls(hears=hears or "none", corrupt=corrupt, window=window, knows=knows)
 
     def __str__(self) -> str:
@@ -72,7 +76,9 @@ class Adversary:
     def check(self, graph: Graph) -> None:
         """Raise LeakauditError where it sits on a node, or taps an edge, that the graph does not have."""
         if missing := {n for n in self.corrupt if n >= graph.nodes}:
-            raise LeakauditError(f"there is no node {min(missing)}: the trace has nodes 0 to {graph.nodes - 1}")
+            raise LeakauditError(
+                f"there is no node {min(missing)}: the trace has nodes 0 to {graph.nodes - 1}"
+            )
         if isinstance(self.hears, frozenset) and (wrong := sorted(self.hears - set(graph.arcs))):
             near = graph.neighbours[wrong[0][0]] if wrong[0][0] < graph.nodes else ()
             raise LeakauditError(
@@ -114,9 +120,13 @@ class View:
 
     def _known(self, name: str, where: Mapping[str, Json]) -> Json:
         if name not in where:
-            raise LeakauditError(f"the trace of {self.protocol} declares no {name!r}{suggest(name, where)}")
+            raise LeakauditError(
+                f"the trace of {self.protocol} declares no {name!r}{suggest(name, where)}"
+            )
         if not self.knows(name):
-            raise LeakauditError(f"this adversary does not know {name!r}; it knows {sorted(self.adversary.knows)}")
+            raise LeakauditError(
+                f"this adversary does not know {name!r}; it knows {sorted(self.adversary.knows)}"
+            )
         return where[name]
 
     @cached_property
@@ -140,16 +150,26 @@ class View:
         found = self._find(round, src, dst, kind)
         if found is None:
             span = f"rounds {self.rounds.start} to {self.rounds.stop - 1}"
-            raise LeakauditError(f"round {round} has no message {kind!r} {src} -> {dst} that {self.adversary} hears ({span})")
+            raise LeakauditError(
+                f"round {round} has no message {kind!r} {src} -> {dst} that {self.adversary} hears ({span})"
+            )
         table, row = found
         payload = self._trace.messages[table].payload[row]
         if not bool(torch.isfinite(payload).all()):
             bad = int((~torch.isfinite(payload)).sum())
             where = f"message {kind!r} {src} -> {dst} of round {round}"
-            raise LeakauditError(f"{where} holds {bad} values that are not finite; end before it with --rounds 0:{round}")
+            raise LeakauditError(
+                f"{where} holds {bad} values that are not finite; end before it with --rounds 0:{round}"
+            )
         return payload
 
-    def _key(self, round: np.ndarray | int, src: np.ndarray | int, dst: np.ndarray | int, kind: np.ndarray | int) -> np.ndarray:
+    def _key(
+        self,
+        round: np.ndarray | int,
+        src: np.ndarray | int,
+        dst: np.ndarray | int,
+        kind: np.ndarray | int,
+    ) -> np.ndarray:
         n = self.graph.nodes + 1
         return ((np.asarray(round, np.int64) * len(self._kinds) + kind) * n + src) * n + dst + 1
 
@@ -169,16 +189,22 @@ class View:
         return [self._heard(m) for m in self._trace.messages]
 
     def _heard(self, m: Messages) -> tuple[np.ndarray, np.ndarray]:
-        round_, src, dst, kind, row = (c.numpy().astype(np.int64) for c in (m.round, m.src, m.dst, m.kind, m.row))
+        round_, src, dst, kind, row = (
+            c.numpy().astype(np.int64) for c in (m.round, m.src, m.dst, m.kind, m.row)
+        )
         secure = m.secure.numpy()
         corrupt = np.fromiter(self.adversary.corrupt, np.int64)
         own = np.isin(src, corrupt) | np.isin(dst, corrupt)
         if isinstance(self.adversary.hears, frozenset):
             n = self.graph.nodes + 1
-            tapped = np.isin(src * n + dst, np.array([a * n + b for a, b in self.adversary.hears], np.int64))
+            tapped = np.isin(
+                src * n + dst, np.array([a * n + b for a, b in self.adversary.hears], np.int64)
+            )
         else:
             tapped = np.full(len(m), self.adversary.hears == "all")
-        keep = ((tapped & ~secure) | own) & (round_ >= self.rounds.start) & (round_ < self.rounds.stop)
+        keep = (
+            ((tapped & ~secure) | own) & (round_ >= self.rounds.start) & (round_ < self.rounds.stop)
+        )
         names = np.array([self._kinds[k] for k in m.kinds], np.int64)
         keys = self._key(round_, src, dst, names[kind] if len(names) else kind)[keep]
         order = np.argsort(keys, kind="stable")

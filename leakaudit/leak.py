@@ -61,7 +61,9 @@ class GradientLeak:
                 f"got {tuple(self.value.shape)}, {tuple(self.rounds.shape)}, {tuple(self.std.shape)}"
             )
         if self.theta is not None and self.theta.shape[0] != t:
-            raise LeakauditError(f"leak of node {self.node}: expected {t} models, got {self.theta.shape[0]}")
+            raise LeakauditError(
+                f"leak of node {self.node}: expected {t} models, got {self.theta.shape[0]}"
+            )
 
     @property
     def is_plain(self) -> bool:

@@ -23,21 +23,39 @@ _KEY = "leakaudit_cells"
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the plugin."""
     group = parser.getgroup("leakaudit")
-    group.addoption("--leakage-update", metavar="REASON", help="write what `leakage` measures to the baseline, for this reason")
-    group.addoption("--leakage-seed", type=int, default=0, metavar="N", help="first seed of the checks (default 0)")
-    group.addoption("--leakage-strict", action="store_true", help="fail where there are too few samples to tell")
+    group.addoption(
+        "--leakage-update",
+        metavar="REASON",
+        help="write what `leakage` measures to the baseline, for this reason",
+    )
+    group.addoption(
+        "--leakage-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="first seed of the checks (default 0)",
+    )
+    group.addoption(
+        "--leakage-strict", action="store_true", help="fail where there are too few samples to tell"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
-    config.addinivalue_line("markers", "leakage: a privacy gate, which records and attacks a training program; -m 'not leakage' skips it")
+    config.addinivalue_line(
+        "markers",
+        "leakage: a privacy gate, which records and attacks a training program; -m 'not leakage' skips it",
+    )
     setattr(config, _KEY, {})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark every test that asks for the fixture."""
     for item in items:
-        if "leakage" in getattr(item, "fixturenames", ()) and item.get_closest_marker("leakage") is None:
+        if (
+            "leakage" in getattr(item, "fixturenames", ())
+            and item.get_closest_marker("leakage") is None
+        ):
             item.add_marker("leakage")
 
 
@@ -77,19 +95,32 @@ class Leakage:
 
         config = self.request.config
         try:
-            own: dict[str, Any] = {"lint": lint, "secure": tuple(secure), "undetermined": tuple(undetermined)}
+            own: dict[str, Any] = {
+                "lint": lint,
+                "secure": tuple(secure),
+                "undetermined": tuple(undetermined),
+            }
             own |= {"sensitivity": sensitivity, "delta": delta, "smoothness": smoothness}
-            gate = self._gate(name, run, tuple(adversaries), tuple(attacks), set or {}, budget or {}, seeds, own)
+            gate = self._gate(
+                name, run, tuple(adversaries), tuple(attacks), set or {}, budget or {}, seeds, own
+            )
             update = config.getoption("--leakage-update")
-            options = judge.Options(config.getoption("--leakage-seed"), config.getoption("--leakage-strict"))
+            options = judge.Options(
+                config.getoption("--leakage-seed"), config.getoption("--leakage-strict")
+            )
             judged = judge.run(gate, options, None if update else files.compared(gate))
             if update:
                 judge.sound(judged)
-                getattr(config, _KEY)[str(gate.baseline_path)] = {**self._kept(gate), **_plain(judged)}
+                getattr(config, _KEY)[str(gate.baseline_path)] = {
+                    **self._kept(gate),
+                    **_plain(judged),
+                }
         except LeakauditError as e:
             pytest.fail(f"leakage gate {name}: {e}", pytrace=False)
         for cell in judged.cells:
-            self.request.node.user_properties.extend((f"{cell.name} {m}", max(s)) for m, s in cell.samples.items())
+            self.request.node.user_properties.extend(
+                (f"{cell.name} {m}", max(s)) for m, s in cell.samples.items()
+            )
         if judged.code:
             pytest.fail(text.failure(judged), pytrace=False)
         return judged
@@ -120,7 +151,9 @@ class Leakage:
         else:
             check = Check(name, run, adversaries=adversaries, attacks=attacks, set=set, **own)
             budgets = tuple(Budget(measure, most) for measure, most in budget.items())
-            gate = Gate((check,), budgets, folder=self.folder, source=str(self.request.node.location[0]))
+            gate = Gate(
+                (check,), budgets, folder=self.folder, source=str(self.request.node.location[0])
+            )
         return gate if seeds is None else replace(gate, seeds=seeds)
 
 
@@ -148,18 +181,24 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _write(found: Mapping[str, Mapping[str, Any]], reason: str) -> None:
-    from leakaudit import provenance
     from leakaudit.gate import baseline
+    from leakaudit.results import provenance
 
     for file, cells in found.items():
         path = Path(file)
         old = baseline.read(path) if path.is_file() else baseline.Baseline()
-        blocks = {name: baseline.block(c["digest"], c["seeds"], c["samples"]) for name, c in cells.items()}
+        blocks = {
+            name: baseline.block(c["digest"], c["seeds"], c["samples"]) for name, c in cells.items()
+        }
         old.merged(blocks, reason, provenance.versions()).write(path)
 
 
 def _plain(judged: Judged) -> dict[str, Any]:
     return {
-        name: {"digest": b.digest, "seeds": list(b.seeds), "samples": {m: list(s) for m, s in b.samples.items()}}
+        name: {
+            "digest": b.digest,
+            "seeds": list(b.seeds),
+            "samples": {m: list(s) for m, s in b.samples.items()},
+        }
         for name, b in judged.blocks.items()
     }

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
-    from leakaudit.task import Task
+    from leakaudit.tasks.task import Task
 
 
 SHOWN = 256  # candidates of one input that are kept: all that can lie on one line
@@ -20,7 +20,9 @@ SHOWN = 256  # candidates of one input that are kept: all that can lie on one li
 class Certificate(Enum):
     """How sure a reconstruction is of itself, without the truth."""
 
-    EXACT = "reproduces every leaked equation to rounding, and no other input on the data's grid does"
+    EXACT = (
+        "reproduces every leaked equation to rounding, and no other input on the data's grid does"
+    )
     INTERVAL = "every value lies within its interval at 99 % confidence; the data have no grid that would make it exact"
     APPROXIMATE = "fits the leak, others may fit as well"
     FAILED = "did not fit the leak; try more restarts or another attack"
@@ -52,7 +54,10 @@ class Reconstruction:
     @property
     def certificates(self) -> tuple[Certificate, ...]:
         """One of each input (b)."""
-        return tuple(Certificate.EXACT if k < self.certified else self.certificate for k in range(len(self.x)))
+        return tuple(
+            Certificate.EXACT if k < self.certified else self.certificate
+            for k in range(len(self.x))
+        )
 
 
 class Attack(Protocol):
@@ -81,7 +86,9 @@ class Attack(Protocol):
 class Batched(Protocol):
     """An attack that also takes several leaks at once; calling it is `many` of one."""
 
-    def many(self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]) -> Iterator[tuple[int, Reconstruction]]:
+    def many(
+        self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
+    ) -> Iterator[tuple[int, Reconstruction]]:
         """Yield each leak's place and reconstruction, which depends on the others by rounding alone."""
 
 

@@ -32,7 +32,9 @@ def _decorator(group: str) -> Callable[[str], Callable[[T], T]]:
         def keep(thing: T) -> T:
             other = _found[group].get(name)
             if other is not None and other.__module__ != getattr(thing, "__module__", None):
-                raise LeakauditError(f"two {group} are called {name!r}: {other.__module__} and {thing.__module__}")
+                raise LeakauditError(
+                    f"two {group} are called {name!r}: {other.__module__} and {thing.__module__}"
+                )
             _found[group][name] = thing
             return thing
 
@@ -70,7 +72,9 @@ def _import(modules: Iterable[str]) -> None:
             importlib.import_module(name)
         except Exception as e:  # a user's own program, which may raise anything
             expected = "expected a module of the current folder or an installed one"
-            raise LeakauditError(f"plugin {name!r}: {expected}; importing it raised {type(e).__name__}: {e}") from e
+            raise LeakauditError(
+                f"plugin {name!r}: {expected}; importing it raised {type(e).__name__}: {e}"
+            ) from e
 
 
 def names(group: str) -> list[str]:
@@ -78,7 +82,9 @@ def names(group: str) -> list[str]:
     _import(_told())
     package = importlib.import_module(f"leakaudit.{group}")
     own = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
-    return sorted({*own, *_found[group], *(e.name for e in entry_points(group=f"leakaudit.{group}"))})
+    return sorted(
+        {*own, *_found[group], *(e.name for e in entry_points(group=f"leakaudit.{group}"))}
+    )
 
 
 def get(group: str, name: str) -> Any:
@@ -86,10 +92,14 @@ def get(group: str, name: str) -> Any:
     if name not in _found[group]:
         if group == "victims" and name.startswith(OWN):
             says = f"nobody has declared the protocol {name!r}, so nothing can be deduced from its messages"
-            raise LeakauditError(f"{says}; declare it in one file (docs/add-a-victim.md), or record a declared protocol")
+            raise LeakauditError(
+                f"{says}; declare it in one file (docs/add-a-victim.md), or record a declared protocol"
+            )
         if name not in names(group):
             where = f"see 'leakaudit list {group}', or name the module that has it with --plugin"
-            raise LeakauditError(f"there is no {group[:-1]} {name!r}{suggest(name, names(group))}; {where}")
+            raise LeakauditError(
+                f"there is no {group[:-1]} {name!r}{suggest(name, names(group))}; {where}"
+            )
         for entry in entry_points(group=f"leakaudit.{group}", name=name):
             _found[group][name] = entry.load()
         if name not in _found[group]:
@@ -152,8 +162,12 @@ def _read(key: str, value: Any, hint: Any) -> Any:
     target = options[0] if options else hint
     try:
         if target is bool:
-            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[str(value).lower()]
-        if target in (int, float) and not (math.isfinite(float(value)) and (target is float or float(value) % 1 == 0)):
+            return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
+                str(value).lower()
+            ]
+        if target in (int, float) and not (
+            math.isfinite(float(value)) and (target is float or float(value) % 1 == 0)
+        ):
             raise ValueError
         return target(float(value)) if target is int else target(value)
     except (ValueError, KeyError, TypeError, OverflowError):

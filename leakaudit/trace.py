@@ -46,7 +46,10 @@ class Layout:
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """View (..., d) as one tensor a parameter, each (..., *shape)."""
         lead = flat.shape[:-1]
-        return {n: flat[..., self.slices[n]].reshape(*lead, *s) for n, s in zip(self.names, self.shapes, strict=True)}
+        return {
+            n: flat[..., self.slices[n]].reshape(*lead, *s)
+            for n, s in zip(self.names, self.shapes, strict=True)
+        }
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,9 @@ class Graph:
         """Reject edges that the rest of the program could not read."""
         bad = [e for e in self.edges if not 0 <= e[0] < e[1] < self.nodes]
         if bad or len(set(self.edges)) != len(self.edges):
-            raise LeakauditError(f"graph: expected distinct edges (i, j) with 0 <= i < j < {self.nodes}, got {bad[:3] or 'repeats'}")
+            raise LeakauditError(
+                f"graph: expected distinct edges (i, j) with 0 <= i < j < {self.nodes}, got {bad[:3] or 'repeats'}"
+            )
 
     @cached_property
     def neighbours(self) -> tuple[tuple[int, ...], ...]:
@@ -127,7 +132,9 @@ class TaskSpec:
         known = {f.name for f in fields(cls)}
         if extra := set(value) - known:
             raise LeakauditError(f"task: unknown keys {sorted(extra)} (known: {sorted(known)})")
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items()}
+        values: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in value.items()
+        }
         return cls(**values)
 
 

@@ -11,9 +11,9 @@ from torch import Generator, Tensor
 from leakaudit.trace import Graph
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
     from leakaudit.relations import Relations, Turns
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,13 @@ class Victim(Protocol):
         return {}
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train for `rounds` rounds and record what travels on `wires`.
 
@@ -94,7 +100,9 @@ class Victim(Protocol):
         public: tensors of the trace; only a `schedule` is read from them.
         """
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """Return what the paper promises of this protocol at these constants.
 
         public: tensors of the trace, where a promise depends on its schedule; without them it is the weakest of all schedules.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from leakaudit.grading import checks
 from leakaudit.registry import renderer
+from leakaudit.results.grading import checks
+from leakaudit.results.wording import clean
 from leakaudit.trace import Json
-from leakaudit.wording import clean
 
 SHOWN = 8  # checks of each kind; GitHub shows ten of each in a step, and two lines are for the sentence and for how many are left
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
@@ -23,7 +23,13 @@ def render(results: Mapping[str, Json]) -> str:
         some = [c for c in found if c.level == level]
         lines += [_line(command, c.name, c.message) for c in some[:SHOWN]]
         if left := len(some) - SHOWN:
-            lines += [_line(command, "leakaudit", f"{left} more of this kind, none of them worse; see the whole report")] * (left > 0)
+            lines += [
+                _line(
+                    command,
+                    "leakaudit",
+                    f"{left} more of this kind, none of them worse; see the whole report",
+                )
+            ] * (left > 0)
     return "\n".join(lines) + "\n"
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from leakaudit.html import page
 from leakaudit.registry import renderer
+from leakaudit.rendering.html import page
 from leakaudit.trace import Json
 
 

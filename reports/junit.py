@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from xml.etree import ElementTree as Tree
 
-from leakaudit.grading import Check, checks
 from leakaudit.registry import renderer
+from leakaudit.results.grading import Check, checks
+from leakaudit.results.wording import LIMITS, clean, provenance
 from leakaudit.trace import Json
-from leakaudit.wording import LIMITS, clean, provenance
 
 
 @renderer("junit")
@@ -24,7 +24,9 @@ def render(results: Mapping[str, Json]) -> str:
     for total in ("tests", "failures", "errors"):
         root.set(total, str(sum(int(suite.get(total, "0")) for suite in root)))
     Tree.indent(root)
-    return '<?xml version="1.0" encoding="UTF-8"?>\n' + Tree.tostring(root, encoding="unicode") + "\n"
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n' + Tree.tostring(root, encoding="unicode") + "\n"
+    )
 
 
 def _suite(results: Mapping[str, Json], adversary: str, cases: list[Tree.Element]) -> Tree.Element:
@@ -43,9 +45,16 @@ def _suite(results: Mapping[str, Json], adversary: str, cases: list[Tree.Element
 
 
 def _case(results: Mapping[str, Json], check: Check) -> Tree.Element:
-    case = Tree.Element("testcase", name=check.name, classname=_class(results, check.rule), time=f"{check.seconds:.3f}")
+    case = Tree.Element(
+        "testcase",
+        name=check.name,
+        classname=_class(results, check.rule),
+        time=f"{check.seconds:.3f}",
+    )
     if check.level == "error":
-        Tree.SubElement(case, "failure", type=check.word, message=check.message).text = check.detail or check.message
+        Tree.SubElement(case, "failure", type=check.word, message=check.message).text = (
+            check.detail or check.message
+        )
     elif check.open:
         Tree.SubElement(case, "skipped", message=check.message)
     Tree.SubElement(case, "system-out").text = check.message
@@ -53,7 +62,12 @@ def _case(results: Mapping[str, Json], check: Check) -> Tree.Element:
 
 
 def _unknown(results: Mapping[str, Json], one: Mapping[str, Json]) -> Tree.Element:
-    case = Tree.Element("testcase", name=f"node {one['node']}: nothing determined", classname=_class(results, "none"), time="0.000")
+    case = Tree.Element(
+        "testcase",
+        name=f"node {one['node']}: nothing determined",
+        classname=_class(results, "none"),
+        time="0.000",
+    )
     Tree.SubElement(case, "skipped", message=clean(one["reason"]))
     return case
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from leakaudit import markdown as md
-from leakaudit.comparison import lines
 from leakaudit.registry import renderer
+from leakaudit.rendering import markdown as md
+from leakaudit.results.comparison import lines
+from leakaudit.results.wording import LIMITS, by_reason, provenance, scopes, table
 from leakaudit.trace import Json
-from leakaudit.wording import LIMITS, by_reason, provenance, scopes, table
 
 
 @renderer("markdown")
@@ -35,5 +35,9 @@ def _notes(findings: Sequence[Mapping[str, Json]]) -> str:
     """What the certificates mean, and each finding's own note and formula."""
     meant = {f["certificate"]["name"].lower(): f["certificate"]["sentence"] for f in findings}
     said = [f"certificate {name}: {sentence}" for name, sentence in meant.items()]
-    formulas = dict.fromkeys(f"{f['leak']['kind']} got by: {f['leak']['formula']}" for f in findings if f["leak"]["formula"])
+    formulas = dict.fromkeys(
+        f"{f['leak']['kind']} got by: {f['leak']['formula']}"
+        for f in findings
+        if f["leak"]["formula"]
+    )
     return md.items([*said, *formulas, *scopes(findings), *by_reason(findings, "note")])

@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from leakaudit.grading import Check, checks
 from leakaudit.registry import renderer
+from leakaudit.results.grading import Check, checks
+from leakaudit.results.wording import LIMITS, clean
 from leakaudit.trace import Json
-from leakaudit.wording import LIMITS, clean
 
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
 LOCATION = "leakaudit.toml"  # of the user's repository, where the record names no file of it
 _STATES = {"new": "new", "worse": "updated", "better": "updated", "same": "unchanged"}
 
@@ -24,24 +26,56 @@ def render(results: Mapping[str, Json]) -> str:
     """
     found = checks(results)
     rules = list(dict.fromkeys(c.rule for c in found))
-    states = {row["id"]: _STATES[row["change"]] for row in (results.get("against") or {}).get("rows", ()) if row["change"] in _STATES}
+    states = {
+        row["id"]: _STATES[row["change"]]
+        for row in (results.get("against") or {}).get("rows", ())
+        if row["change"] in _STATES
+    }
     file = quote(clean(results.get("location") or LOCATION).lstrip("/"), safe="/._-~")
     version = clean(results["provenance"]["versions"].get("leakaudit") or "0")
     run = {
-        "tool": {"driver": {"name": "leakaudit", "version": version, "rules": [_rule(results, name) for name in rules]}},
-        "invocations": [{"executionSuccessful": bool(results["complete"]), "commandLine": clean(results["provenance"]["command"])}],
+        "tool": {
+            "driver": {
+                "name": "leakaudit",
+                "version": version,
+                "rules": [_rule(results, name) for name in rules],
+            }
+        },
+        "invocations": [
+            {
+                "executionSuccessful": bool(results["complete"]),
+                "commandLine": clean(results["provenance"]["command"]),
+            }
+        ],
         "results": [_result(c, rules.index(c.rule), file, states.get(c.id)) for c in found],
-        "properties": {"summary": clean(results["summary"]), "limits": list(LIMITS), "configuration": results["provenance"]["digest"]},
+        "properties": {
+            "summary": clean(results["summary"]),
+            "limits": list(LIMITS),
+            "configuration": results["provenance"]["digest"],
+        },
     }
-    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False) + "\n"
+    return (
+        json.dumps(
+            {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, allow_nan=False
+        )
+        + "\n"
+    )
 
 
 def _rule(results: Mapping[str, Json], rule: str) -> dict[str, Json]:
-    short, text, help_ = f"Training inputs leak: {rule}", f"what {rule} gives away of training inputs", " ".join(LIMITS)
+    short, text, help_ = (
+        f"Training inputs leak: {rule}",
+        f"what {rule} gives away of training inputs",
+        " ".join(LIMITS),
+    )
     if known := (results.get("attacks") or {}).get(rule):
         text = f"attack {rule} ({clean(known['paper'])}) reads {clean(known['reads'])}"
     elif pitfall := (results.get("gate") or {}).get("pitfalls", {}).get(rule):
-        short, text, help_ = f"Not as declared: {rule}", f"pitfall {rule} of the lint: {clean(pitfall['name'])}", clean(pitfall["fix"])
+        short, text, help_ = (
+            f"Not as declared: {rule}",
+            f"pitfall {rule} of the lint: {clean(pitfall['name'])}",
+            clean(pitfall["fix"]),
+        )
     elif rule == "lint":
         short = text = "What a recording declares and claims, against what it shows"
     return {
@@ -66,7 +100,11 @@ def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, 
         "ruleIndex": rule,
         "kind": "fail" if failed else outcome,
         "level": check.level if failed else "none",
-        "message": {"text": f"{check.message}; heard by {check.adversary}." if check.adversary else f"{check.message}."},
+        "message": {
+            "text": f"{check.message}; heard by {check.adversary}."
+            if check.adversary
+            else f"{check.message}."
+        },
         "locations": [{"physicalLocation": place, "logicalLocations": [where]}],
         "partialFingerprints": {"leakaudit/v1": check.id},
     }

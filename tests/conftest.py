@@ -16,35 +16,19 @@ from invoked import RECORD
 from leakaudit.cli import main
 
 PROJECT = Path(__file__).resolve().parent.parent
-PACKAGES = (
-    "leakaudit",
-    "leakaudit.audit",
-    "leakaudit.claims",
-    "leakaudit.cli",
-    "leakaudit.bounds",
-    "leakaudit.gate",
-    "leakaudit.gloo",
-    "leakaudit.html",
-    "leakaudit.lint",
-    "leakaudit.relations",
-    "leakaudit.selfcheck",
-    "leakaudit.storage",
-    "leakaudit.sweep",
-    "leakaudit.tap",
-    "leakaudit.attacks",
-    "leakaudit.victims",
-    "leakaudit.reports",
-)
+PACKAGES = ("leakaudit", "leakaudit.attacks", "leakaudit.victims", "leakaudit.reports")
 
 torch.set_num_threads(1)
 
 
 def module_names() -> list[str]:
-    """Every module of the package; the mapped folders are no subfolders, so each package is listed on its own."""
+    """Every module of the package. The mapped folders are not subfolders of it, so they are listed apart."""
     found = set(PACKAGES)
     for package in PACKAGES:
-        found |= {m.name for m in pkgutil.iter_modules(importlib.import_module(package).__path__, package + ".")}
-    return sorted(found - {"leakaudit.__main__"})
+        folders = importlib.import_module(package).__path__
+        found |= {module.name for module in pkgutil.walk_packages(folders, package + ".")}
+    started_by_others = {"leakaudit.__main__", "leakaudit.capture.tap.site.sitecustomize"}
+    return sorted(found - started_by_others)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -95,12 +79,17 @@ def fresh_cases() -> Callable[[int], int]:
 @pytest.fixture(scope="session")
 def paper() -> Callable[[str], str]:
     """`paper("003")`: the text of a paper that lies beside the project; skips the test if it is absent."""
-    root = Path(os.environ.get("LEAKAUDIT_TEST_DATA") or PROJECT.parent / "shared" / "data").parent / "papers"
+    root = (
+        Path(os.environ.get("LEAKAUDIT_TEST_DATA") or PROJECT.parent / "shared" / "data").parent
+        / "papers"
+    )
 
     def read(number: str) -> str:
         found = sorted(root.glob(f"{number}_*.txt"))
         if not found:
-            pytest.skip(f"the text of paper {number} is not there (a folder papers beside the one that LEAKAUDIT_TEST_DATA names)")
+            pytest.skip(
+                f"the text of paper {number} is not there (a folder papers beside the one that LEAKAUDIT_TEST_DATA names)"
+            )
         return found[0].read_text()
 
     return read

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from leakaudit.adversary import Adversary
-from leakaudit.recorder import Recorder
-from leakaudit.task import Problem, Task
+from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph, TaskSpec
+from leakaudit.traces.recorder import Recorder
 from leakaudit.victim import Victim
 
 Key = tuple[int, int, int, str, bool]  # round, src, dst, kind, secure
@@ -68,13 +68,22 @@ def heard(key: Key, adversary: Adversary) -> bool:
 class Quadratic:
     """Stands in for a task: gradients curvature_i w + impulse, for each node i, whose number and records the data carry."""
 
-    def __init__(self, task: Task, curvature: Sequence[float], impulses: Mapping[tuple[int, int], int]) -> None:
+    def __init__(
+        self, task: Task, curvature: Sequence[float], impulses: Mapping[tuple[int, int], int]
+    ) -> None:
         self.task, self.curvature, self.impulses = task, curvature, impulses
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.task, name)
 
-    def gradients(self, thetas: Tensor, x: Tensor, y: Tensor, chunk: int | None = None, out: Tensor | None = None) -> Tensor:
+    def gradients(
+        self,
+        thetas: Tensor,
+        x: Tensor,
+        y: Tensor,
+        chunk: int | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
         """Return (N, d); the record `b` of node `i` moves a gradient by one at its own coordinate if it is in the batch."""
         nodes, records = x[:, 0, 0].long().tolist(), x[:, :, 1].long().tolist()
         g = torch.stack([self.curvature[i] * theta for i, theta in zip(nodes, thetas, strict=True)])
@@ -92,7 +101,9 @@ class Draws:
         self.at, self.calls, self.owner, self.drawer = first, 0, list[int](), drawer
 
     def __call__(self, *shape: Any, **others: Any) -> Tensor:
-        size = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
+        size = (
+            tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
+        )
         found = torch.zeros(size, dtype=torch.float64)
         rows = found if len(size) == 2 else found[None]
         for row in range(len(rows)):
@@ -142,7 +153,10 @@ def _run(
 ) -> tuple[list[Key], Array]:
     spec = TaskSpec("linear", {"bias": False}, "squared", (size,), 1)
     task = Task.build(spec, dtype=torch.float64)
-    holders, samples = 1 + max(node for node, _ in records), 1 + max(record for _, record in records)
+    holders, samples = (
+        1 + max(node for node, _ in records),
+        1 + max(record for _, record in records),
+    )
     x = torch.zeros(holders, samples, size, dtype=torch.float64)
     for node, record in records:
         x[node, record, 0], x[node, record, 1] = node, record
@@ -167,6 +181,14 @@ def _run(
     keys, rows = list[Key](), list[Tensor]()
     for part in recorder.trace.messages:
         for k in range(len(part)):
-            keys.append((int(part.round[k]), int(part.src[k]), int(part.dst[k]), part.kinds[int(part.kind[k])], bool(part.secure[k])))
+            keys.append(
+                (
+                    int(part.round[k]),
+                    int(part.src[k]),
+                    int(part.dst[k]),
+                    part.kinds[int(part.kind[k])],
+                    bool(part.secure[k]),
+                )
+            )
             rows.append(part.payload[int(part.row[k])].double())
     return keys, torch.stack(rows).numpy() if rows else np.zeros((0, size))

@@ -8,7 +8,21 @@ import pytest
 
 from leakaudit.cli import main
 
-RECORD = ["record", "pdmm", "--nodes", "4", "--graph", "ring", "--rounds", "6", "--model", "mlp", "--set", "hidden=32", "-q"]
+RECORD = [
+    "record",
+    "pdmm",
+    "--nodes",
+    "4",
+    "--graph",
+    "ring",
+    "--rounds",
+    "6",
+    "--model",
+    "mlp",
+    "--set",
+    "hidden=32",
+    "-q",
+]
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -25,5 +39,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     lines = err.strip().splitlines()
     assert len(lines) == 1, err
     assert "Traceback" not in err
-    assert {p: p.stat().st_mtime_ns for p in Path().rglob("*")} == before, "a file was left behind or changed"
+    assert {p: p.stat().st_mtime_ns for p in Path().rglob("*")} == before, (
+        "a file was left behind or changed"
+    )
     return lines[0]

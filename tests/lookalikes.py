@@ -17,9 +17,9 @@ from PIL import Image
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit import recording
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate
-from leakaudit.scenario import Scenario
 
 Family = Callable[[Tensor, Generator], Tensor]
 
@@ -60,7 +60,9 @@ def little(x: Tensor, g: Generator) -> Tensor:
 
 def some_pixels(x: Tensor, g: Generator) -> Tensor:
     """The same in one pixel of twenty."""
-    return x + torch.randint(-1, 2, x.shape, generator=g) * (torch.rand(x.shape, generator=g) < 0.05)
+    return x + torch.randint(-1, 2, x.shape, generator=g) * (
+        torch.rand(x.shape, generator=g) < 0.05
+    )
 
 
 def three_pixels(x: Tensor, g: Generator) -> Tensor:
@@ -141,8 +143,12 @@ FAMILIES: dict[str, Family] = {
     "scaled from few levels": steps(5),
     "binary": steps(2),
     "low contrast": each(lambda x, g: 120 + (x - 128) / 32),
-    "low contrast and alike": lambda x, g: second(little)(each(lambda o, _: 120 + (o - 128) / 32)(x, g), g),
-    "constant": each(lambda x, g: torch.full_like(x, float(torch.randint(0, 256, (1,), generator=g)))),
+    "low contrast and alike": lambda x, g: second(little)(
+        each(lambda o, _: 120 + (o - 128) / 32)(x, g), g
+    ),
+    "constant": each(
+        lambda x, g: torch.full_like(x, float(torch.randint(0, 256, (1,), generator=g)))
+    ),
     "coarse sensor": each(lambda x, g: (x / 8).round() * 8),
     "brightness ladder": lambda x, g: torch.stack([x[0] + k for k in range(len(x))]),
     "the same twice": second(lambda x, g: x),
@@ -191,7 +197,9 @@ def claimed(found: la.Reconstruction, truth: Tensor, case: str) -> Count:
             count.claims += 1
             if float(near[k]) > 0.5:
                 count.false += 1
-                count.cases.append(f"{case}: image {k} of node {found.node} is {float(near[k]):.0f} levels off ({found.note})")
+                count.cases.append(
+                    f"{case}: image {k} of node {found.node} is {float(near[k]):.0f} levels off ({found.note})"
+                )
     if count.claims > len(truth):
         count.false += 1
         count.cases.append(f"{case}: {count.claims} images of {len(truth)} are called exact")
@@ -210,12 +218,25 @@ def attacked(scenario: Scenario, family: str, seed: int, attack: str = "auto") -
     return total
 
 
-def half(family: str, dtype: torch.dtype, batch: int, seed: int, model: str = "mlp", rounds: int = 3, data: str = "faces") -> Count:
+def half(
+    family: str,
+    dtype: torch.dtype,
+    batch: int,
+    seed: int,
+    model: str = "mlp",
+    rounds: int = 3,
+    data: str = "faces",
+) -> Count:
     """Count the same where a server and three clients exchange gradients in half precision, in a recording of one's own."""
     source = recording.plan(Scenario(victim="fedsgd", nodes=4, data=data, samples=batch, seed=seed))
     g = Generator().manual_seed(seed)
     clients = source.rows[-3:]
-    x = torch.stack([FAMILIES[family](source.source.x[own].double() * 255, g).round().clamp(0, 255) / 255 for own in clients])
+    x = torch.stack(
+        [
+            FAMILIES[family](source.source.x[own].double() * 255, g).round().clamp(0, 255) / 255
+            for own in clients
+        ]
+    )
     args: dict[str, Any] = {"hidden": 64} if model == "mlp" else {}
     spec = la.TaskSpec(model, args, shape=tuple(x.shape[2:]), classes=10, levels=255)
     task = la.Task.build(spec, dtype=torch.float64)
@@ -223,7 +244,15 @@ def half(family: str, dtype: torch.dtype, batch: int, seed: int, model: str = "m
     w = task.init(g).double()
     params = {"lr": 0.1, "samples": batch}
     graph = la.Graph(4, ((0, 3), (1, 3), (2, 3)))
-    with la.Recorder(None, protocol="fedsgd", task=spec, graph=graph, params=params, dtype=dtype, public={"w0": w}) as recorder:
+    with la.Recorder(
+        None,
+        protocol="fedsgd",
+        task=spec,
+        graph=graph,
+        params=params,
+        dtype=dtype,
+        public={"w0": w},
+    ) as recorder:
         for t in range(1, rounds + 1):
             recorder.send(round=t, src=3, dst=[0, 1, 2], kind="w", value=w)
             gradients = [task.gradient(w, x[i], y[i]) for i in range(3)]

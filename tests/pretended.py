@@ -20,16 +20,23 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
-from leakaudit import api, nodes, recording, registry, scoring
+from leakaudit import api, registry
 from leakaudit.adversary import Adversary
-from leakaudit.deduction import Deduction
-from leakaudit.scenario import Scenario
-from leakaudit.task import Task
+from leakaudit.extraction.deduction import Deduction
+from leakaudit.pipeline import node_groups
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.scoring import scoring
+from leakaudit.tasks.task import Task
 
 NAME = "other"
 VALUES: dict[int, Tensor] = {}
 VIEWS = ("aten::view", "aten::_unsafe_view", "aten::_reshape_alias")
-MIXED = ("aten::index.Tensor", "aten::index", "aten::_index_put_impl_")  # CUDA takes indices on the CPU too
+MIXED = (
+    "aten::index.Tensor",
+    "aten::index",
+    "aten::_index_put_impl_",
+)  # CUDA takes indices on the CPU too
 aten = torch.ops.aten
 
 
@@ -59,15 +66,25 @@ def every(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Compute any operator on the values."""
     name, arguments = op._schema.name, op._schema.arguments
     if name == "aten::_to_copy":
-        rest = {k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking")}
+        rest = {
+            k: v for k, v in kwargs.items() if k not in ("device", "pin_memory", "non_blocking")
+        }
         copied = op(inside(args[0]), **rest) if rest else inside(args[0]).clone()
-        return outside(copied) if torch.device(kwargs.get("device") or args[0].device).type == NAME else copied
+        return (
+            outside(copied)
+            if torch.device(kwargs.get("device") or args[0].device).type == NAME
+            else copied
+        )
     if name in ("aten::copy_", "aten::_copy_from"):
         target, source = args[:2] if name == "aten::copy_" else (args[1], args[0])
         inside(target).copy_(inside(source))
         return target
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-    if name not in MIXED and any(map(there, tensors)) and any(not there(t) and t.dim() for t in tensors):
+    if (
+        name not in MIXED
+        and any(map(there, tensors))
+        and any(not there(t) and t.dim() for t in tensors)
+    ):
         raise RuntimeError(f"{name}: tensors of two devices")
     given, named = tree_map(inside, (list(args), dict(kwargs)))
     if name == "aten::as_strided":
@@ -89,14 +106,21 @@ def every(op: Any, *args: Any, **kwargs: Any) -> Any:
     return tree_map(outside, out)
 
 
-def strided(values: Tensor, known: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
+def strided(
+    values: Tensor, known: Tensor, size: list[int], stride: list[int], offset: int | None = None
+) -> Tensor:
     """A view of the values, whose strides are others than torch knows of the tensor; each is a multiple of that of one dimension."""
     left, at = offset or 0, values.storage_offset()
     for k, step in enumerate(known.stride()):
         at += left // step * values.stride(k) if step else 0
         left %= step or 1
-    steps = [(step, values.stride(k)) for k, step in enumerate(known.stride()) if known.shape[k] > 1] or [(1, 1)]
-    moved = [next((s // step * real for step, real in steps if step and s >= step and s % step == 0), 0) for s in stride]
+    steps = [
+        (step, values.stride(k)) for k, step in enumerate(known.stride()) if known.shape[k] > 1
+    ] or [(1, 1)]
+    moved = [
+        next((s // step * real for step, real in steps if step and s >= step and s % step == 0), 0)
+        for s in stride
+    ]
     return values.as_strided(size, moved, at)
 
 
@@ -107,7 +131,10 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> A
 
 def convolution_backward(g: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> Any:
     """Compute its gradient."""
-    return tree_map(outside, aten.convolution_backward(inside(g), inside(x), inside(weight), [weight.shape[0]], *rest))
+    return tree_map(
+        outside,
+        aten.convolution_backward(inside(g), inside(x), inside(weight), [weight.shape[0]], *rest),
+    )
 
 
 def register() -> list[torch.library.Library]:
@@ -125,32 +152,56 @@ def victims(names: list[str]) -> Iterator[dict[str, Any]]:
     for name in names or registry.names("victims"):
         exact = name in ("mradmm", "pvpadmm", "rwadmm")  # they solve a small convex problem
         shape: dict[str, Any] = (
-            {"data": "gaussians", "model": "logistic"} if exact else {"data": "faces", "model": "mlp", "set": {"hidden": 8}}
+            {"data": "gaussians", "model": "logistic"}
+            if exact
+            else {"data": "faces", "model": "mlp", "set": {"hidden": 8}}
         )
-        size: dict[str, Any] = {"nodes": 9, "graph": "complete"} if name == "secured" else {"nodes": 6, "graph": "ring"}
+        size: dict[str, Any] = (
+            {"nodes": 9, "graph": "complete"}
+            if name == "secured"
+            else {"nodes": 6, "graph": "ring"}
+        )
         chosen = Scenario(name, rounds=3, samples=2, states=True, curves=True, **shape, **size)
         kept = [recording.record(recording.plan(chosen, device=d), None) for d in ("cpu", NAME)]
-        one, two = ([*r.truth_record.states.values(), *(m.payload for m in r.trace.messages)] for r in kept)
+        one, two = (
+            [*r.truth_record.states.values(), *(m.payload for m in r.trace.messages)] for r in kept
+        )
         yield {
             "name": name,
             "tensors": len(one),
-            "difference": max(float((a - b).abs().max()) for a, b in zip(one, two, strict=True) if a.numel()),
+            "difference": max(
+                float((a - b).abs().max()) for a, b in zip(one, two, strict=True) if a.numel()
+            ),
         }
 
 
 def attacks(names: list[str]) -> Iterator[dict[str, Any]]:
     """Attack the same leak on both devices; the iterative attacks take a few steps."""
     chosen = Scenario(
-        "pdmm", nodes=4, graph="ring", rounds=6, data="faces", samples=1, model="mlp", set={"hidden": 16, "differential": False}
+        "pdmm",
+        nodes=4,
+        graph="ring",
+        rounds=6,
+        data="faces",
+        samples=1,
+        model="mlp",
+        set={"hidden": 16, "differential": False},
     )
     kept = recording.record(recording.plan(chosen), None)
     (leak,) = api.deduce(Deduction(kept.trace, Adversary()), [0], 6)
     for name in names:
         settings = {"steps": 2} if name in ("dlg", "idlg", "inverting") else {}
         tasks = [Task.build(kept.trace.task, device=device) for device in ("cpu", NAME)]
-        found = [api.attack_one(leak, task, name, nodes.generator(0, 0), **settings) for task in tasks]
+        found = [
+            api.attack_one(leak, task, name, node_groups.generator(0, 0), **settings)
+            for task in tasks
+        ]
         errors = [scoring.score([one], kept.truth_record)[0].relative_error for one in found]
-        yield {"name": name, "certificates": [f.certificate.name for f in found], "errors": [e and e[0] for e in errors]}
+        yield {
+            "name": name,
+            "certificates": [f.certificate.name for f in found],
+            "errors": [e and e[0] for e in errors],
+        }
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from impulses import Response, respond
 from torch import Tensor
 
 from leakaudit import registry
+from leakaudit.accounting.pricing import Price, price
 from leakaudit.adversary import Adversary
-from leakaudit.declared import Protocol
-from leakaudit.graph import make
-from leakaudit.pricing import Price, price
+from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.topology import make
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
 
@@ -55,15 +55,33 @@ def _step(rng: random.Random) -> float:
 DRAWS: dict[str, Draw] = {
     "dpsgd": lambda rng: {"alpha": _step(rng), **_dpsgd(rng)},
     "dpnorm": _dpnorm,
-    "extra": lambda rng: {"alpha": _step(rng), "noise": rng.choice(["state", "message"]), "fade": rng.choice([1.0, 0.9])},
+    "extra": lambda rng: {
+        "alpha": _step(rng),
+        "noise": rng.choice(["state", "message"]),
+        "fade": rng.choice([1.0, 0.9]),
+    },
     "nids": lambda rng: {"alpha": _step(rng), "noise": rng.choice(["state", "message"])},
     "tracking": lambda rng: {"alpha": _step(rng), "noise": rng.choice(["state", "message"])},
-    "muffliato": lambda rng: {"lr": _step(rng), "gossips": rng.choice([1, 2]), "clip": 0.0, "accelerate": rng.random() < 0.5},
+    "muffliato": lambda rng: {
+        "lr": _step(rng),
+        "gossips": rng.choice([1, 2]),
+        "clip": 0.0,
+        "accelerate": rng.random() < 0.5,
+    },
     "gossip": lambda rng: {"lr": _step(rng), "steps": rng.choice([1, 2])},
-    "dkm": lambda rng: {"gamma": _step(rng), "mechanism": "gaussian", "sensitivity": 0.5, "fade": rng.choice([0.0, 3.0])},
+    "dkm": lambda rng: {
+        "gamma": _step(rng),
+        "mechanism": "gaussian",
+        "sensitivity": 0.5,
+        "fade": rng.choice([0.0, 3.0]),
+    },
     "dpadmm": lambda rng: {"steps": rng.choice([1, 2]), "rho": rng.choice([0.3, 1.0])},
     "dpadmmserver": lambda rng: {"fall": rng.random() < 0.5},
-    "recal": lambda rng: {"noise_on": rng.choice(["x", "lam"]), "baton": rng.choice(["active", "full"]), "decay": rng.choice([1.0, 0.97])},
+    "recal": lambda rng: {
+        "noise_on": rng.choice(["x", "lam"]),
+        "baton": rng.choice(["active", "full"]),
+        "decay": rng.choice([1.0, 0.97]),
+    },
     "rwadmm": lambda rng: {"update": "gradient", "theta": rng.choice([0.5, 1.0])},
 }
 
@@ -84,7 +102,15 @@ class Problem:
         active = made.public.get("active")
         holders = made.graph.nodes - made.victim.centralised
         drawer = (lambda call: -1) if active is None else (lambda call: int(active[call]))
-        return respond(made.victim, made.graph, made.rounds, curvature, made.public, holders=holders, drawer=drawer)
+        return respond(
+            made.victim,
+            made.graph,
+            made.rounds,
+            curvature,
+            made.public,
+            holders=holders,
+            drawer=drawer,
+        )
 
     def price(self, smoothness: float | None = None) -> Price:
         """Return its price at sensitivity 1."""
@@ -99,7 +125,9 @@ def path(nodes: int) -> Graph:
 def protocol(name: str, graph: Graph, rounds: int, seed: int = 0, **constants: Any) -> Protocol:
     """Return a protocol with its schedule."""
     victim: Victim = registry.get("victims", name)(**constants)
-    public: dict[str, Tensor] = dict(victim.schedule(graph, rounds, torch.Generator().manual_seed(seed)))
+    public: dict[str, Tensor] = dict(
+        victim.schedule(graph, rounds, torch.Generator().manual_seed(seed))
+    )
     return Protocol(victim, graph, rounds, public)
 
 
@@ -112,7 +140,10 @@ def problem(seed: int) -> Problem:
     if "sigma" in registry.parameters(registry.get("victims", name)):
         constants["sigma"] = rng.choice([0.3, 0.5, 1.0])
     if registry.get("victims", name).centralised:
-        kind, graph = "star with a server", Graph(nodes, tuple((i, nodes - 1) for i in range(nodes - 1)))
+        kind, graph = (
+            "star with a server",
+            Graph(nodes, tuple((i, nodes - 1) for i in range(nodes - 1))),
+        )
     else:
         kind = rng.choice(["ring", "star", "complete", "path"])
         graph = path(nodes) if kind == "path" else make(kind, nodes, torch.Generator())

@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.consensus import Mixing
+from leakaudit.protocols.local import LocalSteps, Steps, above, common, everybody, least, stable
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Form, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import LocalSteps, Steps, above, common, everybody, least, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("choco")
@@ -50,7 +50,9 @@ class Choco(Victim):
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
     gamma: float = param(0.2, "consensus step", "gamma")
     compress: Literal["top", "random", "quantize", "none"] = param("top", "what Q does", "Q")
-    share: float = param(0.2, "part of the coordinates that top and random keep, at least one", "k / d")
+    share: float = param(
+        0.2, "part of the coordinates that top and random keep, at least one", "k / d"
+    )
     cell: float = param(0.001, "cell width of quantize", "Delta")
 
     def __post_init__(self) -> None:
@@ -58,7 +60,9 @@ class Choco(Victim):
         above("choco", alpha=self.alpha, gamma=self.gamma, share=self.share, cell=self.cell)
         least("choco", slow=self.slow)
         if self.share > 1 or self.gamma > 1:
-            raise LeakauditError(f"choco: expected share <= 1 and gamma <= 1, got {self.share} and {self.gamma}")
+            raise LeakauditError(
+                f"choco: expected share <= 1 and gamma <= 1, got {self.share} and {self.gamma}"
+            )
 
     @property
     def stationary(self) -> bool:
@@ -80,12 +84,22 @@ class Choco(Victim):
         if self.compress == "quantize":
             return v.div_(self.cell).round_().mul_(self.cell)
         kept = max(1, round(self.share * v.shape[1]))
-        rank = v.abs() if self.compress == "top" else torch.rand(v.shape, generator=generator).to(v.device)
+        rank = (
+            v.abs()
+            if self.compress == "top"
+            else torch.rand(v.shape, generator=generator).to(v.device)
+        )
         chosen = rank.topk(kept, dim=1).indices
         return torch.zeros_like(v).scatter_(1, chosen, v.gather(1, chosen))
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws the coordinates of compress=random."""
         mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
@@ -95,9 +109,16 @@ class Choco(Victim):
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             half = local(t, w)
-            copy.add_(channel.send(t, "q", self.compressed(torch.sub(half, copy, out=change), generator)))
+            copy.add_(
+                channel.send(t, "q", self.compressed(torch.sub(half, copy, out=change), generator))
+            )
             for part in blocks(w):
-                torch.add(half[:, part], mix(copy[:, part]).sub_(copy[:, part]), alpha=self.gamma, out=w[:, part])
+                torch.add(
+                    half[:, part],
+                    mix(copy[:, part]).sub_(copy[:, part]),
+                    alpha=self.gamma,
+                    out=w[:, part],
+                )
             recorder.state("w", t, w)
             curves.observe(t, w)
             recorder.end_round(t)
@@ -105,7 +126,12 @@ class Choco(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the steps and the copies; a cell is an error of the channel, other compressions leave out a vector r."""
-        p, mix, gamma, steps = Relations(graph), Mixing(graph), decimal(self.gamma), Steps(self.alpha, slow=self.slow)
+        p, mix, gamma, steps = (
+            Relations(graph),
+            Mixing(graph),
+            decimal(self.gamma),
+            Steps(self.alpha, slow=self.slow),
+        )
         std, nodes = self.cell / 12**0.5, range(graph.nodes)
         w = dict(everybody(p, graph.nodes))
         copy: dict[int, Form] = dict.fromkeys(nodes, 0)
@@ -115,12 +141,21 @@ class Choco(Victim):
                 half[i] = steps.declare(p, i, w[i])
                 change = half[i] - copy[i]
                 if self.compress in ("quantize", "none"):
-                    q = p.send(i, graph.neighbours[i], change, "q", std=std if self.compress == "quantize" else 0.0)
+                    q = p.send(
+                        i,
+                        graph.neighbours[i],
+                        change,
+                        "q",
+                        std=std if self.compress == "quantize" else 0.0,
+                    )
                 else:
                     left = p.state("r", i)
                     p.opaque(left, of=[change])
                     q = p.send(i, graph.neighbours[i], change - left, "q")
                 new[i] = q if p.round == 1 else p.state("xh", i, eq=q + copy[i])
-            w = {i: p.state("w", i, eq=half[i] + gamma * (mix.declared(i, new) - new[i])) for i in nodes}
+            w = {
+                i: p.state("w", i, eq=half[i] + gamma * (mix.declared(i, new) - new[i]))
+                for i in nodes
+            }
             copy = dict(new)
         return p

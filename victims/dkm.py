@@ -24,29 +24,32 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
-from leakaudit.mixing import matrix, metropolis
 from leakaudit.progress import step
-from leakaudit.prox import exact, prox
+from leakaudit.protocols.batches import batches, enough
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.consensus import Mixing
+from leakaudit.protocols.local import stable
+from leakaudit.protocols.mixing import matrix, metropolis
+from leakaudit.protocols.noises import Noise, calibrated
+from leakaudit.protocols.prox import exact, prox
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims._batches import batches, enough  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import stable  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._noises import Noise, calibrated  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 SOURCES = {
     "laplace": ("Laplace mechanism", "l1"),
-    "gaussian": ("Gaussian mechanism, sigma = sqrt(2 log(1.25 / delta)) Delta / epsilon", "Euclidean"),
+    "gaussian": (
+        "Gaussian mechanism, sigma = sqrt(2 log(1.25 / delta)) Delta / epsilon",
+        "Euclidean",
+    ),
     "truncated_laplace": ("DP-dKM, Definition 6", "Euclidean"),
     "truncated_gaussian": ("DP-dKM, Theorem 6", "Euclidean"),
 }
@@ -59,17 +62,25 @@ class DKM(Victim):
     """DP-dKM with three operators and five noise mechanisms."""
 
     paper: ClassVar[str] = "DP-dKM 2024, Algorithm 1"
-    leaks_what: ClassVar[str] = "every T(x) - x up to the noise of its round, which gives every gradient where l1 = 0 or operator=gd"
-    claims_what: ClassVar[str] = "(epsilon, delta) of a broadcast and of all (Theorems 4 and 6); sensitivity (Theorem 1)"
+    leaks_what: ClassVar[str] = (
+        "every T(x) - x up to the noise of its round, which gives every gradient where l1 = 0 or operator=gd"
+    )
+    claims_what: ClassVar[str] = (
+        "(epsilon, delta) of a broadcast and of all (Theorems 4 and 6); sensitivity (Theorem 1)"
+    )
     separable: ClassVar[bool] = True
 
-    operator: Literal["gd", "pgd", "dr"] = param("gd", "gradient, proximal gradient, or Douglas-Rachford (convex models)", "T")
+    operator: Literal["gd", "pgd", "dr"] = param(
+        "gd", "gradient, proximal gradient, or Douglas-Rachford (convex models)", "T"
+    )
     gamma: float = param(0.1, "step size of the operator", "gamma")
     l1: float = param(0.0, "weight of the l1 regulariser of operators pgd and dr", "lambda")
     alpha: float = param(0.5, "relaxation of the first iteration", "alpha_0")
     fade: float = param(0.0, "alpha_k = alpha / (1 + k / fade); 0 keeps alpha constant")
     batch: int = param(0, "records of a mini-batch; 0 takes all")
-    mechanism: Literal["none", "laplace", "gaussian", "truncated_laplace", "truncated_gaussian"] = param("none", "noise of the broadcasts")
+    mechanism: Literal["none", "laplace", "gaussian", "truncated_laplace", "truncated_gaussian"] = (
+        param("none", "noise of the broadcasts")
+    )
     epsilon: float = param(0.5, "epsilon of one release", "epsilon")
     delta: float = param(1e-3, "delta of one release", "delta")
     sensitivity: float = param(0.01, "how far one record moves one release", "Delta")
@@ -78,12 +89,21 @@ class DKM(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges and that the mechanism exists."""
-        if not (self.gamma > 0 and 0 < self.alpha <= 1 and self.bound > 0 and min(self.l1, self.fade, self.batch, self.records) >= 0):
-            raise LeakauditError("dkm: expected gamma, bound > 0, 0 < alpha <= 1 and l1, fade, batch, records >= 0")
+        if not (
+            self.gamma > 0
+            and 0 < self.alpha <= 1
+            and self.bound > 0
+            and min(self.l1, self.fade, self.batch, self.records) >= 0
+        ):
+            raise LeakauditError(
+                "dkm: expected gamma, bound > 0, 0 < alpha <= 1 and l1, fade, batch, records >= 0"
+            )
         if not (self.epsilon > 0 and 0 < self.delta < 0.5 and self.sensitivity > 0):
             raise LeakauditError("dkm: expected epsilon > 0, 0 < delta < 0.5 and sensitivity > 0")
         if self.operator == "gd" and self.l1:
-            raise LeakauditError("dkm: operator gd has no regulariser; use operator=pgd or dr, or l1=0")
+            raise LeakauditError(
+                "dkm: operator gd has no regulariser; use operator=pgd or dr, or l1=0"
+            )
         calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity)
 
     @property
@@ -104,12 +124,26 @@ class DKM(Victim):
         return 2 * len(list(wires)) * rounds
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the curves are those of the model, which is prox(x) with operator dr."""
         x = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
-        told, noise, mix = x, calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity), Mixing(graph)
-        channel, curves, spare = Broadcast(recorder, wires), Curves(recorder, problem), torch.empty_like(x)
+        told, noise, mix = (
+            x,
+            calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity),
+            Mixing(graph),
+        )
+        channel, curves, spare = (
+            Broadcast(recorder, wires),
+            Curves(recorder, problem),
+            torch.empty_like(x),
+        )
         recorder.state("w", 0, x)
         for t in range(1, rounds + 1):
             (part,) = batches(problem, self.batch, 1, generator)
@@ -121,8 +155,12 @@ class DKM(Victim):
                 if self.batch:
                     recorder.state("g", t, g)
                 for some in blocks(x):
-                    torch.sub(mix(told[:, some]), g[:, some], alpha=relax * self.gamma, out=x[:, some])
-            told = channel.send(t, "x", x if noise is None else x + _drawn(noise, x, t, recorder, generator))
+                    torch.sub(
+                        mix(told[:, some]), g[:, some], alpha=relax * self.gamma, out=x[:, some]
+                    )
+            told = channel.send(
+                t, "x", x if noise is None else x + _drawn(noise, x, t, recorder, generator)
+            )
             recorder.state("w", t, x)
             curves.observe(t, self._shrink(x) if self.operator == "dr" else x)
             recorder.end_round(t)
@@ -136,31 +174,61 @@ class DKM(Victim):
         told = dict(x)
         for t in p.rounds(rounds):
             for i in x:
-                x[i] = p.state("w", i, eq=mix.declared(i, told) + self._relaxation(t) * self._declared(p, i, x[i]))
-            shown = x if noise is None else {i: x[i] + p.noise("n", noise.std, i, law=noise.law) for i in x}
+                x[i] = p.state(
+                    "w",
+                    i,
+                    eq=mix.declared(i, told) + self._relaxation(t) * self._declared(p, i, x[i]),
+                )
+            shown = (
+                x
+                if noise is None
+                else {i: x[i] + p.noise("n", noise.std, i, law=noise.law) for i in x}
+            )
             told = {i: p.send(i, graph.neighbours[i], shown[i], "x") for i in x}
         return p
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """The mechanism's theorem for one broadcast, their sum over all of them (eps_1 of Theorem 4), and Theorem 1's sensitivity."""
-        noise, claims = calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity), list[Claim]()
+        noise, claims = (
+            calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity),
+            list[Claim](),
+        )
         if noise is not None:
             source, norm = SOURCES[self.mechanism]
             delta, count = 0.0 if self.mechanism == "laplace" else self.delta, rounds * graph.nodes
-            assumes = (f"one record moves a broadcast by at most Delta = {self.sensitivity:g} in {norm} norm",)
-            release = Claim(source, "one broadcast is differentially private", self.epsilon, delta, ADJACENCY, noise.std, 1, assumes)
+            assumes = (
+                f"one record moves a broadcast by at most Delta = {self.sensitivity:g} in {norm} norm",
+            )
+            release = Claim(
+                source,
+                "one broadcast is differentially private",
+                self.epsilon,
+                delta,
+                ADJACENCY,
+                noise.std,
+                1,
+                assumes,
+            )
             promise = f"all {count} broadcasts together are differentially private (eps_1: the sum of all)"
             total = (count * self.epsilon, count * delta, ADJACENCY, noise.std, rounds, assumes)
             claims += [release, Claim("DP-dKM, Theorem 4", promise, *total)]
         if self.records:
             promise = f"one record moves the final average by at most {self._theorem_1(graph, rounds):.4g} in expectation"
             taken = ("|T(x) - x| <= B", "X^0 = 0", "one random record an iteration")
-            claims.append(Claim("DP-dKM, Theorem 1", promise, adjacency=ADJACENCY, rounds=rounds, assumes=taken))
+            claims.append(
+                Claim(
+                    "DP-dKM, Theorem 1", promise, adjacency=ADJACENCY, rounds=rounds, assumes=taken
+                )
+            )
         return tuple(claims)
 
     def _theorem_1(self, graph: Graph, rounds: int) -> float:
         """Return 2 B sum_k alpha_k / (N M) + 4 B sum_k (1 + 2 alpha_k) sum_{j<k} alpha_j lambda^{k-1-j}."""
-        eigenvalues = torch.linalg.eigvalsh(matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64)))
+        eigenvalues = torch.linalg.eigvalsh(
+            matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
+        )
         mixing = float(eigenvalues[:-1].abs().max())
         total = past = far = 0.0
         for k in range(rounds):
@@ -181,7 +249,9 @@ class DKM(Victim):
         """Return T(x) - x of every agent, (N, d)."""
         if self.operator == "dr":
             r = self._shrink(x)
-            at = v = prox(part, r, (x - 2 * r) / self.gamma, torch.full_like(x[:, :1], 1 / self.gamma))
+            at = v = prox(
+                part, r, (x - 2 * r) / self.gamma, torch.full_like(x[:, :1], 1 / self.gamma)
+            )
         else:
             r = at = x
             v = self._shrink(x - self.gamma * part.task.gradients(x, part.x, part.y))

@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols import admm_family as admm
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("dpadmm")
@@ -44,29 +44,55 @@ class DPADMM(Victim):
     """Decentralised DP-ADMM with K inner steps; K = 1 without noise is IC-ADMM."""
 
     paper: ClassVar[str] = "Huang and Gong 2020, in the form of DP-Norm's Table II"
-    leaks_what: ClassVar[str] = "sum_k a^(K-1-k) g_k of every round, a = eta / (2 rho E_i + eta); K = 1: every gradient; - noise"
+    leaks_what: ClassVar[str] = (
+        "sum_k a^(K-1-k) g_k of every round, a = eta / (2 rho E_i + eta); K = 1: every gradient; - noise"
+    )
     claims_what: ClassVar[str] = "(epsilon, delta) of all rounds (DP-Norm, Table II)"
     separable: ClassVar[bool] = True
 
     rho: float = param(0.3, "penalty of disagreement", "rho")
     eta: float = param(2.0, "curvature of the linearised loss", "eta^{k,r}")
     steps: int = param(1, "inner steps a round", "K")
-    batch: int = param(0, "records of an inner step, drawn anew from a node's own without replacement; 0 takes all", "B")
-    sigma: float = param(0.0, "standard deviation of the noise of an inner step, in units of the gradient; 0 without noise", "sigma")
-    epsilon: float = param(0.0, "where above 0, sigma is what Table II prints for it and for `horizon` rounds", "eps")
+    batch: int = param(
+        0,
+        "records of an inner step, drawn anew from a node's own without replacement; 0 takes all",
+        "B",
+    )
+    sigma: float = param(
+        0.0,
+        "standard deviation of the noise of an inner step, in units of the gradient; 0 without noise",
+        "sigma",
+    )
+    epsilon: float = param(
+        0.0, "where above 0, sigma is what Table II prints for it and for `horizon` rounds", "eps"
+    )
     horizon: int = param(0, "rounds that epsilon > 0 is meant for", "R")
     delta: float = param(1e-3, "of the claim and of the printed noise", "delta")
-    lipschitz: float = param(1.0, "bound on the norm of a record's gradient, assumed by the claim", "G")
+    lipschitz: float = param(
+        1.0, "bound on the norm of a record's gradient, assumed by the claim", "G"
+    )
     records: int = param(1, "records of a node, assumed by the claim", "d_i")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if min(self.rho, self.eta, self.lipschitz) <= 0 or min(self.steps, self.records) < 1 or not 0 < self.delta < 1:
-            raise LeakauditError("dpadmm: expected rho, eta, lipschitz > 0, steps, records >= 1 and 0 < delta < 1")
-        if min(self.batch, self.sigma, self.epsilon, self.horizon) < 0 or (self.sigma and self.epsilon):
-            raise LeakauditError("dpadmm: expected batch, sigma, epsilon, horizon >= 0, and at most one of sigma and epsilon above 0")
+        if (
+            min(self.rho, self.eta, self.lipschitz) <= 0
+            or min(self.steps, self.records) < 1
+            or not 0 < self.delta < 1
+        ):
+            raise LeakauditError(
+                "dpadmm: expected rho, eta, lipschitz > 0, steps, records >= 1 and 0 < delta < 1"
+            )
+        if min(self.batch, self.sigma, self.epsilon, self.horizon) < 0 or (
+            self.sigma and self.epsilon
+        ):
+            raise LeakauditError(
+                "dpadmm: expected batch, sigma, epsilon, horizon >= 0, and at most one of sigma and epsilon above 0"
+            )
         if self.epsilon and self.horizon < 1:
-            raise LeakauditError("dpadmm: the noise of epsilon depends on the number of rounds; set horizon to it")
+            raise LeakauditError(
+                "dpadmm: the noise of epsilon depends on the number of rounds; set horizon to it"
+            )
 
     @property
     def stationary(self) -> bool:
@@ -76,7 +102,9 @@ class DPADMM(Victim):
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse a mini-batch that a node cannot fill."""
         if self.batch > samples:
-            raise LeakauditError(f"dpadmm: expected batch up to the {samples} records of a node, got {self.batch}")
+            raise LeakauditError(
+                f"dpadmm: expected batch up to the {samples} records of a node, got {self.batch}"
+            )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two a wire and round."""
@@ -88,23 +116,41 @@ class DPADMM(Victim):
         return self._printed(self.horizon) / self.epsilon if self.epsilon else self.sigma
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; each inner step takes all nodes' gradients at once."""
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
-        lam, around, channel = torch.zeros_like(w), admm.Around(graph, w), Broadcast(recorder, wires)
-        spare, pull, curve = torch.empty_like(w), torch.empty_like(w), 2 * self.rho * around.degree + self.eta
+        lam, around, channel = (
+            torch.zeros_like(w),
+            admm.Around(graph, w),
+            Broadcast(recorder, wires),
+        )
+        spare, pull, curve = (
+            torch.empty_like(w),
+            torch.empty_like(w),
+            2 * self.rho * around.degree + self.eta,
+        )
         std, curves = self.noise, Curves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             for part in blocks(pull):
-                torch.sub(around.both(w[:, part]).mul_(self.rho), lam[:, part], alpha=2, out=pull[:, part])
+                torch.sub(
+                    around.both(w[:, part]).mul_(self.rho), lam[:, part], alpha=2, out=pull[:, part]
+                )
             for k in range(1, self.steps + 1):
                 g = self._gradients(problem, w, generator, spare)
                 if self.batch:
                     recorder.state(self._name("g", k), t, g)
                 for part in blocks(g):
-                    torch.sub(pull[:, part], g[:, part], out=g[:, part]).add_(w[:, part], alpha=self.eta).div_(curve)
+                    torch.sub(pull[:, part], g[:, part], out=g[:, part]).add_(
+                        w[:, part], alpha=self.eta
+                    ).div_(curve)
                 w, spare = g, w
                 if std:
                     n = std / curve * admm.normal(w, generator)
@@ -127,18 +173,28 @@ class DPADMM(Victim):
         for _ in p.rounds(rounds):
             new = {}
             for i in w:
-                pull, curve, v = rho * admm.both(graph, i, w) - 2 * lam[i], 2 * rho * graph.degree(i) + eta, w[i]
+                pull, curve, v = (
+                    rho * admm.both(graph, i, w) - 2 * lam[i],
+                    2 * rho * graph.degree(i) + eta,
+                    w[i],
+                )
                 for k in range(1, self.steps + 1):
                     index = None if self.steps == 1 else k
                     v = (eta * v + pull - p.grad(i, at=v, index=index)) / curve
                     v = v + p.noise("n", std / float(curve), i, index) if std else v
-                    v = p.state("w", i, k, eq=v) if k < self.steps else p.send(i, graph.neighbours[i], v, "w")
+                    v = (
+                        p.state("w", i, k, eq=v)
+                        if k < self.steps
+                        else p.send(i, graph.neighbours[i], v, "w")
+                    )
                 new[i] = v
             w = new
             lam = {i: p.state("lam", i, eq=lam[i] + rho / 2 * admm.apart(graph, i, w)) for i in w}
         return p
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """Return Table II's row, solved for epsilon at this noise."""
         if not (std := self.noise):
             return ()
@@ -152,7 +208,10 @@ class DPADMM(Victim):
                 adjacency="one record of one node differs",
                 std=std / (2 * self.rho * max(map(graph.degree, range(graph.nodes))) + self.eta),
                 rounds=rounds,
-                assumes=(f"gradients of a record of norm at most {self.lipschitz:g}", f"{self.records} records a node"),
+                assumes=(
+                    f"gradients of a record of norm at most {self.lipschitz:g}",
+                    f"{self.records} records a node",
+                ),
                 sensitivity=2 * self.lipschitz / (self.batch or self.records),
                 sampled=0 < self.batch < self.records,
             ),
@@ -169,7 +228,9 @@ class DPADMM(Victim):
     def _gradients(self, problem: Problem, w: Tensor, generator: Generator, out: Tensor) -> Tensor:
         if not self.batch:
             return problem.task.gradients(w, problem.x, problem.y, out=out)
-        drawn = torch.rand(problem.nodes, problem.samples, generator=generator, device=generator.device)
+        drawn = torch.rand(
+            problem.nodes, problem.samples, generator=generator, device=generator.device
+        )
         rows = drawn.argsort(1)[:, : self.batch].to(problem.x.device)
         nodes = torch.arange(problem.nodes, device=rows.device)[:, None]
         return problem.task.gradients(w, problem.x[nodes, rows], problem.y[nodes, rows], out=out)

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols import admm_family as admm
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem
+    from leakaudit.tasks.task import Problem
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("dpadmmserver")
@@ -41,25 +41,43 @@ class DPADMMServer(Victim):
     """DP-ADMM of Huang et al. on a star; without noise, linearised consensus ADMM."""
 
     paper: ClassVar[str] = "Huang, Hu, Guo, Chan-Tin, Gong 2020 (IEEE TIFS 15), recalled"
-    leaks_what: ClassVar[str] = "every gradient - (rho + 1/eta_k) xi, noise of the same size in every iteration"
+    leaks_what: ClassVar[str] = (
+        "every gradient - (rho + 1/eta_k) xi, noise of the same size in every iteration"
+    )
     claims_what: ClassVar[str] = "(epsilon, delta) of each iteration, about sqrt(T) epsilon in all"
     centralised: ClassVar[bool] = True
 
     rho: float = param(0.5, "penalty of disagreement", "rho")
     eta: float = param(0.5, "step size of the first iteration", "eta_1")
     fall: bool = param(False, "the step size falls: eta_k = eta / sqrt(k)")
-    sigma: float = param(0.0, "standard deviation of the noise in units of the gradient; 0 without noise", "sigma_{i,k}")
-    epsilon: float = param(0.0, "where above 0, sigma is what the paper prints for this claim per iteration", "eps")
+    sigma: float = param(
+        0.0,
+        "standard deviation of the noise in units of the gradient; 0 without noise",
+        "sigma_{i,k}",
+    )
+    epsilon: float = param(
+        0.0, "where above 0, sigma is what the paper prints for this claim per iteration", "eps"
+    )
     delta: float = param(1e-3, "of the claim per iteration", "delta")
-    lipschitz: float = param(1.0, "Lipschitz constant of the loss of a record, assumed by the claim", "c1")
+    lipschitz: float = param(
+        1.0, "Lipschitz constant of the loss of a record, assumed by the claim", "c1"
+    )
     records: int = param(1, "records of a client, assumed by the claim", "m_i")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if min(self.rho, self.eta, self.lipschitz) <= 0 or self.records < 1 or not 0 < self.delta < 1:
-            raise LeakauditError("dpadmmserver: expected rho, eta, lipschitz > 0, records >= 1 and 0 < delta < 1")
+        if (
+            min(self.rho, self.eta, self.lipschitz) <= 0
+            or self.records < 1
+            or not 0 < self.delta < 1
+        ):
+            raise LeakauditError(
+                "dpadmmserver: expected rho, eta, lipschitz > 0, records >= 1 and 0 < delta < 1"
+            )
         if min(self.sigma, self.epsilon) < 0 or (self.sigma and self.epsilon):
-            raise LeakauditError("dpadmmserver: expected sigma, epsilon >= 0, and at most one of them above 0")
+            raise LeakauditError(
+                "dpadmmserver: expected sigma, epsilon >= 0, and at most one of them above 0"
+            )
 
     @property
     def noise(self) -> float:
@@ -71,12 +89,26 @@ class DPADMMServer(Victim):
         return 2 * len(list(wires)) * rounds
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the server's model is what the clients agree on."""
         clients, server = torch.tensor([i for i, _ in wires], dtype=torch.long), graph.nodes - 1
-        w, columns, curves = recorder.public["w0"].to(problem.x.device), slice(*recorder.columns), Curves(recorder, problem)
-        v, gam, spare = w.repeat(server, 1), w.new_zeros(server, len(w)), w.new_empty(server, len(w))
+        w, columns, curves = (
+            recorder.public["w0"].to(problem.x.device),
+            slice(*recorder.columns),
+            Curves(recorder, problem),
+        )
+        v, gam, spare = (
+            w.repeat(server, 1),
+            w.new_zeros(server, len(w)),
+            w.new_empty(server, len(w)),
+        )
         recorder.state("w", 0, v)
         for t in range(1, rounds + 1):
             slope = float(self._slope(t))
@@ -94,7 +126,9 @@ class DPADMMServer(Victim):
                 w[part] = (v[:, part] - gam[:, part] / self.rho).mean(0)
                 gam[:, part] = gam[:, part] - self.rho * (v[:, part] - w[part])
             if len(clients):
-                recorder.send_many(t, clients, torch.full_like(clients, server), "up").copy_(v[clients, columns])
+                recorder.send_many(t, clients, torch.full_like(clients, server), "up").copy_(
+                    v[clients, columns]
+                )
                 recorder.send(t, server, clients.tolist(), "down", w[columns])
             recorder.state("w", t, v)
             recorder.state("gam", t, gam)
@@ -115,11 +149,18 @@ class DPADMMServer(Victim):
                 noise = p.noise("n", self.noise / float(rho + slope), i) if self.noise else 0
                 new[i] = p.send(i, server, moved + noise, "up")
             v = new
-            w = p.send(server, range(server), Fraction(1, server) * (sum(v.values()) - sum(gam.values()) / rho), "down")
+            w = p.send(
+                server,
+                range(server),
+                Fraction(1, server) * (sum(v.values()) - sum(gam.values()) / rho),
+                "down",
+            )
             gam = {i: p.state("gam", i, eq=gam[i] - rho * (v[i] - w)) for i in v}
         return p
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """Return the claim per iteration; the total, c0 sqrt(T) eps, has a constant that the paper leaves open."""
         if not self.noise:
             return ()
@@ -134,7 +175,11 @@ class DPADMMServer(Victim):
                 adjacency="one record of one client differs",
                 std=self.noise / (self.rho + float(self._slope(1))),
                 rounds=1,
-                assumes=(f"losses of a record with Lipschitz constant {self.lipschitz:g}", f"{self.records} records a client", "eps < 1"),
+                assumes=(
+                    f"losses of a record with Lipschitz constant {self.lipschitz:g}",
+                    f"{self.records} records a client",
+                    "eps < 1",
+                ),
             ),
         )
 

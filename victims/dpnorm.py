@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols.batches import batches, enough, turns
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.dpnorm_family import Duals, Theorem, guaranteed, level, sensitivity, sign
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Form, Relations, Turns, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims._batches import batches, enough, turns  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._dpnorm import Duals, Theorem, guaranteed, level, sensitivity, sign  # noqa: TID251
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("dpnorm")
@@ -44,32 +44,57 @@ class DPNorm(Victim):
     """ECL and DP-Norm with K inner steps a round and noise on the dual messages."""
 
     paper: ClassVar[str] = "DP-Norm 2023, Algorithm 1; ECL where sigma = alpha = 0"
-    leaks_what: ClassVar[str] = "the weighted sum of a round's gradients, up to the noise of two rounds; exactly where a round sends twice"
-    claims_what: ClassVar[str] = "(epsilon, delta) of all messages of a node (Theorem 1, in two forms)"
+    leaks_what: ClassVar[str] = (
+        "the weighted sum of a round's gradients, up to the noise of two rounds; exactly where a round sends twice"
+    )
+    claims_what: ClassVar[str] = (
+        "(epsilon, delta) of all messages of a node (Theorem 1, in two forms)"
+    )
     separable: ClassVar[bool] = True
 
     mu: float = param(0.05, "step size", "mu")
     inner: int = param(1, "inner steps a round", "K")
     alpha: float = param(0.0, "weight of the denoising normalisation; 0 leaves it out", "alpha")
-    eta: Literal["node", "common"] = param("node", "dual step: each node's own, or one of the mean degree")
-    sigma: float = param(0.01, "noise per coordinate, where epsilon is not given; 0 sends none", "sigma")
-    noise: Literal["round", "inner"] = param("round", "one draw a round (Algorithm 1), or one an inner step (appendix)")
-    resend: bool = param(False, "send after half of the inner steps as well, with the noise of the round")
+    eta: Literal["node", "common"] = param(
+        "node", "dual step: each node's own, or one of the mean degree"
+    )
+    sigma: float = param(
+        0.01, "noise per coordinate, where epsilon is not given; 0 sends none", "sigma"
+    )
+    noise: Literal["round", "inner"] = param(
+        "round", "one draw a round (Algorithm 1), or one an inner step (appendix)"
+    )
+    resend: bool = param(
+        False, "send after half of the inner steps as well, with the noise of the round"
+    )
     batch: int = param(0, "records of a mini-batch; 0 takes all", "B")
     epsilon: float | None = param(None, "where given, Theorem 1 sets sigma from it", "epsilon")
     delta: float = param(1e-3, "delta of Theorem 1", "delta")
-    theorem: Literal["eq8", "printed"] = param("eq8", "form of Theorem 1: its proof's eq. (8), or as printed")
+    theorem: Literal["eq8", "printed"] = param(
+        "eq8", "form of Theorem 1: its proof's eq. (8), or as printed"
+    )
     lipschitz: float = param(1.0, "largest gradient of one record, for Theorem 1", "G")
     records: int = param(0, "records a node, for Theorem 1; 0 where they are not told", "d_i")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if not (self.mu > 0 and self.lipschitz > 0 and self.inner >= 1 and min(self.alpha, self.sigma, self.batch, self.records) >= 0):
-            raise LeakauditError("dpnorm: expected mu, lipschitz > 0, inner >= 1 and alpha, sigma, batch, records >= 0")
+        if not (
+            self.mu > 0
+            and self.lipschitz > 0
+            and self.inner >= 1
+            and min(self.alpha, self.sigma, self.batch, self.records) >= 0
+        ):
+            raise LeakauditError(
+                "dpnorm: expected mu, lipschitz > 0, inner >= 1 and alpha, sigma, batch, records >= 0"
+            )
         if not 0 < self.delta < 1 or (self.epsilon is not None and self.epsilon <= 0):
-            raise LeakauditError(f"dpnorm: expected epsilon > 0 and 0 < delta < 1, got {self.epsilon} and {self.delta}")
+            raise LeakauditError(
+                f"dpnorm: expected epsilon > 0 and 0 < delta < 1, got {self.epsilon} and {self.delta}"
+            )
         if self.epsilon is not None and self.records < max(1, self.batch):
-            raise LeakauditError(f"dpnorm: epsilon needs the records a node for Theorem 1; set records=…, got {self.records}")
+            raise LeakauditError(
+                f"dpnorm: epsilon needs the records a node for Theorem 1; set records=…, got {self.records}"
+            )
         if self.resend and self.inner < 2:
             raise LeakauditError("dpnorm: resend needs at least two inner steps; set inner=2")
 
@@ -86,7 +111,9 @@ class DPNorm(Victim):
         """Refuse a mini-batch that a node cannot fill, and noise that Theorem 1 sets for another number of records."""
         enough(self.batch, samples)
         if self.epsilon is not None and self.records != samples:
-            raise LeakauditError(f"dpnorm: records={self.records} sets the noise, but a node holds {samples}; make them equal")
+            raise LeakauditError(
+                f"dpnorm: records={self.records} sets the noise, but a node holds {samples}; make them equal"
+            )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two a wire and round, four with `resend`."""
@@ -94,37 +121,66 @@ class DPNorm(Victim):
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Publish the noise levels (N,) that Theorem 1 sets for this many rounds."""
-        return {} if self.epsilon is None else {"sigma": torch.tensor(self._levels(graph, rounds), dtype=torch.float64)}
+        return (
+            {}
+            if self.epsilon is None
+            else {"sigma": torch.tensor(self._levels(graph, rounds), dtype=torch.float64)}
+        )
 
     def _constants(self, graph: Graph, node: int) -> tuple[Fraction, Fraction]:
         """Return eta_i and gamma_i of a node, exactly."""
-        degree = graph.degree(node) if self.eta == "node" else Fraction(2 * len(graph.edges), graph.nodes)
+        degree = (
+            graph.degree(node)
+            if self.eta == "node"
+            else Fraction(2 * len(graph.edges), graph.nodes)
+        )
         eta = 1 / (decimal(self.mu) * degree * self.inner)
         return eta, 1 + decimal(self.alpha) * eta
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train, on synchronous exchanges."""
         self.fits(problem.task, graph, problem.samples)
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
         constants = [self._constants(graph, i) for i in range(graph.nodes)]
         wire, curves = Duals(graph, recorder, wires, w, constants), Curves(recorder, problem)
-        sigma, n = torch.tensor(self._levels(graph, rounds), dtype=torch.float64)[:, None].to(w), torch.zeros_like(w)
-        noisy, spare, curve = bool(sigma.any()), torch.empty_like(w), 1 + self.mu * wire.share * wire.degree
+        sigma, n = (
+            torch.tensor(self._levels(graph, rounds), dtype=torch.float64)[:, None].to(w),
+            torch.zeros_like(w),
+        )
+        noisy, spare, curve = (
+            bool(sigma.any()),
+            torch.empty_like(w),
+            1 + self.mu * wire.share * wire.degree,
+        )
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             pull = wire.pull()
             for k, part in enumerate(batches(problem, self.batch, self.inner, generator)):
                 if noisy and (k == 0 or self.noise == "inner"):
-                    n = sigma * torch.randn(w.shape, generator=generator, dtype=w.dtype).to(w.device)
+                    n = sigma * torch.randn(w.shape, generator=generator, dtype=w.dtype).to(
+                        w.device
+                    )
                     recorder.state("n" if self.noise == "round" else f"n.{k}", t, n)
                 g = problem.task.gradients(w, part.x, part.y, out=spare)
                 if self.batch:
                     recorder.state("g" if self.inner == 1 else f"g.{k}", t, g)
                 for some in blocks(g):
-                    inside = pull[:, some] - wire.degree * n[:, some] if self.noise == "inner" else pull[:, some]
-                    g[:, some].addcmul_(wire.share, inside, value=-1).mul_(-self.mu).add_(w[:, some]).div_(curve)
+                    inside = (
+                        pull[:, some] - wire.degree * n[:, some]
+                        if self.noise == "inner"
+                        else pull[:, some]
+                    )
+                    g[:, some].addcmul_(wire.share, inside, value=-1).mul_(-self.mu).add_(
+                        w[:, some]
+                    ).div_(curve)
                 w, spare = g, w
                 if self._early(k):
                     wire.send(t, "early", w + n if noisy else w)
@@ -139,7 +195,9 @@ class DPNorm(Victim):
         p, mu = Relations(graph), decimal(self.mu)
         sigma = public["sigma"].tolist() if "sigma" in public else self._levels(graph, rounds)
         if len(sigma) != graph.nodes:
-            raise LeakauditError(f"dpnorm: expected a public 'sigma' for each of {graph.nodes} nodes, got {len(sigma)}")
+            raise LeakauditError(
+                f"dpnorm: expected a public 'sigma' for each of {graph.nodes} nodes, got {len(sigma)}"
+            )
         w: dict[int, Expression] = dict.fromkeys(range(graph.nodes), p.public("w0"))
         z: dict[tuple[int, int], Form] = dict.fromkeys(graph.arcs, 0)
         for _ in p.rounds(rounds):
@@ -153,20 +211,33 @@ class DPNorm(Victim):
                         n = p.noise("n", sigma[i], i, k if self.noise == "inner" else None)
                     g = p.grad(i, at=w[i], index=None if self.inner == 1 else k)
                     inside = pull - len(near) * n if self.noise == "inner" else pull
-                    new = (gamma * (w[i] - mu * g) + mu * eta * inside) / (gamma + eta * mu * len(near))
+                    new = (gamma * (w[i] - mu * g) + mu * eta * inside) / (
+                        gamma + eta * mu * len(near)
+                    )
                     w[i] = p.state("w", i, None if k == self.inner - 1 else k, eq=new)
                     for name in ["early"] * self._early(k) + ["y"] * (k == self.inner - 1):
                         for j in near:
-                            sent[i, j] = p.send(i, j, 2 / gamma * (z[i, j] - sign(i, j) * (w[i] + n)) - z[i, j], name)
+                            sent[i, j] = p.send(
+                                i,
+                                j,
+                                2 / gamma * (z[i, j] - sign(i, j) * (w[i] + n)) - z[i, j],
+                                name,
+                            )
             z = {(i, j): sent[j, i] for i, j in sent}
         return p
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """Theorem 1 in both forms, where there is noise and the records are told; the optimum, where there is no noise."""
         if not (self.sigma or self.epsilon):
             regular = "every node has as many neighbours (assumed for simple presentation)"
             return (
-                Claim("DP-Norm, Algorithm 1 and Theorem 2", "all nodes reach the optimum", assumes=("convex losses", "alpha = 0", regular)),
+                Claim(
+                    "DP-Norm, Algorithm 1 and Theorem 2",
+                    "all nodes reach the optimum",
+                    assumes=("convex losses", "alpha = 0", regular),
+                ),
             )
         if not self.records:
             return ()
@@ -205,10 +276,16 @@ class DPNorm(Victim):
     def _sensitivities(self, graph: Graph) -> list[float]:
         """Return Delta_2 of every node."""
         gammas = (float(self._constants(graph, i)[1]) for i in range(graph.nodes))
-        return [sensitivity(gamma, self.mu, self.inner, self.records, self.batch, self.lipschitz) for gamma in gammas]
+        return [
+            sensitivity(gamma, self.mu, self.inner, self.records, self.batch, self.lipschitz)
+            for gamma in gammas
+        ]
 
     def _levels(self, graph: Graph, rounds: int) -> list[float]:
         """Return sigma_i of every node."""
         if self.epsilon is None:
             return [self.sigma] * graph.nodes
-        return [level(self.epsilon, self.delta, rounds, self.theorem) * d for d in self._sensitivities(graph)]
+        return [
+            level(self.epsilon, self.delta, rounds, self.theorem) * d
+            for d in self._sensitivities(graph)
+        ]

@@ -20,17 +20,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.registry import param, victim
-from leakaudit.relations import Expression, Relations, Turns
-from leakaudit.trace import Graph
-from leakaudit.victim import Claim, Victim
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import (  # noqa: TID251 - shared by files of this folder alone
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.consensus import Mixing
+from leakaudit.protocols.local import (
     LocalSteps,
     Steps,
     above,
@@ -40,10 +35,15 @@ from leakaudit.victims._local import (  # noqa: TID251 - shared by files of this
     normal,
     stable,
 )
+from leakaudit.protocols.training_curves import Curves
+from leakaudit.registry import param, victim
+from leakaudit.relations import Expression, Relations, Turns
+from leakaudit.trace import Graph
+from leakaudit.victim import Claim, Victim
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("dpsgd")
@@ -51,21 +51,35 @@ if TYPE_CHECKING:
 class DPSGD(Victim):
     """Models are averaged with the neighbours' and follow the own gradient; noise and clipping make it DP-SGD."""
 
-    paper: ClassVar[str] = "Lian et al. 2017, Algorithm 1 (D-PSGD); Fukami et al. (DP-Norm), Table II (DP-SGD)"
-    leaks_what: ClassVar[str] = "every gradient, (W w - w) / alpha; with noise up to noise / alpha, of several steps their sum"
-    claims_what: ClassVar[str] = "(epsilon, delta) of all messages where epsilon sets the noise (DP-Norm, Table II)"
+    paper: ClassVar[str] = (
+        "Lian et al. 2017, Algorithm 1 (D-PSGD); Fukami et al. (DP-Norm), Table II (DP-SGD)"
+    )
+    leaks_what: ClassVar[str] = (
+        "every gradient, (W w - w) / alpha; with noise up to noise / alpha, of several steps their sum"
+    )
+    claims_what: ClassVar[str] = (
+        "(epsilon, delta) of all messages where epsilon sets the noise (DP-Norm, Table II)"
+    )
     separable: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha, mu")
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
     steps: int = param(1, "gradient steps a round", "K")
-    order: Literal["combine", "adapt"] = param("combine", "average first, or step first and send that")
+    order: Literal["combine", "adapt"] = param(
+        "combine", "average first, or step first and send that"
+    )
     batch: int = param(0, "records of a step, 0 for all", "B")
     clip: float = param(0.0, "norm to which every record's gradient is cut, 0 for none", "C, G")
     sigma: float = param(0.0, "standard deviation of the noise", "sigma")
-    noise: Literal["message", "step"] = param("message", "noise on what travels, or on every gradient step")
-    own: Literal["noised", "plain"] = param("noised", "which copy of its own model a node averages, under noise=message")
-    epsilon: float = param(0.0, "where above 0, sigma is what Table II of DP-Norm prints for DP-SGD", "epsilon")
+    noise: Literal["message", "step"] = param(
+        "message", "noise on what travels, or on every gradient step"
+    )
+    own: Literal["noised", "plain"] = param(
+        "noised", "which copy of its own model a node averages, under noise=message"
+    )
+    epsilon: float = param(
+        0.0, "where above 0, sigma is what Table II of DP-Norm prints for DP-SGD", "epsilon"
+    )
     delta: float = param(1e-3, "of that formula", "delta")
     horizon: int = param(0, "rounds that the formula reckons with", "R")
     samples: int = param(0, "records of a node; a recording fills it in", "d_i")
@@ -73,19 +87,37 @@ class DPSGD(Victim):
     def __post_init__(self) -> None:
         """Check the ranges."""
         above("dpsgd", alpha=self.alpha, steps=self.steps)
-        least("dpsgd", slow=self.slow, batch=self.batch, clip=self.clip, sigma=self.sigma, epsilon=self.epsilon, samples=self.samples)
+        least(
+            "dpsgd",
+            slow=self.slow,
+            batch=self.batch,
+            clip=self.clip,
+            sigma=self.sigma,
+            epsilon=self.epsilon,
+            samples=self.samples,
+        )
         if not 0 < self.delta < 1 or self.horizon < 0:
-            raise LeakauditError(f"dpsgd: expected 0 < delta < 1 and horizon >= 0, got {self.delta} and {self.horizon}")
+            raise LeakauditError(
+                f"dpsgd: expected 0 < delta < 1 and horizon >= 0, got {self.delta} and {self.horizon}"
+            )
         if self.epsilon and (self.sigma or self.noise != "step" or self.horizon < 1):
-            raise LeakauditError("dpsgd: epsilon sets the noise itself: give noise=step and horizon=ROUNDS, and no sigma")
+            raise LeakauditError(
+                "dpsgd: epsilon sets the noise itself: give noise=step and horizon=ROUNDS, and no sigma"
+            )
 
     def std(self, samples: int) -> float:
         """Return sigma, or what Table II prints: sqrt(K R log(1 / delta)) mu / (epsilon d_i)."""
         if not self.epsilon:
             return self.sigma
         if not samples:
-            raise LeakauditError(f"dpsgd: epsilon={self.epsilon:g} needs samples=…, the records of a node, for its noise")
-        return math.sqrt(self.steps * self.horizon * math.log(1 / self.delta)) * self.alpha / (self.epsilon * samples)
+            raise LeakauditError(
+                f"dpsgd: epsilon={self.epsilon:g} needs samples=…, the records of a node, for its noise"
+            )
+        return (
+            math.sqrt(self.steps * self.horizon * math.log(1 / self.delta))
+            * self.alpha
+            / (self.epsilon * samples)
+        )
 
     @property
     def stationary(self) -> bool:
@@ -105,7 +137,13 @@ class DPSGD(Victim):
         return 2 * len(list(wires)) * rounds
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws noise and mini-batches."""
         mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
@@ -148,27 +186,44 @@ class DPSGD(Victim):
         w = dict(everybody(p, graph.nodes))
         sent = dict(w)
 
-        def share(name: str, models: Mapping[int, Expression]) -> tuple[dict[int, Expression], dict[int, Expression]]:
+        def share(
+            name: str, models: Mapping[int, Expression]
+        ) -> tuple[dict[int, Expression], dict[int, Expression]]:
             if not loud:
                 out = {i: p.send(i, graph.neighbours[i], m, "w") for i, m in models.items()}
                 return out, out
             kept = {i: p.state(name, i, eq=m) for i, m in models.items()}
-            return kept, {i: p.send(i, graph.neighbours[i], m + p.noise("xi", std, i), "w") for i, m in kept.items()}
+            return kept, {
+                i: p.send(i, graph.neighbours[i], m + p.noise("xi", std, i), "w")
+                for i, m in kept.items()
+            }
 
-        def averaged(i: int, sent: Mapping[int, Expression], models: Mapping[int, Expression]) -> Expression:
+        def averaged(
+            i: int, sent: Mapping[int, Expression], models: Mapping[int, Expression]
+        ) -> Expression:
             mixed = mix.declared(i, sent)
-            return mixed + mix.weights[i, i] * (models[i] - sent[i]) if self.own == "plain" else mixed
+            return (
+                mixed + mix.weights[i, i] * (models[i] - sent[i]) if self.own == "plain" else mixed
+            )
 
         for _ in p.rounds(rounds):
             if self.order == "combine":
-                w, sent = share("w", {i: steps.declare(p, i, averaged(i, sent, w), at=w[i]) for i in w})
+                w, sent = share(
+                    "w", {i: steps.declare(p, i, averaged(i, sent, w), at=w[i]) for i in w}
+                )
             else:
                 half, sent = share("h", {i: steps.declare(p, i, w[i]) for i in w})
                 w = {i: averaged(i, sent, half) for i in w}
-                w = {i: p.state("w", i, eq=v) for i, v in w.items()} if loud and self.own == "plain" else w
+                w = (
+                    {i: p.state("w", i, eq=v) for i, v in w.items()}
+                    if loud and self.own == "plain"
+                    else w
+                )
         return p
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """Return what the printed noise is said to give, where it is used."""
         if not self.epsilon:
             return ()
@@ -181,11 +236,21 @@ class DPSGD(Victim):
                 adjacency="one record of a node's data is another",
                 std=self.std(self.samples),
                 rounds=self.horizon,
-                assumes=("gradients of single records have norm at most G = 1", "mini-batches are drawn without replacement"),
+                assumes=(
+                    "gradients of single records have norm at most G = 1",
+                    "mini-batches are drawn without replacement",
+                ),
                 sensitivity=2 / (self.batch or self.samples),
                 sampled=0 < self.batch < self.samples,
             ),
         )
 
     def _steps(self, std: float) -> Steps:
-        return Steps(self.alpha, self.steps, self.batch, self.clip, std if self.noise == "step" else 0.0, slow=self.slow)
+        return Steps(
+            self.alpha,
+            self.steps,
+            self.batch,
+            self.clip,
+            std if self.noise == "step" else 0.0,
+            slow=self.slow,
+        )

@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
-from leakaudit.mixing import matrix, metropolis
 from leakaudit.progress import step
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.consensus import Mixing
+from leakaudit.protocols.local import above, stable
+from leakaudit.protocols.mixing import matrix, metropolis
+from leakaudit.protocols.released import Released, ranges, shrink, start
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import above, stable  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._released import Released, ranges, shrink, start  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("extra")
@@ -43,15 +43,23 @@ class Extra(Victim):
     """EXTRA, with l1 > 0 PG-EXTRA."""
 
     paper: ClassVar[str] = "Shi, Ling, Wu and Yin 2015 (EXTRA, PG-EXTRA)"
-    leaks_what: ClassVar[str] = "every gradient; every difference where the start is private; with l1 on the coordinates that are not zero"
+    leaks_what: ClassVar[str] = (
+        "every gradient; every difference where the start is private; with l1 on the coordinates that are not zero"
+    )
     separable: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha")
-    l1: float = param(0.0, "weight of the l1 norm in every node's objective; above 0 PG-EXTRA", "r_i")
-    spread: float = param(0.0, "standard deviation of private start models around the common one", "x^0")
+    l1: float = param(
+        0.0, "weight of the l1 norm in every node's objective; above 0 PG-EXTRA", "r_i"
+    )
+    spread: float = param(
+        0.0, "standard deviation of private start models around the common one", "x^0"
+    )
     sigma: float = param(0.0, "standard deviation of the noise in round 0", "sigma")
     fade: float = param(1.0, "factor of the standard deviation from round to round", "R")
-    noise: Literal["state", "message"] = param("state", "noise on the models wherever they are used, or on what travels and is averaged")
+    noise: Literal["state", "message"] = param(
+        "state", "noise on the models wherever they are used, or on what travels and is averaged"
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -74,7 +82,13 @@ class Extra(Victim):
         return 2 * len(list(wires)) * (rounds + bool(self.spread))
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws noise and private starts."""
         mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
@@ -107,14 +121,26 @@ class Extra(Victim):
         """Declare z and x; without l1 and noise both are what travels. The prox is opaque."""
         p, mix, alpha = Relations(graph), Mixing(graph), decimal(self.alpha)
         nodes, near = range(graph.nodes), graph.neighbours
-        w = {i: p.secret("w", i) for i in nodes} if self.spread else dict.fromkeys(nodes, p.public("w0"))
-        heard = {i: p.send(i, near[i], w[i], "w", secure=True) for i in nodes} if self.spread else dict(w)
+        w = (
+            {i: p.secret("w", i) for i in nodes}
+            if self.spread
+            else dict.fromkeys(nodes, p.public("w0"))
+        )
+        heard = (
+            {i: p.send(i, near[i], w[i], "w", secure=True) for i in nodes}
+            if self.spread
+            else dict(w)
+        )
         z, before, last = dict(w), dict(w), dict[int, Expression]()
         for t in p.rounds(rounds):
             g = {i: p.grad(i, at=w[i]) for i in nodes}
             moved = {}
             for i in nodes:
-                base = mix.declared(i, heard) if t == 1 else z[i] + mix.declared(i, heard) - (before[i] + mix.declared(i, before)) / 2
+                base = (
+                    mix.declared(i, heard)
+                    if t == 1
+                    else z[i] + mix.declared(i, heard) - (before[i] + mix.declared(i, before)) / 2
+                )
                 moved[i] = base - alpha * (g[i] - last.get(i, 0))
             before, last, w, heard = heard, g, {}, {}
             for i in nodes:
@@ -123,7 +149,9 @@ class Extra(Victim):
                 z[i] = z[i] if self.l1 or self.sigma else heard[i]
         return p
 
-    def _released(self, p: Relations, i: int, t: int, z: Expression, to: tuple[int, ...]) -> tuple[Expression, Expression]:
+    def _released(
+        self, p: Relations, i: int, t: int, z: Expression, to: tuple[int, ...]
+    ) -> tuple[Expression, Expression]:
         """Return the model of node i, where gradients are taken, and what travels."""
         x = z
         if self.l1:

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._local import LocalSteps, Steps, above, least, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("fedavg")
@@ -34,7 +34,9 @@ class FedAvg(Victim):
     """Local models travel up, their mean travels down."""
 
     paper: ClassVar[str] = "McMahan et al. 2017, Algorithm 1 (FedAvg)"
-    leaks_what: ClassVar[str] = "every gradient, (w - w_i) / lr; of several local steps their weighted sum"
+    leaks_what: ClassVar[str] = (
+        "every gradient, (w - w_i) / lr; of several local steps their weighted sum"
+    )
     centralised: ClassVar[bool] = True
 
     lr: float = param(0.1, "local step size", "eta")
@@ -48,12 +50,16 @@ class FedAvg(Victim):
         above("fedavg", lr=self.lr, epochs=self.epochs)
         least("fedavg", batch=self.batch, decay=self.decay, samples=self.samples)
         if self.lr * self.decay >= 2:
-            raise LeakauditError(f"fedavg: expected lr decay < 2, beyond which the decay alone diverges, got {self.lr * self.decay:g}")
+            raise LeakauditError(
+                f"fedavg: expected lr decay < 2, beyond which the decay alone diverges, got {self.lr * self.decay:g}"
+            )
 
     def steps(self, samples: int) -> Steps:
         """Return the local steps of a round."""
         if self.batch and not samples:
-            raise LeakauditError(f"fedavg: batch={self.batch} needs samples=…, the records of a client, to know how many steps a round has")
+            raise LeakauditError(
+                f"fedavg: batch={self.batch} needs samples=…, the records of a client, to know how many steps a round has"
+            )
         count = -(-samples // min(self.batch, samples)) if self.batch else 1
         return Steps(self.lr, self.epochs * count, self.batch, decay=self.decay)
 
@@ -71,7 +77,13 @@ class FedAvg(Victim):
         return 2 * len(list(wires)) * rounds
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws the order of the mini-batches."""
         clients, server = [i for i, _ in wires], graph.nodes - 1
@@ -82,7 +94,9 @@ class FedAvg(Victim):
             sent = local(t, w.expand(server, -1))
             if clients:
                 recorder.send(t, server, clients, "w", w)
-                rows = recorder.send_many(t, torch.tensor(clients), torch.full((len(clients),), server), "up")
+                rows = recorder.send_many(
+                    t, torch.tensor(clients), torch.full((len(clients),), server), "up"
+                )
                 rows.copy_(sent[clients][:, slice(*recorder.columns)])
             w = sent.mean(0)
             recorder.state("w", t, w.expand(server, -1))

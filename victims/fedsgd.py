@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols.local import above, stable
+from leakaudit.protocols.server import train
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._local import above, stable  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._server import train  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("fedsgd")
@@ -34,7 +34,9 @@ class FedSGD(Victim):
     centralised: ClassVar[bool] = True
 
     lr: float = param(0.1, "step size of the server", "eta")
-    server: Literal["sgd", "unknown"] = param("sgd", "how the server moves; unknown in a recording of a program with another optimiser")
+    server: Literal["sgd", "unknown"] = param(
+        "sgd", "how the server moves; unknown in a recording of a program with another optimiser"
+    )
 
     def __post_init__(self) -> None:
         """Check the range."""
@@ -48,7 +50,9 @@ class FedSGD(Victim):
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse steps that diverge on the task's l2 term, and a server that cannot be run."""
         if self.server != "sgd":
-            raise LeakauditError("fedsgd: server=unknown describes recordings of other programs; a run needs server=sgd")
+            raise LeakauditError(
+                "fedsgd: server=unknown describes recordings of other programs; a run needs server=sgd"
+            )
         stable("fedsgd", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
@@ -56,10 +60,25 @@ class FedSGD(Victim):
         return 2 * len(list(wires)) * rounds
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator is not used, the run is deterministic given the start."""
-        train(problem, graph, rounds, recorder, wires, "g", up=lambda w, g: g, merge=lambda w, g: w - self.lr * g.mean(0))
+        train(
+            problem,
+            graph,
+            rounds,
+            recorder,
+            wires,
+            "g",
+            up=lambda w, g: g,
+            merge=lambda w, g: w - self.lr * g.mean(0),
+        )
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the server's step; client i's gradient is what it sends."""
@@ -68,5 +87,9 @@ class FedSGD(Victim):
         for _ in p.rounds(rounds):
             down = p.send(server, range(server), w, "w")
             g = [p.send(i, server, p.grad(i, at=down), "g") for i in range(server)]
-            w = p.state("w", server, eq=w - decimal(self.lr) / server * sum(g) if self.server == "sgd" else None)
+            w = p.state(
+                "w",
+                server,
+                eq=w - decimal(self.lr) / server * sum(g) if self.server == "sgd" else None,
+            )
         return p

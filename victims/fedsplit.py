@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.prox import exact, prox
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.prox import exact, prox
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("fedsplit")
@@ -41,13 +41,17 @@ class FedSplit(Victim):
     centralised: ClassVar[bool] = True
 
     rho: float = param(0.4, "penalty of disagreement", "rho")
-    update: Literal["gradient", "exact"] = param("gradient", "local update: one gradient step, or exact")
+    update: Literal["gradient", "exact"] = param(
+        "gradient", "local update: one gradient step, or exact"
+    )
     alpha: float = param(0.05, "step size of update=gradient", "alpha")
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         if not (self.rho > 0 and self.alpha > 0):
-            raise LeakauditError(f"fedsplit: expected rho > 0 and alpha > 0, got {self.rho} and {self.alpha}")
+            raise LeakauditError(
+                f"fedsplit: expected rho > 0 and alpha > 0, got {self.rho} and {self.alpha}"
+            )
         if self.update == "gradient" and self.alpha * self.rho > 1:
             raise LeakauditError(
                 f"fedsplit: expected alpha rho <= 1, beyond which clients that disagree diverge, got {self.alpha * self.rho:g}; lower alpha"
@@ -68,7 +72,13 @@ class FedSplit(Victim):
         return 2 * len(list(wires)) * rounds
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator is not used, the run is deterministic given the start."""
         clients, server = torch.tensor([i for i, _ in wires], dtype=torch.long), graph.nodes - 1
@@ -99,7 +109,12 @@ class FedSplit(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both proximal forms; a client's w moves by half of what travels on its wire."""
-        p, server, rho, alpha = Relations(graph), graph.nodes - 1, decimal(self.rho), decimal(self.alpha)
+        p, server, rho, alpha = (
+            Relations(graph),
+            graph.nodes - 1,
+            decimal(self.rho),
+            decimal(self.alpha),
+        )
         w = dict.fromkeys(range(server), p.public("w0"))
         z = dict(w)
         for _ in p.rounds(rounds):
@@ -110,7 +125,9 @@ class FedSplit(Victim):
                     w[i] = p.state("w", i)
                     p.relate(rho * w[i], rho * down - p.grad(i, at=w[i]))
                 else:
-                    w[i] = p.state("w", i, eq=w[i] - alpha * (p.grad(i, at=w[i]) + rho * (w[i] - down)))
+                    w[i] = p.state(
+                        "w", i, eq=w[i] - alpha * (p.grad(i, at=w[i]) + rho * (w[i] - down))
+                    )
                 up[i] = p.send(i, server, 2 * w[i] - down, "up")
             mean = p.state("mean", server, eq=sum(up.values()) * Fraction(1, server))
             z = {i: p.state("z", server, i, eq=2 * mean - up[i]) for i in up}

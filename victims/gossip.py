@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Generator, Tensor
 
+from leakaudit.protocols.consensus import average, declare_average
+from leakaudit.protocols.local import Steps, above, least, stable
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._consensus import average, declare_average  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import Steps, above, least, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("gossip")
@@ -33,12 +33,16 @@ class Gossip(Victim):
     """One local training, then averaging alone."""
 
     paper: ClassVar[str] = "Xiao and Boyd 2004, eq. (2); Metropolis weights"
-    leaks_what: ClassVar[str] = "every start vector, as it is sent first; those of far nodes to whoever hears one node's messages for long"
+    leaks_what: ClassVar[str] = (
+        "every start vector, as it is sent first; those of far nodes to whoever hears one node's messages for long"
+    )
     separable: ClassVar[bool] = True
 
     lr: float = param(0.5, "step size of the local steps before the averaging", "eta")
     steps: int = param(1, "local gradient steps before the averaging")
-    sigma: float = param(0.0, "standard deviation of the noise on the start vectors, drawn once", "sigma")
+    sigma: float = param(
+        0.0, "standard deviation of the noise on the start vectors, drawn once", "sigma"
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -59,10 +63,26 @@ class Gossip(Victim):
         return 2 * len(list(wires)) * rounds
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Step in the first round, then average; the generator draws the noise."""
-        average(problem, graph, rounds, recorder, generator, wires, Steps(self.lr, self.steps), every=0, std=self.sigma)
+        average(
+            problem,
+            graph,
+            rounds,
+            recorder,
+            generator,
+            wires,
+            Steps(self.lr, self.steps),
+            every=0,
+            std=self.sigma,
+        )
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the start vectors and their averages."""

@@ -24,20 +24,20 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.prox import exact, prox
+from leakaudit.protocols import admm_family as admm
+from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.prox import exact, prox
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 C1 = 0.25  # largest second derivative of the logistic loss
 
@@ -47,28 +47,47 @@ C1 = 0.25  # largest second derivative of the logistic loss
 class MRADMM(Victim):
     """MR-ADMM; with recycle=false M-ADMM."""
 
-    paper: ClassVar[str] = "Zhang, Khalili, Liu: M-ADMM (ICML 2018), R-ADMM (Allerton 2018), MR-ADMM (IEEE TIFS 2020), recalled"
-    leaks_what: ClassVar[str] = "every gradient that is taken, + n; rounds without data leak nothing new"
+    paper: ClassVar[str] = (
+        "Zhang, Khalili, Liu: M-ADMM (ICML 2018), R-ADMM (Allerton 2018), MR-ADMM (IEEE TIFS 2020), recalled"
+    )
+    leaks_what: ClassVar[str] = (
+        "every gradient that is taken, + n; rounds without data leak nothing new"
+    )
     claims_what: ClassVar[str] = "a total privacy loss, of the updates that touch data alone"
     separable: ClassVar[bool] = True
 
     eta: float = param(0.3, "penalty of disagreement of node 0 at first", "eta_i(1)")
     spread: float = param(0.0, "penalty of node i over that of node 0: 1 + spread i", "eta_i(1)")
-    growth: float = param(1.0, "factor of all penalties a round, or pair of rounds with recycle", "eta_i(k)")
+    growth: float = param(
+        1.0, "factor of all penalties a round, or pair of rounds with recycle", "eta_i(k)"
+    )
     until: int = param(100, "round, or pair, from which they stay")
     theta: float = param(0.3, "step size of the dual", "theta")
-    recycle: bool = param(True, "whether every second update re-uses the gradient of the one before")
+    recycle: bool = param(
+        True, "whether every second update re-uses the gradient of the one before"
+    )
     gamma: float = param(2.0, "curvature of an update without data", "gamma")
-    rate: float = param(0.0, "rate a of the noise, density exp(-a |e|); 0 without noise", "alpha_i(t)")
+    rate: float = param(
+        0.0, "rate a of the noise, density exp(-a |e|); 0 without noise", "alpha_i(t)"
+    )
     records: int = param(1, "records of a node, assumed by the claim", "B_i")
-    convexity: float = param(0.1, "strong convexity of the regulariser (the task's l2), assumed by the claim", "rho")
+    convexity: float = param(
+        0.1, "strong convexity of the regulariser (the task's l2), assumed by the claim", "rho"
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if min(self.eta, self.theta, self.convexity) <= 0 or min(self.spread, self.gamma, self.rate) < 0:
-            raise LeakauditError("mradmm: expected eta, theta, convexity > 0 and spread, gamma, rate >= 0")
+        if (
+            min(self.eta, self.theta, self.convexity) <= 0
+            or min(self.spread, self.gamma, self.rate) < 0
+        ):
+            raise LeakauditError(
+                "mradmm: expected eta, theta, convexity > 0 and spread, gamma, rate >= 0"
+            )
         if self.growth < 1 or self.until < 1 or self.records < 1:
-            raise LeakauditError("mradmm: expected penalties that do not fall, growth >= 1, and until, records >= 1")
+            raise LeakauditError(
+                "mradmm: expected penalties that do not fall, growth >= 1, and until, records >= 1"
+            )
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse a model that is not convex."""
@@ -80,19 +99,33 @@ class MRADMM(Victim):
 
     def penalty(self, i: int, t: int) -> float:
         """Return eta_i(k) of node i in round t."""
-        return self.eta * (1 + self.spread * i) * self.growth ** min((t + 1) // 2 if self.recycle else t, self.until)
+        return (
+            self.eta
+            * (1 + self.spread * i)
+            * self.growth ** min((t + 1) // 2 if self.recycle else t, self.until)
+        )
 
     def takes(self, t: int) -> bool:
         """Whether the updates of round t take gradients."""
         return not self.recycle or t % 2 == 1
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train a convex model."""
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
         lam, noise, known = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
-        around, channel, curves = admm.Around(graph, w), Broadcast(recorder, wires), Curves(recorder, problem)
+        around, channel, curves = (
+            admm.Around(graph, w),
+            Broadcast(recorder, wires),
+            Curves(recorder, problem),
+        )
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             h = w.new_tensor([[self.penalty(i, t)] for i in range(graph.nodes)])
@@ -125,23 +158,37 @@ class MRADMM(Victim):
                 h, degree = decimal(self.penalty(i, t)), graph.degree(i)
                 if self.takes(t):
                     moved = p.state("w", i)
-                    noise = p.noise("n", float(h) * degree * std, i, law="laplace") if std else 0 * moved
+                    noise = (
+                        p.noise("n", float(h) * degree * std, i, law="laplace")
+                        if std
+                        else 0 * moved
+                    )
                     known[i] = p.grad(i, at=moved) + noise
-                    p.relate(2 * h * degree * moved, h * admm.both(graph, i, w) - 2 * lam[i] - known[i])
+                    p.relate(
+                        2 * h * degree * moved, h * admm.both(graph, i, w) - 2 * lam[i] - known[i]
+                    )
                 else:
-                    moved = w[i] - (known[i] + 2 * lam[i] + h * admm.apart(graph, i, w)) / (2 * h * degree + gamma)
+                    moved = w[i] - (known[i] + 2 * lam[i] + h * admm.apart(graph, i, w)) / (
+                        2 * h * degree + gamma
+                    )
                 new[i] = p.send(i, graph.neighbours[i], moved, "w")
             w = new
             lam = {i: p.state("lam", i, eq=lam[i] + theta / 2 * admm.apart(graph, i, w)) for i in w}
         return p
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """Return the total loss as we recall its print: the largest sum, over nodes, of the losses of updates that touch data."""
         if not self.rate:
             return ()
         touched = [t for t in range(1, rounds + 1) if self.takes(t)]
         losses = [
-            sum((1.4 * C1 + self.rate) / (self.penalty(i, t) * graph.degree(i) * self.records) for t in touched) for i in range(graph.nodes)
+            sum(
+                (1.4 * C1 + self.rate) / (self.penalty(i, t) * graph.degree(i) * self.records)
+                for t in touched
+            )
+            for i in range(graph.nodes)
         ]
         return (
             Claim(
@@ -163,5 +210,7 @@ class MRADMM(Victim):
         if not self.rate:
             return 0.0
         if "w0" not in public:
-            raise LeakauditError("mradmm: the spread of its noise depends on the model's size; expected the public tensor 'w0'")
+            raise LeakauditError(
+                "mradmm: the spread of its noise depends on the model's size; expected the public tensor 'w0'"
+            )
         return admm.radial_std(len(public["w0"])) / self.rate

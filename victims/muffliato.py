@@ -21,17 +21,17 @@ from scipy.sparse.csgraph import shortest_path
 from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.mixing import metropolis
+from leakaudit.protocols.consensus import average, declare_average
+from leakaudit.protocols.local import Steps, above, least, stable
+from leakaudit.protocols.mixing import metropolis
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims._consensus import average, declare_average  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import Steps, above, least, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 SOURCE = "Cyffers, Even, Bellet and Massoulie 2022 (Muffliato), the pairwise formula of the authors' public code"
 
@@ -42,16 +42,24 @@ class Muffliato(Victim):
     """Noisy gossip between gradient steps."""
 
     paper: ClassVar[str] = "Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2"
-    leaks_what: ClassVar[str] = "every noised gradient, also those of far nodes, as linear combinations of what one node hears"
+    leaks_what: ClassVar[str] = (
+        "every noised gradient, also those of far nodes, as linear combinations of what one node hears"
+    )
     claims_what: ClassVar[str] = "pairwise Renyi epsilon, less between nodes far apart"
     separable: ClassVar[bool] = True
 
     lr: float = param(0.5, "step size", "nu")
     gossips: int = param(5, "exchanges between two gradient steps", "K")
-    sigma: float = param(0.05, "standard deviation of the noise before the first exchange, 0 for none", "sigma")
-    clip: float = param(1.0, "norm to which every record's gradient is cut, 0 for none; claims need it")
+    sigma: float = param(
+        0.05, "standard deviation of the noise before the first exchange, 0 for none", "sigma"
+    )
+    clip: float = param(
+        1.0, "norm to which every record's gradient is cut, 0 for none; claims need it"
+    )
     delta: float = param(1e-3, "delta of the claims", "delta")
-    accelerate: bool = param(False, "accelerated gossip: gamma of the graph's eigenvalues, else 1", "gamma")
+    accelerate: bool = param(
+        False, "accelerated gossip: gamma of the graph's eigenvalues, else 1", "gamma"
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -74,16 +82,37 @@ class Muffliato(Victim):
         return 2 * len(list(wires)) * rounds
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws the noise."""
-        average(problem, graph, rounds, recorder, generator, wires, self._steps, self.gossips, self.sigma, self._speed(graph))
+        average(
+            problem,
+            graph,
+            rounds,
+            recorder,
+            generator,
+            wires,
+            self._steps,
+            self.gossips,
+            self.sigma,
+            self._speed(graph),
+        )
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the noised start of every averaging, and its exchanges."""
-        return declare_average(graph, rounds, self._steps, self.gossips, self.sigma, self._speed(graph))
+        return declare_average(
+            graph, rounds, self._steps, self.gossips, self.sigma, self._speed(graph)
+        )
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """Return the formula's epsilon for one pair of every distance, that to which it promises most, and its mean over senders.
 
         Adjacency: one node's gradient, of norm at most clip, is replaced. Renyi epsilon alpha rho is turned into (epsilon, delta) by
@@ -91,11 +120,20 @@ class Muffliato(Victim):
         """
         if not (self.sigma and self.clip):
             return ()
-        pairs, apart = self.pairwise(graph, rounds), shortest_path(_adjacency(graph), unweighted=True)
+        pairs, apart = (
+            self.pairwise(graph, rounds),
+            shortest_path(_adjacency(graph), unweighted=True),
+        )
         found = []
         for hops in range(1, int(apart.max()) + 1):
-            rho, v, u = min((float(pairs[v, u]), v, u) for v, u in np.argwhere(apart == hops).tolist())
-            found.append(self._claim(f"what node {v} sees tells of node {u}, {hops} hops away", rho, rounds, (v, u)))
+            rho, v, u = min(
+                (float(pairs[v, u]), v, u) for v, u in np.argwhere(apart == hops).tolist()
+            )
+            found.append(
+                self._claim(
+                    f"what node {v} sees tells of node {u}, {hops} hops away", rho, rounds, (v, u)
+                )
+            )
         mean = float(pairs.mean(1).max())
         average = f"what a node sees tells of another, on average over the other: Renyi epsilon of order alpha at most {mean:.6g} alpha"
         return (*found, self._claim(average, None, rounds))
@@ -126,7 +164,9 @@ class Muffliato(Victim):
         gap = 1 - float(np.linalg.eigvalsh(_matrix(graph))[-2])
         return round(2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2, 9)
 
-    def _claim(self, promise: str, rho: float | None, rounds: int, pair: tuple[int, int] | None = None) -> Claim:
+    def _claim(
+        self, promise: str, rho: float | None, rounds: int, pair: tuple[int, int] | None = None
+    ) -> Claim:
         return Claim(
             source=SOURCE,
             promise=promise,

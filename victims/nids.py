@@ -19,22 +19,22 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.consensus import Mixing
+from leakaudit.protocols.local import above, stable
+from leakaudit.protocols.released import Released, ranges, shrink, start
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import above, stable  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._released import Released, ranges, shrink, start  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("nids")
@@ -43,16 +43,26 @@ class Nids(Victim):
     """NIDS with common or own steps."""
 
     paper: ClassVar[str] = "Li, Shi and Yan 2019 (NIDS)"
-    leaks_what: ClassVar[str] = "every gradient from the third on, from the messages alone, even where the start is private"
+    leaks_what: ClassVar[str] = (
+        "every gradient from the third on, from the messages alone, even where the start is private"
+    )
     separable: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size of all nodes", "alpha")
-    alphas: str = param("", "step sizes of the nodes, separated by commas, in place of alpha; 1 / L_i needs no agreement", "a_i")
+    alphas: str = param(
+        "",
+        "step sizes of the nodes, separated by commas, in place of alpha; 1 / L_i needs no agreement",
+        "a_i",
+    )
     l1: float = param(0.0, "weight of the l1 norm in every node's objective", "r_i")
-    spread: float = param(0.0, "standard deviation of private start models around the common one", "x^0")
+    spread: float = param(
+        0.0, "standard deviation of private start models around the common one", "x^0"
+    )
     sigma: float = param(0.0, "standard deviation of the noise in round 0", "sigma")
     fade: float = param(1.0, "factor of the standard deviation from round to round", "R")
-    noise: Literal["state", "message"] = param("state", "noise on the models wherever they are used, or on what travels")
+    noise: Literal["state", "message"] = param(
+        "state", "noise on the models wherever they are used, or on what travels"
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -68,7 +78,9 @@ class Nids(Victim):
         except (ValueError, OverflowError):
             steps = ()
         if len(steps) != nodes or min(steps) <= 0:
-            raise LeakauditError(f"nids: alphas: expected {nodes} positive numbers separated by commas, got {self.alphas!r}")
+            raise LeakauditError(
+                f"nids: alphas: expected {nodes} positive numbers separated by commas, got {self.alphas!r}"
+            )
         return steps
 
     @property
@@ -78,14 +90,24 @@ class Nids(Victim):
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse steps that are not as many as the nodes, or that diverge on the task's l2 term."""
-        stable("nids", task, **{"alphas" if self.alphas else "alpha": float(max(self.own_steps(graph.nodes)))})
+        stable(
+            "nids",
+            task,
+            **{"alphas" if self.alphas else "alpha": float(max(self.own_steps(graph.nodes)))},
+        )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """One in both directions of a wire and round, the first excepted."""
         return 2 * len(list(wires)) * (rounds - 1)
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws noise and private starts."""
         mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
@@ -94,7 +116,9 @@ class Nids(Victim):
         steps = self.own_steps(graph.nodes)
         largest = max(steps)
         a = torch.tensor([[float(s)] for s in steps], dtype=w.dtype, device=w.device)
-        pull = torch.tensor([[float(s / largest / 2)] for s in steps], dtype=w.dtype, device=w.device)
+        pull = torch.tensor(
+            [[float(s / largest / 2)] for s in steps], dtype=w.dtype, device=w.device
+        )
         recorder.state("w", 0, w)
         before, z, last, g, own = w, w, *(torch.empty_like(w) for _ in range(3))
         for t in range(1, rounds + 1):
@@ -103,7 +127,9 @@ class Nids(Victim):
                 z = w - a * g
             else:
                 for part in blocks(own):
-                    torch.sub(last[:, part], g[:, part], out=own[:, part]).mul_(a).add_(w[:, part], alpha=2).sub_(before[:, part])
+                    torch.sub(last[:, part], g[:, part], out=own[:, part]).mul_(a).add_(
+                        w[:, part], alpha=2
+                    ).sub_(before[:, part])
                 m = channel.send(t, "m", released(t, own) if self.noise == "message" else own)
                 new = before if w is z else z  # the oldest vector, which m has used up
                 for part in blocks(new):
@@ -123,7 +149,11 @@ class Nids(Victim):
         """Declare z, x and m; the prox is opaque. Without l1 and noise on x, z is x."""
         p, mix, steps = Relations(graph), Mixing(graph), self.own_steps(graph.nodes)
         nodes, shaken = range(graph.nodes), self.sigma and self.noise == "state"
-        w = {i: p.secret("w", i) for i in nodes} if self.spread else dict.fromkeys(nodes, p.public("w0"))
+        w = (
+            {i: p.secret("w", i) for i in nodes}
+            if self.spread
+            else dict.fromkeys(nodes, p.public("w0"))
+        )
         before, last, z = dict(w), dict[int, Expression](), dict(w)
         for t in p.rounds(rounds):
             std = self.sigma * self.fade**t
@@ -136,11 +166,17 @@ class Nids(Victim):
             before, last = dict(w), g
             for i in nodes:
                 pull = steps[i] / max(steps) / 2
-                new = z[i] - before[i] + m[i] - pull * (m[i] - mix.declared(i, m)) if m else before[i] - steps[i] * g[i]
+                new = (
+                    z[i] - before[i] + m[i] - pull * (m[i] - mix.declared(i, m))
+                    if m
+                    else before[i] - steps[i] * g[i]
+                )
                 w[i], z[i] = self._moved(p, i, new, std if shaken else 0.0)
         return p
 
-    def _moved(self, p: Relations, i: int, new: Expression, std: float) -> tuple[Expression, Expression]:
+    def _moved(
+        self, p: Relations, i: int, new: Expression, std: float
+    ) -> tuple[Expression, Expression]:
         """Return x and z of node i from the form of z."""
         if not (self.l1 or std):
             x = p.state("w", i, eq=new)

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.prox import exact, prox
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.growth import TOO_FAST, growth
+from leakaudit.protocols.pdmm_family import Rule, Sums, Wires
+from leakaudit.protocols.prox import exact, prox
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._growth import TOO_FAST, growth  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._pdmm import Rule, Sums, Wires  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("pdmm")
@@ -39,11 +39,15 @@ class PDMM(Victim):
     """PDMM (theta = 1) and ADMM (theta = 1/2) with exact, gradient-step or quadratic local updates."""
 
     paper: ClassVar[str] = "Yu 2023 (TU Delft), Algorithms 1 and 2"
-    leaks_what: ClassVar[str] = "every one-step gradient difference; every gradient where z^0 is known or messages are plain"
+    leaks_what: ClassVar[str] = (
+        "every one-step gradient difference; every gradient where z^0 is known or messages are plain"
+    )
     separable: ClassVar[bool] = True
 
     rho: float = param(0.4, "penalty of disagreement", "rho")
-    theta: float = param(1.0, "averaging: 1 is PDMM (Peaceman-Rachford), 0.5 is ADMM (Douglas-Rachford)", "theta")
+    theta: float = param(
+        1.0, "averaging: 1 is PDMM (Peaceman-Rachford), 0.5 is ADMM (Douglas-Rachford)", "theta"
+    )
     update: Literal["gradient", "quadratic", "exact"] = param(
         "gradient", "local update: k_max gradient steps, quadratic approximation, or exact"
     )
@@ -51,8 +55,14 @@ class PDMM(Victim):
     k_max: int = param(1, "gradient steps a round of update=gradient", "k_max")
     mu: float = param(20.0, "curvature of update=quadratic", "mu")
     differential: bool = param(True, "send changes of z; z^0 goes over an encrypted channel")
-    z0: float = param(0.1, "standard deviation of the random z^0; 0 starts at zero, which protects nothing", "z^0")
-    quantize: float = param(0.0, "cell width of a fixed quantizer on what travels; 0 sends plain floating point", "Delta")
+    z0: float = param(
+        0.1, "standard deviation of the random z^0; 0 starts at zero, which protects nothing", "z^0"
+    )
+    quantize: float = param(
+        0.0,
+        "cell width of a fixed quantizer on what travels; 0 sends plain floating point",
+        "Delta",
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -65,7 +75,9 @@ class PDMM(Victim):
             and self.z0 >= 0
             and self.quantize >= 0
         ):
-            raise LeakauditError("pdmm: expected 0 < theta <= 1, rho, alpha, mu > 0, k_max >= 1, z0 >= 0 and quantize >= 0")
+            raise LeakauditError(
+                "pdmm: expected 0 < theta <= 1, rho, alpha, mu > 0, k_max >= 1, z0 >= 0 and quantize >= 0"
+            )
 
     @property
     def stationary(self) -> bool:
@@ -97,12 +109,20 @@ class PDMM(Victim):
         return 1 - self.alpha * self.rho * degree, torch.full_like(degree, self.alpha)
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the cost of a round does not grow with wires that nobody records, unless a quantizer acts on each."""
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
         rule = Rule(self.rho, self.theta, self.differential, self.quantize, self.z0)
-        duals = (Wires if self.quantize or recorder.partial else Sums)(rule, graph, recorder, w, wires, generator)
+        duals = (Wires if self.quantize or recorder.partial else Sums)(
+            rule, graph, recorder, w, wires, generator
+        )
         degree = w.new_tensor([[graph.degree(i)] for i in range(graph.nodes)])
         curves, spare = Curves(recorder, problem), torch.empty_like(w)
         recorder.end_round(0)
@@ -115,7 +135,9 @@ class PDMM(Victim):
             recorder.end_round(t)
             step("recording", t, rounds)
 
-    def _updated(self, problem: Problem, w: Tensor, degree: Tensor, duals: Sums | Wires, spare: Tensor) -> Tensor:
+    def _updated(
+        self, problem: Problem, w: Tensor, degree: Tensor, duals: Sums | Wires, spare: Tensor
+    ) -> Tensor:
         """Return all nodes' new w (N, d), in place of the old where they step, and let the sums follow, block by block."""
         if self.update == "exact":
             w = prox(problem, w, duals.s, self.rho * degree)
@@ -125,7 +147,9 @@ class PDMM(Victim):
         for k in range(1, last + 1):
             g = problem.task.gradients(w, problem.x, problem.y, out=spare)
             for part in blocks(w):
-                w[:, part].mul_(c0).addcmul_(g[:, part], c1, value=-1).addcmul_(duals.s[:, part], c1, value=-1)
+                w[:, part].mul_(c0).addcmul_(g[:, part], c1, value=-1).addcmul_(
+                    duals.s[:, part], c1, value=-1
+                )
                 if k == last:
                     duals.move(w, part)
         return w
@@ -154,12 +178,19 @@ class PDMM(Victim):
                 else:
                     for k in range(1, self.k_max + 1):
                         g = p.grad(i, at=w[i], index=None if self.k_max == 1 else k)
-                        w[i] = p.state("w", i, None if k == self.k_max else k, eq=w[i] - alpha * (g + pull + push * w[i]))
+                        w[i] = p.state(
+                            "w",
+                            i,
+                            None if k == self.k_max else k,
+                            eq=w[i] - alpha * (g + pull + push * w[i]),
+                        )
             moved = {}
             for i, j in sign:
                 change = theta * (z[i, j] - z[j, i] + 2 * rho * sign[i, j] * w[i])
                 if self.differential:
-                    moved[j, i] = p.state("z", j, i, eq=z[j, i] + p.send(i, j, change, "dz", std=cell))
+                    moved[j, i] = p.state(
+                        "z", j, i, eq=z[j, i] + p.send(i, j, change, "dz", std=cell)
+                    )
                 else:
                     moved[j, i] = p.send(i, j, z[j, i] + change, "z", std=cell)
             z = moved

@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.prox import exact, prox
+from leakaudit.protocols import admm_family as admm
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.prox import exact, prox
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 C4 = 0.25  # largest second derivative of the logistic loss
 
@@ -48,23 +48,37 @@ class PVPADMM(Victim):
     """D-ADMM (perturb=none), its dual (DVP) and its primal variable perturbation (PVP)."""
 
     paper: ClassVar[str] = "Zhang and Zhu 2017 (IEEE TIFS 12(1)), DVP and PVP, recalled"
-    leaks_what: ClassVar[str] = "every gradient; with DVP + 2n, with PVP - 2 eta N_i q: nothing accumulates"
-    claims_what: ClassVar[str] = "alpha-differential privacy of each node and iteration (dynamic DP)"
+    leaks_what: ClassVar[str] = (
+        "every gradient; with DVP + 2n, with PVP - 2 eta N_i q: nothing accumulates"
+    )
+    claims_what: ClassVar[str] = (
+        "alpha-differential privacy of each node and iteration (dynamic DP)"
+    )
     separable: ClassVar[bool] = True
 
     eta: float = param(0.3, "penalty of disagreement", "eta")
-    update: Literal["exact", "gradient"] = param("exact", "local update: exact, for convex models, or along one gradient")
+    update: Literal["exact", "gradient"] = param(
+        "exact", "local update: exact, for convex models, or along one gradient"
+    )
     curvature: float = param(2.0, "of update=gradient", "beta_i")
-    perturb: Literal["none", "dual", "primal"] = param("none", "which variable is noised: DVP or PVP")
+    perturb: Literal["none", "dual", "primal"] = param(
+        "none", "which variable is noised: DVP or PVP"
+    )
     alpha: float = param(1.0, "claimed privacy loss of each node and iteration", "alpha_p(t)")
-    zeta: Literal["half", "full"] = param("half", "rate of the dual noise: alpha_hat/2, or alpha_hat", "zeta_p(t)")
+    zeta: Literal["half", "full"] = param(
+        "half", "rate of the dual noise: alpha_hat/2, or alpha_hat", "zeta_p(t)"
+    )
     records: int = param(1, "records of a node, for the noise", "B_p")
-    convexity: float = param(0.1, "strong convexity of the regulariser (the task's l2), for the noise", "rho")
+    convexity: float = param(
+        0.1, "strong convexity of the regulariser (the task's l2), for the noise", "rho"
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         if min(self.eta, self.curvature, self.alpha, self.convexity) <= 0 or self.records < 1:
-            raise LeakauditError("pvpadmm: expected eta, curvature, alpha, convexity > 0 and records >= 1")
+            raise LeakauditError(
+                "pvpadmm: expected eta, curvature, alpha, convexity > 0 and records >= 1"
+            )
 
     @property
     def stationary(self) -> bool:
@@ -81,19 +95,38 @@ class PVPADMM(Victim):
         return 2 * len(list(wires)) * rounds
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; every node draws its noise anew in every round."""
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
-        sent, lam, around, channel = w, torch.zeros_like(w), admm.Around(graph, w), Broadcast(recorder, wires)
-        size, phi = (w.new_tensor(column)[:, None] for column in zip(*map(self._noise, map(graph.degree, range(graph.nodes))), strict=True))
+        sent, lam, around, channel = (
+            w,
+            torch.zeros_like(w),
+            admm.Around(graph, w),
+            Broadcast(recorder, wires),
+        )
+        size, phi = (
+            w.new_tensor(column)[:, None]
+            for column in zip(*map(self._noise, map(graph.degree, range(graph.nodes))), strict=True)
+        )
         noise, spare, pull = torch.zeros_like(w), torch.empty_like(w), torch.empty_like(w)
         weight, curves = 2 * self.eta * around.degree + phi, Curves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             noise = size * admm.radial(w, generator) if self.perturb != "none" else noise
             for part in blocks(pull):
-                torch.sub(around.both(sent[:, part]).mul_(self.eta), lam[:, part], alpha=2, out=pull[:, part])
+                torch.sub(
+                    around.both(sent[:, part]).mul_(self.eta),
+                    lam[:, part],
+                    alpha=2,
+                    out=pull[:, part],
+                )
             if self.perturb == "dual":
                 pull.sub_(noise, alpha=2)
             if self.update == "exact":
@@ -101,7 +134,9 @@ class PVPADMM(Victim):
             else:
                 g, c = problem.task.gradients(w, problem.x, problem.y, out=spare), self.curvature
                 for part in blocks(g):
-                    torch.sub(pull[:, part], g[:, part], out=g[:, part]).add_(w[:, part], alpha=c).div_(c + weight)
+                    torch.sub(pull[:, part], g[:, part], out=g[:, part]).add_(
+                        w[:, part], alpha=c
+                    ).div_(c + weight)
                 w, spare = g, w
             sent = channel.send(t, "w", w + noise if self.perturb == "primal" else w)
             for part in blocks(lam):
@@ -123,26 +158,39 @@ class PVPADMM(Victim):
             for i in w:
                 size, phi = self._noise(graph.degree(i))
                 noise = p.noise("n", size * std, i, law="laplace") if std else 0 * start
-                pull = eta * admm.both(graph, i, sent) - 2 * (lam[i] + noise if self.perturb == "dual" else lam[i])
+                pull = eta * admm.both(graph, i, sent) - 2 * (
+                    lam[i] + noise if self.perturb == "dual" else lam[i]
+                )
                 weight = 2 * eta * graph.degree(i) + decimal(phi)
                 if self.update == "exact":
                     w[i] = p.state("w", i)
                     p.relate(weight * w[i], pull - p.grad(i, at=w[i]))
                 else:
-                    w[i] = p.state("w", i, eq=(curvature * w[i] + pull - p.grad(i, at=w[i])) / (curvature + weight))
-                new[i] = p.send(i, graph.neighbours[i], w[i] + noise if self.perturb == "primal" else w[i], "w")
+                    w[i] = p.state(
+                        "w",
+                        i,
+                        eq=(curvature * w[i] + pull - p.grad(i, at=w[i])) / (curvature + weight),
+                    )
+                new[i] = p.send(
+                    i, graph.neighbours[i], w[i] + noise if self.perturb == "primal" else w[i], "w"
+                )
             sent = new
-            lam = {i: p.state("lam", i, eq=lam[i] + eta / 2 * admm.apart(graph, i, sent)) for i in w}
+            lam = {
+                i: p.state("lam", i, eq=lam[i] + eta / 2 * admm.apart(graph, i, sent)) for i in w
+            }
         return p
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """Return the paper's dynamic differential privacy: alpha a node and iteration, which the paper does not compose."""
         if self.perturb == "none":
             return ()
         noise = f"density exp(-|n| / {self._noise(graph.degree(0))[0]:.4g}) at node 0"
         return (
             Claim(
-                source="Zhang and Zhu 2017, dynamic differential privacy of " + ("DVP" if self.perturb == "dual" else "PVP"),
+                source="Zhang and Zhu 2017, dynamic differential privacy of "
+                + ("DVP" if self.perturb == "dual" else "PVP"),
                 promise=f"{self.alpha:g}-differential privacy of each node in each iteration, noise of {noise}; "
                 f"not composed by the paper: {rounds * self.alpha:g} for {rounds} rounds",
                 epsilon=self.alpha,
@@ -174,5 +222,7 @@ class PVPADMM(Victim):
         if self.perturb == "none":
             return 0.0
         if "w0" not in public:
-            raise LeakauditError("pvpadmm: the spread of its noise depends on the model's size; expected the public tensor 'w0'")
+            raise LeakauditError(
+                "pvpadmm: the spread of its noise depends on the model's size; expected the public tensor 'w0'"
+            )
         return admm.radial_std(len(public["w0"]))

@@ -27,19 +27,19 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.arcs import Arcs
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.walk import draw, read
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
+from leakaudit.traces.arcs import Arcs
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims._walk import draw, read  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("recal")
@@ -48,7 +48,9 @@ class RECAL(Victim):
     """RECAL, and with sigma > 0 DP-RECAL. A round of the trace is one activation."""
 
     paper: ClassVar[str] = "DP-RECAL, arXiv 2212.10859v2, eqs. (7a)-(7e), reconstructed"
-    leaks_what: ClassVar[str] = "every gradient; with noise on x each under its own noise; with noise on lam and reg=none exactly"
+    leaks_what: ClassVar[str] = (
+        "every gradient; with noise on x each under its own noise; with noise on lam and reg=none exactly"
+    )
     claims_what: ClassVar[str] = "(epsilon, delta) by zCDP at the trace's PLF (Theorem 4)"
     separable: ClassVar[bool] = True
 
@@ -57,20 +59,37 @@ class RECAL(Victim):
     beta: float = param(0.0, "step size of y; 0 takes 0.95 / (2 sum_i s_i)", "beta")
     reg: Literal["none", "l1"] = param("none", "regulariser", "r")
     weight: float = param(0.01, "weight of reg=l1")
-    activation: Literal["walk", "iid"] = param("walk", "next node: a neighbour (random walk), or any node (complete graph)")
-    baton: Literal["active", "full"] = param("active", "what s adds up: sum of lam, or of lam + s_i x_i")
-    sigma: float = param(0.0, "standard deviation of the first noise of a node; 0 is RECAL", "sigma_i")
+    activation: Literal["walk", "iid"] = param(
+        "walk", "next node: a neighbour (random walk), or any node (complete graph)"
+    )
+    baton: Literal["active", "full"] = param(
+        "active", "what s adds up: sum of lam, or of lam + s_i x_i"
+    )
+    sigma: float = param(
+        0.0, "standard deviation of the first noise of a node; 0 is RECAL", "sigma_i"
+    )
     decay: float = param(1.0, "variance of a node's noise over that of its activation before", "R")
-    noise_on: Literal["x", "lam"] = param("x", "where the noise enters: the state x (7c), or lam alone (7d)")
-    sensitivity: float = param(1.0, "change of a gradient that one record makes, assumed by the claim", "C")
+    noise_on: Literal["x", "lam"] = param(
+        "x", "where the noise enters: the state x (7c), or lam alone (7d)"
+    )
+    sensitivity: float = param(
+        1.0, "change of a gradient that one record makes, assumed by the claim", "C"
+    )
     delta: float = param(1e-3, "of the claim", "delta")
 
     def __post_init__(self) -> None:
         """Check the ranges; the paper's condition tau_i (L_i/2 + 2 s_i) < 1 as far as it does not need L_i."""
         tau, s = _numbers("tau", self.tau), _numbers("s", self.s)
         nodes = max(len(tau), len(s))
-        if min(self.beta, self.weight, self.sigma) < 0 or self.sensitivity <= 0 or not 0 < self.decay <= 1 or not 0 < self.delta < 1:
-            raise LeakauditError("recal: expected beta, weight, sigma >= 0, sensitivity > 0, 0 < decay <= 1 and 0 < delta < 1")
+        if (
+            min(self.beta, self.weight, self.sigma) < 0
+            or self.sensitivity <= 0
+            or not 0 < self.decay <= 1
+            or not 0 < self.delta < 1
+        ):
+            raise LeakauditError(
+                "recal: expected beta, weight, sigma >= 0, sensitivity > 0, 0 < decay <= 1 and 0 < delta < 1"
+            )
         if not {len(tau), len(s)} <= {1, nodes}:
             raise LeakauditError(f"recal: expected as many tau as s, got {len(tau)} and {len(s)}")
         worst = max(a * b for a, b in zip(_each(tau, nodes), _each(s, nodes), strict=True))
@@ -84,9 +103,13 @@ class RECAL(Victim):
         tau, s, _ = self.steps(graph.nodes)
         worst = max(float(a) * (task.l2 / 2 + 2 * float(b)) for a, b in zip(tau, s, strict=True))
         if worst >= 1:
-            raise LeakauditError(f"recal: expected tau_i (L_i/2 + 2 s_i) < 1, got {worst:g} at L_i = l2 already; lower tau or s")
+            raise LeakauditError(
+                f"recal: expected tau_i (L_i/2 + 2 s_i) < 1, got {worst:g} at L_i = l2 already; lower tau or s"
+            )
         if self.activation == "iid" and 2 * len(graph.edges) != graph.nodes * (graph.nodes - 1):
-            raise LeakauditError("recal: activation=iid hands the baton to any node; use --graph complete, or activation=walk")
+            raise LeakauditError(
+                "recal: activation=iid hands the baton to any node; use --graph complete, or activation=walk"
+            )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Two an activation at most: where only some wires are kept, or nodes draw themselves, it depends on the schedule."""
@@ -97,11 +120,23 @@ class RECAL(Victim):
         return {"active": draw(graph, rounds + 1, generator, self.activation)}
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; an activation takes one gradient of one node."""
-        kept, batons = {arc for i, j in wires for arc in ((i, j), (j, i))}, dict[tuple[int, int], Arcs]()
-        at, state = read(recorder.public, "active", rounds + 1), _State(self, problem, recorder.public["w0"], generator)
+        kept, batons = (
+            {arc for i, j in wires for arc in ((i, j), (j, i))},
+            dict[tuple[int, int], Arcs](),
+        )
+        at, state = (
+            read(recorder.public, "active", rounds + 1),
+            _State(self, problem, recorder.public["w0"], generator),
+        )
         curves = Curves(recorder, problem)
         recorder.state("w", 0, state.x)
         for t in range(1, rounds + 1):
@@ -120,14 +155,24 @@ class RECAL(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare (7a)-(7e) along the walk; a prox is opaque. A node that draws itself keeps the baton, and nothing travels."""
-        p, at, (tau, s, beta) = Relations(graph), read(public, "active", rounds + 1), self.steps(graph.nodes)
+        p, at, (tau, s, beta) = (
+            Relations(graph),
+            read(public, "active", rounds + 1),
+            self.steps(graph.nodes),
+        )
         y: Expression = p.public("w0")
-        x, lam, drawn = dict.fromkeys(range(graph.nodes), y), dict.fromkeys(range(graph.nodes), 0 * y), [0] * graph.nodes
+        x, lam, drawn = (
+            dict.fromkeys(range(graph.nodes), y),
+            dict.fromkeys(range(graph.nodes), 0 * y),
+            [0] * graph.nodes,
+        )
         total = (sum(s) if self.baton == "full" else 0) * y
         for t in p.rounds(rounds):
             i, to = at[t - 1], at[t]
             dual = lam[i] + s[i] * (x[i] - y)
-            made = y + beta * (total - sum(s) * y if self.baton == "full" else total + dual - lam[i])
+            made = y + beta * (
+                total - sum(s) * y if self.baton == "full" else total + dual - lam[i]
+            )
             if self.reg == "l1":
                 inputs, made = made, p.state("y", i)
                 p.opaque(made, of=[inputs])
@@ -135,25 +180,49 @@ class RECAL(Victim):
             noise: Expression = 0 * y
             if self.sigma:
                 noise, drawn[i] = p.noise("xi", self.std(drawn[i]), i), drawn[i] + 1
-            x_new = p.state("w", i, eq=x[i] - tau[i] * (p.grad(i, at=x[i]) + dual) + (noise if self.noise_on == "x" else 0))
-            moved = dual + s[i] * (x_new - x[i] - y_new + y) + (noise if self.noise_on == "lam" else 0)
+            x_new = p.state(
+                "w",
+                i,
+                eq=x[i]
+                - tau[i] * (p.grad(i, at=x[i]) + dual)
+                + (noise if self.noise_on == "x" else 0),
+            )
+            moved = (
+                dual + s[i] * (x_new - x[i] - y_new + y) + (noise if self.noise_on == "lam" else 0)
+            )
             lam_new = p.state("lam", i, eq=moved)
-            total = total + lam_new - lam[i] + (s[i] * (x_new - x[i]) if self.baton == "full" else 0)
+            total = (
+                total + lam_new - lam[i] + (s[i] * (x_new - x[i]) if self.baton == "full" else 0)
+            )
             total = p.state("s", i, eq=total) if to == i else p.send(i, to, total, "s")
             x[i], lam[i], y = x_new, lam_new, y_new
         return p
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """Return Theorem 4 at the PLF of the schedule; without one, at the largest PLF that is possible."""
         if not self.sigma:
             return ()
         most = rounds if self.activation == "iid" else (rounds + 1) // 2
-        plf = most if public is None else int(torch.bincount(torch.tensor(read(public, "active", rounds))).max())
+        plf = (
+            most
+            if public is None
+            else int(torch.bincount(torch.tensor(read(public, "active", rounds))).max())
+        )
         tau, s, _ = self.steps(graph.nodes)
-        scale = max(float(a * (b if self.noise_on == "lam" else 1)) for a, b in zip(tau, s, strict=True))
+        scale = max(
+            float(a * (b if self.noise_on == "lam" else 1)) for a, b in zip(tau, s, strict=True)
+        )
         first = (scale * self.sensitivity / self.sigma) ** 2 / 2
         growth = -plf * math.log(self.decay)
-        terms = plf if self.decay == 1 else math.expm1(growth) / (1 / self.decay - 1) if growth < 700 else math.inf
+        terms = (
+            plf
+            if self.decay == 1
+            else math.expm1(growth) / (1 / self.decay - 1)
+            if growth < 700
+            else math.inf
+        )
         rho = first * terms
         epsilon = rho + 2 * math.sqrt(rho * math.log(1 / self.delta))
         return (
@@ -165,7 +234,10 @@ class RECAL(Victim):
                 adjacency="one record of one node differs",
                 std=self.sigma,
                 rounds=rounds,
-                assumes=(f"a record changes a gradient by at most {self.sensitivity:g}", "Lemma 5: Delta = tau_i C at every activation"),
+                assumes=(
+                    f"a record changes a gradient by at most {self.sensitivity:g}",
+                    "Lemma 5: Delta = tau_i C at every activation",
+                ),
                 sensitivity=self.sensitivity,
             ),
         )
@@ -180,7 +252,9 @@ class RECAL(Victim):
         for name, text in (("tau", self.tau), ("s", self.s)):
             given = _numbers(name, text)
             if len(given) not in (1, nodes):
-                raise LeakauditError(f"recal: expected one {name}, or {nodes}, one a node, got {len(given)}")
+                raise LeakauditError(
+                    f"recal: expected one {name}, or {nodes}, one a node, got {len(given)}"
+                )
             steps.append(_each(given, nodes))
         bound = 1 / (2 * sum(steps[1], Fraction(0)))
         beta = decimal(self.beta) if self.beta else Fraction(19, 20) * bound
@@ -194,19 +268,36 @@ class RECAL(Victim):
 class _State:
     """x, lam and the last noise xi of every node, (N, d), and the baton y and total, (d,)."""
 
-    def __init__(self, victim: RECAL, problem: Problem, start: Tensor, generator: Generator) -> None:
+    def __init__(
+        self, victim: RECAL, problem: Problem, start: Tensor, generator: Generator
+    ) -> None:
         self.victim, self.problem, self.generator = victim, problem, generator
         self.y = start.to(problem.x.device)
         self.x = self.y.repeat(problem.nodes, 1)
-        self.lam, self.xi, self.drawn = torch.zeros_like(self.x), torch.zeros_like(self.x), [0] * problem.nodes
+        self.lam, self.xi, self.drawn = (
+            torch.zeros_like(self.x),
+            torch.zeros_like(self.x),
+            [0] * problem.nodes,
+        )
         tau, s, beta = victim.steps(problem.nodes)
-        self.tau, self.s, self.all, self.beta = [float(v) for v in tau], [float(v) for v in s], float(sum(s)), float(beta)
+        self.tau, self.s, self.all, self.beta = (
+            [float(v) for v in tau],
+            [float(v) for v in s],
+            float(sum(s)),
+            float(beta),
+        )
         self.total = self.all * self.y if victim.baton == "full" else torch.zeros_like(self.y)
 
     @property
     def named(self) -> dict[str, Tensor]:
         """The vectors under their declared names, (N, d)."""
-        return {"w": self.x, "lam": self.lam, "xi": self.xi, "y": self.y.expand_as(self.x), "s": self.total.expand_as(self.x)}
+        return {
+            "w": self.x,
+            "lam": self.lam,
+            "xi": self.xi,
+            "y": self.y.expand_as(self.x),
+            "s": self.total.expand_as(self.x),
+        }
 
     def activate(self, i: int) -> None:
         """Let node i work, (7a) to (7e)."""
@@ -217,7 +308,9 @@ class _State:
         y = self.y + self.beta * pull
         if victim.reg == "l1":
             y = y.sign() * (y.abs() - self.beta * victim.weight).clamp_min(0)
-        self.x[i] -= self.tau[i] * (task.gradients(self.x[one], self.problem.x[one], self.problem.y[one])[0] + dual)
+        self.x[i] -= self.tau[i] * (
+            task.gradients(self.x[one], self.problem.x[one], self.problem.y[one])[0] + dual
+        )
         self.x[i] += noise if victim.noise_on == "x" else 0
         moved = self.x[i] - x
         self.lam[i] = dual + s * (moved - y + self.y) + (noise if victim.noise_on == "lam" else 0)
@@ -244,5 +337,7 @@ def _numbers(name: str, text: str) -> list[Fraction]:
     except (ValueError, OverflowError):
         found = []
     if not found or min(found) <= 0:
-        raise LeakauditError(f"recal: expected {name} as a positive number, or one a node separated by commas, got {text!r}")
+        raise LeakauditError(
+            f"recal: expected {name} as a positive number, or one a node separated by commas, got {text!r}"
+        )
     return found

@@ -20,21 +20,21 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.arcs import Arcs
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.prox import exact, prox
+from leakaudit.protocols import admm_family as admm
+from leakaudit.protocols.prox import exact, prox
+from leakaudit.protocols.training_curves import Curves
+from leakaudit.protocols.walk import draw, read
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
-from leakaudit.task import Problem, Task
+from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph
+from leakaudit.traces.arcs import Arcs
 from leakaudit.victim import Victim
-from leakaudit.victims import _admm as admm  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._walk import draw, read  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("rwadmm")
@@ -48,9 +48,13 @@ class RWADMM(Victim):
 
     rho: float = param(0.5, "penalty of disagreement", "rho")
     theta: float = param(0.5, "averaging: 0.5 is ADMM, 1 is PDMM", "theta")
-    update: Literal["exact", "gradient"] = param("exact", "local update: exact, for convex models, or one gradient step")
+    update: Literal["exact", "gradient"] = param(
+        "exact", "local update: exact, for convex models, or one gradient step"
+    )
     alpha: float = param(0.1, "step size of update=gradient", "alpha")
-    activation: Literal["walk", "iid"] = param("walk", "next node: a neighbour (Markov chain), or any node")
+    activation: Literal["walk", "iid"] = param(
+        "walk", "next node: a neighbour (Markov chain), or any node"
+    )
     sigma: float = param(0.0, "standard deviation of the noise on w; 0 without noise", "sigma")
 
     def __post_init__(self) -> None:
@@ -79,19 +83,46 @@ class RWADMM(Victim):
         return {"active": draw(graph, rounds, generator, self.activation)}
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; z is kept on every arc, since every node is active at some time."""
-        at, kept = read(recorder.public, "active", rounds), {arc for i, j in wires for arc in ((i, j), (j, i))}
+        at, kept = (
+            read(recorder.public, "active", rounds),
+            {arc for i, j in wires for arc in ((i, j), (j, i))},
+        )
         place = {arc: k for k, arc in enumerate(graph.arcs)}
         w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
-        z, bare, noise = w.new_zeros(len(place), w.shape[1]), w.clone(), torch.zeros_like(w)  # z_{i|j}, held by i; w before its noise
+        z, bare, noise = (
+            w.new_zeros(len(place), w.shape[1]),
+            w.clone(),
+            torch.zeros_like(w),
+        )  # z_{i|j}, held by i; w before its noise
         curves = Curves(recorder, problem)
-        held = [torch.tensor([place[i, j] for j in near], device=w.device) for i, near in enumerate(graph.neighbours)]
-        across = [torch.tensor([place[j, i] for j in near], device=w.device) for i, near in enumerate(graph.neighbours)]
-        sign = [w.new_tensor([[1.0 if i < j else -1.0] for j in near]) for i, near in enumerate(graph.neighbours)]
+        held = [
+            torch.tensor([place[i, j] for j in near], device=w.device)
+            for i, near in enumerate(graph.neighbours)
+        ]
+        across = [
+            torch.tensor([place[j, i] for j in near], device=w.device)
+            for i, near in enumerate(graph.neighbours)
+        ]
+        sign = [
+            w.new_tensor([[1.0 if i < j else -1.0] for j in near])
+            for i, near in enumerate(graph.neighbours)
+        ]
         told = [
-            Arcs(torch.full((len(near),), i), torch.tensor(near), torch.arange(len(near)), torch.tensor([(i, j) in kept for j in near]))
+            Arcs(
+                torch.full((len(near),), i),
+                torch.tensor(near),
+                torch.arange(len(near)),
+                torch.tensor([(i, j) in kept for j in near]),
+            )
             for i, near in enumerate(graph.neighbours)
         ]
         recorder.state("w", 0, w)
@@ -99,12 +130,16 @@ class RWADMM(Victim):
             only, mine = slice(i, i + 1), z[held[i]]
             here = None if problem.here is None else problem.here[only]
             one = Problem(problem.task, problem.x[only], problem.y[only], here)
-            moved = self._move(one, w[only], (sign[i] * mine).sum(0, keepdim=True), self.rho * graph.degree(i))
+            moved = self._move(
+                one, w[only], (sign[i] * mine).sum(0, keepdim=True), self.rho * graph.degree(i)
+            )
             if self.sigma:
                 bare[i], noise[i] = moved[0], self.sigma * admm.normal(moved[0], generator)
                 moved = moved + noise[i]
             w[i] = moved[0]
-            new = (1 - self.theta) * z[across[i]] + self.theta * (mine + 2 * self.rho * sign[i] * moved)
+            new = (1 - self.theta) * z[across[i]] + self.theta * (
+                mine + 2 * self.rho * sign[i] * moved
+            )
             z[across[i]] = recorder.exchange(t, "z", new, told[i])
             for name, value in {"w": w, "v": bare, "n": noise}.items():
                 recorder.state(name, t, value)
@@ -133,9 +168,15 @@ class RWADMM(Victim):
                 p.relate(rho * len(near) * exact, -pull - p.grad(i, at=exact))
                 w[i] = p.state("w", i, eq=exact + noise) if self.sigma else exact
             else:
-                w[i] = p.state("w", i, eq=w[i] - alpha * (p.grad(i, at=w[i]) + pull + rho * len(near) * w[i]) + noise)
+                w[i] = p.state(
+                    "w",
+                    i,
+                    eq=w[i] - alpha * (p.grad(i, at=w[i]) + pull + rho * len(near) * w[i]) + noise,
+                )
             for j in near:
-                z[j, i] = p.send(i, j, (1 - theta) * z[j, i] + theta * (z[i, j] + 2 * rho * sign[j] * w[i]), "z")
+                z[j, i] = p.send(
+                    i, j, (1 - theta) * z[j, i] + theta * (z[i, j] + 2 * rho * sign[j] * w[i]), "z"
+                )
         return p
 
     def _move(self, one: Problem, w: Tensor, pull: Tensor, weight: float) -> Tensor:

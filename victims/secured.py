@@ -25,21 +25,21 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.arcs import Arcs, broadcast
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.kirkman import partitions
+from leakaudit.protocols.local import LocalSteps, Steps, stable
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Form, Relations, decimal
 from leakaudit.trace import Graph
+from leakaudit.traces.arcs import Arcs, broadcast
 from leakaudit.victim import Claim, Victim
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._kirkman import partitions  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import LocalSteps, Steps, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("secured")
@@ -48,8 +48,12 @@ class SecureD(Victim):
     """ADMM averaging in groups between rounds of local training."""
 
     paper: ClassVar[str] = "SecureD-FL 2021, Algorithms 2 and 3"
-    leaks_what: ClassVar[str] = "every peer's sum of local gradients, from two of its y; a curious peer gets it after |Pi| + 1 iterations"
-    claims_what: ClassVar[str] = "2 |Pi| - 1 iterations reveal nothing to one curious peer (Theorem III.2)"
+    leaks_what: ClassVar[str] = (
+        "every peer's sum of local gradients, from two of its y; a curious peer gets it after |Pi| + 1 iterations"
+    )
+    claims_what: ClassVar[str] = (
+        "2 |Pi| - 1 iterations reveal nothing to one curious peer (Theorem III.2)"
+    )
     separable: ClassVar[bool] = True
 
     rho: float = param(0.1, "penalty of the averaging", "rho")
@@ -63,8 +67,14 @@ class SecureD(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if not (self.rho > 0 and self.lr > 0 and min(self.iterations, self.partitions, self.local_steps) >= 1):
-            raise LeakauditError("secured: expected rho, lr > 0 and iterations, partitions, local_steps >= 1")
+        if not (
+            self.rho > 0
+            and self.lr > 0
+            and min(self.iterations, self.partitions, self.local_steps) >= 1
+        ):
+            raise LeakauditError(
+                "secured: expected rho, lr > 0 and iterations, partitions, local_steps >= 1"
+            )
         if min(self.batch, self.lam0) < 0 or self.group_size < 2:
             raise LeakauditError("secured: expected batch, lam0 >= 0 and group_size >= 2")
 
@@ -72,7 +82,9 @@ class SecureD(Victim):
         """Refuse a graph that is not complete, groups that do not divide it, and steps that diverge on the task's l2 term."""
         _complete(graph)
         if graph.nodes % self.group_size:
-            raise LeakauditError(f"secured: expected a group_size that divides the {graph.nodes} nodes, got {self.group_size}")
+            raise LeakauditError(
+                f"secured: expected a group_size that divides the {graph.nodes} nodes, got {self.group_size}"
+            )
         stable("secured", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
@@ -82,15 +94,28 @@ class SecureD(Victim):
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Draw the partitions, which all peers know."""
         _complete(graph)
-        return {"groups": torch.tensor(partitions(graph.nodes, self.group_size, self.partitions, generator))}
+        return {
+            "groups": torch.tensor(
+                partitions(graph.nodes, self.group_size, self.partitions, generator)
+            )
+        }
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train and average; the curves are those of the last average, beside the mean squared error of z in each iteration."""
         model = z = recorder.public["w0"].to(problem.x.device)
         w, lam = z.repeat(graph.nodes, 1), z.new_empty(0)
-        train, curves = LocalSteps(self._training, problem, recorder, generator), Curves(recorder, problem)
+        train, curves = (
+            LocalSteps(self._training, problem, recorder, generator),
+            Curves(recorder, problem),
+        )
         turn = _Iteration(self.rho, w, recorder, wires, graph.nodes // self.group_size)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
@@ -117,8 +142,16 @@ class SecureD(Victim):
         for t in p.rounds(rounds):
             if start := self._starts(t):
                 w = {k: p.state("w", k, eq=self._training.declare(p, k, z)) for k in peers}
-                lam = {k: mean + p.noise("lam0", self.lam0 / 12**0.5, k, law="uniform") if self.lam0 else 0 for k in peers}
-            x = {k: p.state("x", k, eq=(2 * w[k] - lam[k] + (0 if start else rho * z)) / (2 + rho)) for k in peers}
+                lam = {
+                    k: mean + p.noise("lam0", self.lam0 / 12**0.5, k, law="uniform")
+                    if self.lam0
+                    else 0
+                    for k in peers
+                }
+            x = {
+                k: p.state("x", k, eq=(2 * w[k] - lam[k] + (0 if start else rho * z)) / (2 + rho))
+                for k in peers
+            }
             y, sums = {}, []
             for group in self._partition(groups, t).tolist():
                 for k in group:
@@ -131,11 +164,18 @@ class SecureD(Victim):
             lam = {k: p.state("lam", k, eq=lam[k] + rho * (x[k] - z)) for k in peers}
         return p
 
-    def claims(self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None) -> tuple[Claim, ...]:
+    def claims(
+        self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
+    ) -> tuple[Claim, ...]:
         """Theorem III.2."""
         safe = 2 * self.partitions - 1
         promise = f"{safe} iterations of an FL round reveal nothing of a peer's w to another"
-        assumes = ("honest but curious peers", "s > t_g / (t_g - 1)", "one curious peer alone", "group sums give nothing away")
+        assumes = (
+            "honest but curious peers",
+            "s > t_g / (t_g - 1)",
+            "one curious peer alone",
+            "group sums give nothing away",
+        )
         return (Claim("SecureD-FL, Theorem III.2", promise, rounds=safe, assumes=assumes),)
 
     @property
@@ -159,17 +199,34 @@ def _complete(graph: Graph) -> None:
 def _checked(graph: Graph, public: Mapping[str, Tensor]) -> Tensor:
     """Return the partitions of a trace; raises LeakauditError where they do not hold every peer once."""
     groups = public.get("groups")
-    if groups is None or groups.dim() != 3 or any(sorted(day.flatten().tolist()) != list(range(graph.nodes)) for day in groups):
-        raise LeakauditError(f"secured: expected public 'groups' (|Pi|, n / s, s) that hold each of {graph.nodes} peers once a partition")
+    if (
+        groups is None
+        or groups.dim() != 3
+        or any(sorted(day.flatten().tolist()) != list(range(graph.nodes)) for day in groups)
+    ):
+        raise LeakauditError(
+            f"secured: expected public 'groups' (|Pi|, n / s, s) that hold each of {graph.nodes} peers once a partition"
+        )
     return groups
 
 
 class _Iteration:
     """One iteration of the averaging, for all peers, and what it sends. x, y: (n, d). sums: of the groups, (n / s, d)."""
 
-    def __init__(self, rho: float, like: Tensor, recorder: Recorder, wires: Iterable[tuple[int, int]], groups: int) -> None:
+    def __init__(
+        self,
+        rho: float,
+        like: Tensor,
+        recorder: Recorder,
+        wires: Iterable[tuple[int, int]],
+        groups: int,
+    ) -> None:
         self.rho, self.recorder, self.arcs = rho, recorder, broadcast(recorder, wires)
-        self.x, self.y, self.sums = torch.empty_like(like), torch.empty_like(like), like.new_empty(groups, like.shape[1])
+        self.x, self.y, self.sums = (
+            torch.empty_like(like),
+            torch.empty_like(like),
+            like.new_empty(groups, like.shape[1]),
+        )
         self._known: dict[bytes, tuple[Tensor, Arcs, Arcs]] = {}
 
     def __call__(self, t: int, groups: Tensor, w: Tensor, lam: Tensor, z: Tensor) -> Tensor:
@@ -197,13 +254,21 @@ class _Iteration:
         if key not in self._known:
             of = torch.empty(len(self.y), dtype=torch.long)
             of[groups] = torch.arange(len(groups))[:, None]
-            inside, sums = of[self.arcs.src] == of[self.arcs.dst], replace(self.arcs, row=of[self.arcs.src])
+            inside, sums = (
+                of[self.arcs.src] == of[self.arcs.dst],
+                replace(self.arcs, row=of[self.arcs.src]),
+            )
             self._known[key] = of.to(self.y.device), self.arcs.some(inside), sums.some(~inside)
         return self._known[key]
 
     def _say(self, part: slice, w: Tensor, lam: Tensor, z: Tensor) -> None:
         """Fill in x and y on some columns."""
-        mine = torch.mul(w[:, part], 2, out=self.x[:, part]).sub_(lam[:, part]).add_(z[part], alpha=self.rho).div_(2 + self.rho)
+        mine = (
+            torch.mul(w[:, part], 2, out=self.x[:, part])
+            .sub_(lam[:, part])
+            .add_(z[part], alpha=self.rho)
+            .div_(2 + self.rho)
+        )
         torch.add(mine, lam[:, part], alpha=1 / self.rho, out=self.y[:, part])
 
     def _add_up(self, part: slice, of: Tensor) -> None:

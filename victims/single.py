@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols.batches import batches, enough
+from leakaudit.protocols.local import stable
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._batches import batches, enough  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("single")
@@ -44,7 +44,9 @@ class Single(Victim):
     def __post_init__(self) -> None:
         """Check the ranges."""
         if not (self.mu > 0 and self.inner >= 1 and self.batch >= 0):
-            raise LeakauditError(f"single: expected mu > 0, inner >= 1 and batch >= 0, got {self.mu}, {self.inner} and {self.batch}")
+            raise LeakauditError(
+                f"single: expected mu > 0, inner >= 1 and batch >= 0, got {self.mu}, {self.inner} and {self.batch}"
+            )
 
     @property
     def stationary(self) -> bool:
@@ -61,10 +63,20 @@ class Single(Victim):
         return 0
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; nodes hold equally many records, so that a pooled mini-batch weighs them alike."""
-        w, task, curves = recorder.public["w0"].to(problem.x.device), problem.task, Curves(recorder, problem)
+        w, task, curves = (
+            recorder.public["w0"].to(problem.x.device),
+            problem.task,
+            Curves(recorder, problem),
+        )
         g = w.new_empty(graph.nodes, len(w))
         recorder.state("w", 0, w.expand(graph.nodes, -1))
         for t in range(1, rounds + 1):
@@ -85,6 +97,8 @@ class Single(Victim):
         for _ in p.rounds(rounds):
             for k in range(self.inner):
                 index = None if self.inner == 1 else k
-                mean = sum(p.grad(i, at=w, index=index) for i in range(graph.nodes)) * Fraction(1, graph.nodes)
+                mean = sum(p.grad(i, at=w, index=index) for i in range(graph.nodes)) * Fraction(
+                    1, graph.nodes
+                )
                 w = p.state("w", None, None if k == self.inner - 1 else k, eq=w - mu * mean)
         return p

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from leakaudit.curves import Curves
 from leakaudit.progress import step
+from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.consensus import Mixing
+from leakaudit.protocols.local import above, common, everybody, least, normal, stable
+from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
-from leakaudit.victims._blocks import blocks  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._broadcast import Broadcast  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._consensus import Mixing  # noqa: TID251 - shared by files of this folder alone
-from leakaudit.victims._local import above, common, everybody, least, normal, stable  # noqa: TID251 - shared by files of this folder alone
 
 if TYPE_CHECKING:
-    from leakaudit.recorder import Recorder
-    from leakaudit.task import Problem, Task
+    from leakaudit.tasks.task import Problem, Task
+    from leakaudit.traces.recorder import Recorder
 
 
 @victim("tracking")
@@ -39,12 +39,16 @@ class Tracking(Victim):
     """Gradient tracking in the form of DIGing."""
 
     paper: ClassVar[str] = "Nedic, Olshevsky and Shi 2017, Algorithm 1 (DIGing)"
-    leaks_what: ClassVar[str] = "every gradient, the first as it is sent; also from the models alone"
+    leaks_what: ClassVar[str] = (
+        "every gradient, the first as it is sent; also from the models alone"
+    )
     separable: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha")
     sigma: float = param(0.0, "standard deviation of the noise", "sigma")
-    noise: Literal["state", "message"] = param("state", "noise on the models wherever they are used, or on all that travels")
+    noise: Literal["state", "message"] = param(
+        "state", "noise on the models wherever they are used, or on all that travels"
+    )
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -65,7 +69,13 @@ class Tracking(Victim):
         return 2 * len(list(wires)) * (2 * rounds + 1)
 
     def run(
-        self, problem: Problem, graph: Graph, rounds: int, recorder: Recorder, generator: Generator, wires: Iterable[tuple[int, int]]
+        self,
+        problem: Problem,
+        graph: Graph,
+        rounds: int,
+        recorder: Recorder,
+        generator: Generator,
+        wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws the noise."""
         mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
@@ -80,7 +90,11 @@ class Tracking(Victim):
             return value + noise
 
         recorder.state("w", 0, w)
-        y, spare, heard = g.clone(), torch.empty_like(g), {"w": w, "y": channel.send(0, "y", noised(0, "y", g, "message"))}
+        y, spare, heard = (
+            g.clone(),
+            torch.empty_like(g),
+            {"w": w, "y": channel.send(0, "y", noised(0, "y", g, "message"))},
+        )
         recorder.end_round(0)
         for t in range(1, rounds + 1):
             for part in blocks(w):
@@ -90,7 +104,10 @@ class Tracking(Victim):
             for part in blocks(y):
                 y[:, part] = mix(heard["y"][:, part]).add_(new[:, part]).sub_(g[:, part])
             g, spare = new, g
-            heard = {kind: channel.send(t, kind, noised(t, kind, value, "message")) for kind, value in (("w", w), ("y", y))}
+            heard = {
+                kind: channel.send(t, kind, noised(t, kind, value, "message"))
+                for kind, value in (("w", w), ("y", y))
+            }
             recorder.state("w", t, w)
             curves.observe(t, w, y=y)
             recorder.end_round(t)
@@ -107,12 +124,17 @@ class Tracking(Victim):
                 m = p.send(i, graph.neighbours[i], value, kind)
                 return m, m
             kept = p.state(kind, i, eq=value)
-            return kept, p.send(i, graph.neighbours[i], kept + p.noise(f"n{kind}", self.sigma, i), kind)
+            return kept, p.send(
+                i, graph.neighbours[i], kept + p.noise(f"n{kind}", self.sigma, i), kind
+            )
 
         w = dict(everybody(p, graph.nodes))
         x, g = dict(w), {i: p.grad(i, at=w[i]) for i in w}
         first = {i: send(i, "y", g[i]) for i in w}
-        y, heard = {i: pair[0] for i, pair in first.items()}, {i: pair[1] for i, pair in first.items()}
+        y, heard = (
+            {i: pair[0] for i, pair in first.items()},
+            {i: pair[1] for i, pair in first.items()},
+        )
         for _ in p.rounds(rounds):
             moved, tracked = {}, {}
             for i in w:
@@ -121,6 +143,12 @@ class Tracking(Victim):
                 change = p.grad(i, at=moved[i][0])
                 tracked[i] = send(i, "y", mix.declared(i, heard) + change - g[i])
                 g[i] = change
-            w, x = {i: pair[0] for i, pair in moved.items()}, {i: pair[1] for i, pair in moved.items()}
-            y, heard = {i: pair[0] for i, pair in tracked.items()}, {i: pair[1] for i, pair in tracked.items()}
+            w, x = (
+                {i: pair[0] for i, pair in moved.items()},
+                {i: pair[1] for i, pair in moved.items()},
+            )
+            y, heard = (
+                {i: pair[0] for i, pair in tracked.items()},
+                {i: pair[1] for i, pair in tracked.items()},
+            )
         return p

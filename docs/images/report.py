@@ -17,7 +17,12 @@ from leakaudit.cli import main
 
 RECORD = "record pdmm --nodes 6 --graph rgg --rounds 20 --data faces --model mlp --set hidden=64 --seed 0 -q"
 TARGET = Path(__file__).parent / "report.png"
-SCALE, WIDTH, COLOURS, MARGIN = 1.5, 1000, 128, 16  # pixels a CSS pixel; CSS pixels; of the palette, for a small file; CSS pixels
+SCALE, WIDTH, COLOURS, MARGIN = (
+    1.5,
+    1000,
+    128,
+    16,
+)  # pixels a CSS pixel; CSS pixels; of the palette, for a small file; CSS pixels
 
 
 def photograph(tab: Page, first: str, last: str) -> Image.Image:
@@ -32,7 +37,10 @@ def photograph(tab: Page, first: str, last: str) -> Image.Image:
 def page(folder: Path) -> Path:
     """Record, attack and render."""
     trace, out, html = folder / "trace.pt", folder / "out", folder / "report.html"
-    for command in ([*RECORD.split(), "-o", str(trace)], ["attack", str(trace), "-o", str(out), "-q"]):
+    for command in (
+        [*RECORD.split(), "-o", str(trace)],
+        ["attack", str(trace), "-o", str(out), "-q"],
+    ):
         if code := main(command):
             raise SystemExit(code)
     main(["report", str(out), "-o", str(html), "-q"])
@@ -44,14 +52,23 @@ def run() -> None:
     with tempfile.TemporaryDirectory() as name, sync_playwright() as started:
         chromium = os.environ.get("LEAKAUDIT_CHROMIUM") or shutil.which("chromium")
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": WIDTH, "height": 900}, color_scheme="light", device_scale_factor=SCALE)
+        tab = browser.new_page(
+            viewport={"width": WIDTH, "height": 900},
+            color_scheme="light",
+            device_scale_factor=SCALE,
+        )
         tab.goto(page(Path(name)).as_uri())
-        parts = [photograph(tab, "body > header, header", "#threat h3"), photograph(tab, "#pictures", "#who")]
+        parts = [
+            photograph(tab, "body > header, header", "#threat h3"),
+            photograph(tab, "#pictures", "#who"),
+        ]
         browser.close()
     whole = Image.new("RGB", (parts[0].width, sum(p.height for p in parts)), "white")
     for k, part in enumerate(parts):
         whole.paste(part, (0, sum(p.height for p in parts[:k])))
-    whole.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(TARGET, optimize=True)
+    whole.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        TARGET, optimize=True
+    )
     sys.stdout.write(f"{TARGET}: {TARGET.stat().st_size} bytes, {whole.width} x {whole.height}\n")
 
 

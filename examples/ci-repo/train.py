@@ -44,19 +44,38 @@ def train(seed: int, path: Path | None = None) -> np.ndarray:
     x, y = pictures()
     mine = rng.permutation(len(x))[:NODES]
     graph = la.Graph(NODES, ((0, 1), (0, 3), (1, 2), (2, 3)))
-    task = la.TaskSpec("logistic", shape=(1, SIDE, SIDE), classes=CLASSES, levels=255, data="lfw_subset, 8x8")
+    task = la.TaskSpec(
+        "logistic", shape=(1, SIDE, SIDE), classes=CLASSES, levels=255, data="lfw_subset, 8x8"
+    )
     w = np.zeros((NODES, CLASSES * x.shape[1] + CLASSES))
-    params = {"alpha": STEP, "order": "adapt", "noise": "message", "sigma": SIGMA, "clip": CLIP, "samples": 1}
-    with la.Recorder(path, protocol="dpsgd", task=task, graph=graph, params=params, public={"w0": w[0]}, rounds=ROUNDS) as recorder:
-        for i, row in enumerate(mine):  # the private side, for scoring alone
-            recorder.truth(node=i, x=x[row].reshape(1, 1, SIDE, SIDE), y=y[row : row + 1], index=[row])
+    params = {
+        "alpha": STEP,
+        "order": "adapt",
+        "noise": "message",
+        "sigma": SIGMA,
+        "clip": CLIP,
+        "samples": 1,
+    }
+    with la.Recorder(
+        path,
+        protocol="dpsgd",
+        task=task,
+        graph=graph,
+        params=params,
+        public={"w0": w[0]},
+        rounds=ROUNDS,
+    ) as recorder:
+        for i, row in enumerate(mine):  # the private side, only for scoring
+            picture = x[row].reshape(1, 1, SIDE, SIDE)
+            recorder.truth(node=i, x=picture, y=y[row : row + 1], index=[row])
         recorder.pool(np.delete(x, mine, 0).reshape(-1, 1, SIDE, SIDE))
         for t in range(1, ROUNDS + 1):
             stepped = [w[i] - STEP * gradient(w[i], x[mine[i]], y[mine[i]]) for i in range(NODES)]
             sent = [privatise(model, rng) for model in stepped]
             for i in range(NODES):
                 recorder.send(round=t, src=i, dst=graph.neighbours[i], kind="w", value=sent[i])
-            w = np.stack([(sent[i] + sum(sent[j] for j in graph.neighbours[i])) / 3 for i in range(NODES)])
+            sums = [sent[i] + sum(sent[j] for j in graph.neighbours[i]) for i in range(NODES)]
+            w = np.stack(sums) / 3
     return w
 
 

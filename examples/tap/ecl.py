@@ -25,7 +25,9 @@ def records(rank: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return this process's pictures (count, 1, 25, 25), k/255, and whether each is a face (1) or not (0)."""
     pictures, faces = np.round(lfw_subset() * 255) / 255, np.arange(200) < 100
     mine = np.random.default_rng(11).permutation(200)[rank * count : (rank + 1) * count]
-    return torch.tensor(pictures[mine, None], dtype=torch.float32), torch.tensor(faces[mine], dtype=torch.int64)
+    return torch.tensor(pictures[mine, None], dtype=torch.float32), torch.tensor(
+        faces[mine], dtype=torch.int64
+    )
 
 
 def build(hidden: int = 64) -> nn.Module:
@@ -61,7 +63,12 @@ def train(rounds: int, step: float, penalty: float, count: int) -> float:
             for k, p in enumerate(w):
                 pull = sum(sign[j] * z[j][k] for j in neighbours)
                 p -= step * (p.grad + pull + penalty * len(neighbours) * p)
-            z = swap({j: [z[j][k] + 2 * penalty * sign[j] * p for k, p in enumerate(w)] for j in neighbours})
+            z = swap(
+                {
+                    j: [z[j][k] + 2 * penalty * sign[j] * p for k, p in enumerate(w)]
+                    for j in neighbours
+                }
+            )
     return loss.item()
 
 
@@ -72,7 +79,10 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=0.1)
     parser.add_argument("--penalty", type=float, default=0.2)
     parser.add_argument("--records", type=int, default=1, help="pictures of each process")
-    parser.add_argument("--save", help="write all processes' records to this .npz file, so that an audit can be scored")
+    parser.add_argument(
+        "--save",
+        help="write all processes' records to this .npz file, so that an audit can be scored",
+    )
     args = parser.parse_args()
     dist.init_process_group("gloo")
     loss = train(args.rounds, args.step, args.penalty, args.records)

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import binom
 
-from leakaudit.bounds.curves import Adjacency, Guarantee, at_least_zero, greatest_power, least_epsilon, probability
+from leakaudit.bounds.guarantee import (
+    Adjacency,
+    Guarantee,
+    at_least_zero,
+    greatest_power,
+    least_epsilon,
+    probability,
+)
 from leakaudit.errors import LeakauditError
 
 Floats = NDArray[np.float64]
@@ -40,7 +47,9 @@ class Approximate(Guarantee):
         for epsilon, delta, times in self.terms:
             probability("delta", delta)
             if not (0 <= epsilon < math.inf and times >= 1):
-                raise LeakauditError(f"expected a finite epsilon >= 0 at least once, got {epsilon} {times} times")
+                raise LeakauditError(
+                    f"expected a finite epsilon >= 0 at least once, got {epsilon} {times} times"
+                )
 
     def delta(self, epsilon: float) -> float:
         """The optimal total delta at a total epsilon (Theorem 3.3)."""
@@ -57,7 +66,11 @@ class Approximate(Guarantee):
     def power(self, false_positives: float) -> float:
         """One minus the trade-off curve, exact at up to 256 different sums of losses."""
         losses = self._losses[0]
-        return greatest_power(self.delta, false_positives, map(float, losses[losses > 0]) if len(losses) <= KINKS else ())
+        return greatest_power(
+            self.delta,
+            false_positives,
+            map(float, losses[losses > 0]) if len(losses) <= KINKS else (),
+        )
 
     def plus(self, other: Approximate) -> Approximate:
         """All terms of both."""

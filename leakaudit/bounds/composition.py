@@ -11,14 +11,20 @@ from typing import Any, TypeVar
 
 from leakaudit.bounds import pld
 from leakaudit.bounds.approximate import Approximate
-from leakaudit.bounds.curves import Guarantee
 from leakaudit.bounds.gaussian import Gdp
+from leakaudit.bounds.guarantee import Guarantee
 from leakaudit.bounds.pld import Pld
 from leakaudit.bounds.renyi import ORDERS, Rdp, randomised_response
 from leakaudit.bounds.zcdp import Zcdp
 from leakaudit.errors import LeakauditError
 
-KINDS: tuple[type[Guarantee], ...] = (Gdp, Approximate, Zcdp, Rdp, Pld)  # in the order in which a mixture is put into one of them
+KINDS: tuple[type[Guarantee], ...] = (
+    Gdp,
+    Approximate,
+    Zcdp,
+    Rdp,
+    Pld,
+)  # in the order in which a mixture is put into one of them
 G = TypeVar("G", bound=Guarantee)
 
 
@@ -32,7 +38,9 @@ def compose(guarantees: Iterable[Guarantee], into: type[Guarantee] | None = None
     if not parts:
         raise LeakauditError("expected at least one guarantee to compose, got none")
     if len(found := {p.adjacency for p in parts}) > 1:
-        raise LeakauditError(f"expected one adjacency, got: {'; '.join(sorted(found))}; state all guarantees under the same one")
+        raise LeakauditError(
+            f"expected one adjacency, got: {'; '.join(sorted(found))}; state all guarantees under the same one"
+        )
     same = {type(p) for p in parts}
     kind = into or (same.pop() if len(same) == 1 else _common(parts))
     return reduce(lambda a, b: a.plus(b), [translate(p, kind) for p in parts])
@@ -66,8 +74,13 @@ TRANSLATIONS: dict[tuple[type[Guarantee], type[Guarantee]], Callable[[Any], Guar
     (Gdp, Zcdp): lambda g: Zcdp(g.mu**2 / 2, g.adjacency),  # Bun, Steinke 2016, Proposition 1.6
     (Gdp, Rdp): lambda g: Rdp(tuple(a * g.mu**2 / 2 for a in ORDERS), g.adjacency),
     (Zcdp, Rdp): lambda g: Rdp(tuple(a * g.rho for a in ORDERS), g.adjacency),
-    (Approximate, Zcdp): lambda g: Zcdp(sum(n * e * e for e, _, n in g.terms) / 2, g.adjacency),  # Bun, Steinke 2016, Proposition 1.4
-    (Approximate, Rdp): lambda g: Rdp(tuple(sum(n * randomised_response(e, a) for e, _, n in g.terms) for a in ORDERS), g.adjacency),
+    (Approximate, Zcdp): lambda g: Zcdp(
+        sum(n * e * e for e, _, n in g.terms) / 2, g.adjacency
+    ),  # Bun, Steinke 2016, Proposition 1.4
+    (Approximate, Rdp): lambda g: Rdp(
+        tuple(sum(n * randomised_response(e, a) for e, _, n in g.terms) for a in ORDERS),
+        g.adjacency,
+    ),
     (Gdp, Pld): lambda g: pld.gaussian(g.mu, g.adjacency),
     (Approximate, Pld): lambda g: pld.of_terms(g.terms, g.adjacency),
 }
@@ -84,4 +97,6 @@ def _common(parts: list[Guarantee]) -> type[Guarantee]:
         if all(_possible(p, kind) for p in parts):
             return kind
     names = ", ".join(sorted({type(p).__name__ for p in parts}))
-    raise LeakauditError(f"expected guarantees with a kind in common, got {names}; choose an (epsilon, delta) of each and compose those")
+    raise LeakauditError(
+        f"expected guarantees with a kind in common, got {names}; choose an (epsilon, delta) of each and compose those"
+    )

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import beta, binom
 
-from leakaudit.bounds.curves import at_least_zero, probability
+from leakaudit.bounds.guarantee import at_least_zero, probability
 from leakaudit.errors import LeakauditError
 
 MOST = 10_000_000  # trials
@@ -30,7 +30,10 @@ class Counts:
     negatives: int
 
     def __post_init__(self) -> None:
-        if not (0 <= self.true_positives <= self.positives and 0 <= self.false_positives <= self.negatives):
+        if not (
+            0 <= self.true_positives <= self.positives
+            and 0 <= self.false_positives <= self.negatives
+        ):
             raise LeakauditError(f"expected counts between 0 and the number of trials, got {self}")
 
 
@@ -55,10 +58,17 @@ def epsilon_lower(counts: Counts, delta: float, alpha: float, *, both: bool = Fa
     probability("delta", delta)
     _trials(0, 0, alpha)
     c, share = counts, alpha / (4 if both else 2)
-    found = [_ratio(lower(c.true_positives, c.positives, share) - delta, upper(c.false_positives, c.negatives, share))]
+    found = [
+        _ratio(
+            lower(c.true_positives, c.positives, share) - delta,
+            upper(c.false_positives, c.negatives, share),
+        )
+    ]
     if both:
         missed, kept = c.positives - c.true_positives, c.negatives - c.false_positives
-        found.append(_ratio(lower(kept, c.negatives, share) - delta, upper(missed, c.positives, share)))
+        found.append(
+            _ratio(lower(kept, c.negatives, share) - delta, upper(missed, c.positives, share))
+        )
     return max(0.0, *found)
 
 
@@ -84,7 +94,11 @@ def credible_epsilon(counts: Counts, delta: float, alpha: float, nodes: int = 40
     probability("delta", delta)
     _trials(0, 0, alpha)
     c = counts
-    fpr = beta.ppf((np.arange(nodes) + 0.5) / nodes, c.false_positives + 0.5, c.negatives - c.false_positives + 0.5)
+    fpr = beta.ppf(
+        (np.arange(nodes) + 0.5) / nodes,
+        c.false_positives + 0.5,
+        c.negatives - c.false_positives + 0.5,
+    )
     fnr = beta(c.positives - c.true_positives + 0.5, c.true_positives + 0.5)
 
     def within(epsilon: float) -> float:
@@ -114,10 +128,14 @@ def trials_for(epsilon: float, delta: float, alpha: float) -> int:
     while certifiable(high, delta, alpha) < epsilon:
         low, high = high, 2 * high
         if high > MOST:
-            raise LeakauditError(f"expected an epsilon that {MOST:,} trials can prove at delta {delta:g}, got {epsilon:g}; use mu_lower")
+            raise LeakauditError(
+                f"expected an epsilon that {MOST:,} trials can prove at delta {delta:g}, got {epsilon:g}; use mu_lower"
+            )
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if certifiable(middle, delta, alpha) >= epsilon else (middle, high)
+        low, high = (
+            (low, middle) if certifiable(middle, delta, alpha) >= epsilon else (middle, high)
+        )
     return high
 
 
@@ -128,22 +146,30 @@ def detection(trials: int, bound: float, rate: float, alpha: float) -> float:
     probability("the rate", rate)
     if bound == 1 or trials == 0:
         return 0.0
-    critical = int(binom.isf(alpha, trials, bound)) + 1  # lower(k) > bound exactly where P[Bin(trials, bound) >= k] < alpha
+    critical = (
+        int(binom.isf(alpha, trials, bound)) + 1
+    )  # lower(k) > bound exactly where P[Bin(trials, bound) >= k] < alpha
     return float(binom.sf(critical - 1, trials, rate))
 
 
 def trials_to_detect(bound: float, rate: float, alpha: float, power: float = 0.8) -> int:
     """Return about how many trials make `detection` reach `power`; raises LeakauditError where the rate does not exceed the bound."""
     if not 0 <= bound < rate <= 1 or not 0 < power < 1:
-        raise LeakauditError(f"expected bound < rate <= 1 and 0 < power < 1, got {bound}, {rate} and {power}")
+        raise LeakauditError(
+            f"expected bound < rate <= 1 and 0 < power < 1, got {bound}, {rate} and {power}"
+        )
     low, high = 0, 1
     while detection(high, bound, rate, alpha) < power:
         low, high = high, 2 * high
         if high > MOST:
-            raise LeakauditError(f"expected a rate that {MOST:,} trials can tell from {bound}, got {rate}")
+            raise LeakauditError(
+                f"expected a rate that {MOST:,} trials can tell from {bound}, got {rate}"
+            )
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if detection(middle, bound, rate, alpha) >= power else (middle, high)
+        low, high = (
+            (low, middle) if detection(middle, bound, rate, alpha) >= power else (middle, high)
+        )
     return high
 
 
@@ -153,4 +179,6 @@ def _ratio(above: float, below: float) -> float:
 
 def _trials(successes: int, trials: int, alpha: float) -> None:
     if not 0 <= successes <= trials or not 0 < alpha < 1:
-        raise LeakauditError(f"expected 0 <= successes <= trials and 0 < alpha < 1, got {successes} of {trials} and {alpha}")
+        raise LeakauditError(
+            f"expected 0 <= successes <= trials and 0 < alpha < 1, got {successes} of {trials} and {alpha}"
+        )

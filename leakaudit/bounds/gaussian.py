@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
-from leakaudit.bounds.curves import HALVINGS, Adjacency, Guarantee
+from leakaudit.bounds.guarantee import HALVINGS, Adjacency, Guarantee
 from leakaudit.errors import LeakauditError
 
 
@@ -66,7 +66,9 @@ def log_delta(epsilon: float, mu: float) -> float:
     z = mu / 2 - epsilon / mu
     if (first := float(log_ndtr(z))) == -math.inf:
         return first
-    if z <= 0:  # e^epsilon Phi(z - mu) / Phi(z) is a ratio of scaled tails: epsilon = ((z - mu)^2 - z^2) / 2
+    if (
+        z <= 0
+    ):  # e^epsilon Phi(z - mu) / Phi(z) is a ratio of scaled tails: epsilon = ((z - mu)^2 - z^2) / 2
         return first + _log1m(float(erfcx((mu - z) / math.sqrt(2)) / erfcx(-z / math.sqrt(2))))
     return first + _log1m(math.exp(min(epsilon + float(log_ndtr(z - mu)) - first, 0.0)))
 
@@ -81,7 +83,9 @@ def epsilon(delta: float, mu: float) -> float:
     if mu == math.inf or delta == 0:
         return math.inf
     wanted, low = math.log(delta), 0.0
-    high = mu * mu / 2 + mu * math.sqrt(-2 * wanted)  # delta(epsilon) <= Phi(-x) <= exp(-x^2 / 2) with x = epsilon / mu - mu / 2
+    high = mu * mu / 2 + mu * math.sqrt(
+        -2 * wanted
+    )  # delta(epsilon) <= Phi(-x) <= exp(-x^2 / 2) with x = epsilon / mu - mu / 2
     if log_delta(0.0, mu) <= wanted:
         return 0.0
     for _ in range(HALVINGS):
@@ -106,7 +110,9 @@ def least_mu(epsilon: float, delta: float) -> float:
         middle = (low + high) / 2
         if not low < middle < high:
             break
-        low, high = (middle, high) if log_delta(epsilon, middle) <= math.log(delta) else (low, middle)
+        low, high = (
+            (middle, high) if log_delta(epsilon, middle) <= math.log(delta) else (low, middle)
+        )
     return low
 
 
@@ -129,7 +135,9 @@ def group(mu: float, size: int) -> float:
 def power(false_positives: float, mu: float) -> float:
     """Return the largest true positive rate of any test at a false positive rate: Phi(Phi^-1(alpha) + mu) = 1 - G_mu(alpha)."""
     if not 0 <= false_positives <= 1:
-        raise LeakauditError(f"expected a false positive rate between 0 and 1, got {false_positives}")
+        raise LeakauditError(
+            f"expected a false positive rate between 0 and 1, got {false_positives}"
+        )
     _at_least_zero("mu", mu)
     if mu == math.inf or false_positives == 1:
         return 1.0

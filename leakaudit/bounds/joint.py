@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr, ndtri, xlog1py, xlogy
 
 from leakaudit.bounds.approximate import Approximate
-from leakaudit.bounds.curves import Guarantee
 from leakaudit.bounds.gaussian import Gdp
+from leakaudit.bounds.guarantee import Guarantee
 from leakaudit.errors import LeakauditError
 
 Floats = NDArray[np.float64]
@@ -63,7 +63,9 @@ class JointTest:
         """Check the numbers of trials."""
         for trials in (self.positives, self.negatives):
             if not 1 <= trials <= LARGEST:
-                raise LeakauditError(f"expected 1 to {LARGEST} trials on each side, got {self.positives} and {self.negatives}")
+                raise LeakauditError(
+                    f"expected 1 to {LARGEST} trials on each side, got {self.positives} and {self.negatives}"
+                )
 
     def p_value(self, true_positives: int, false_positives: int) -> float:
         """Return the chance of counts at least as extreme under the promise, at most.
@@ -122,7 +124,9 @@ class JointTest:
         self._regions[alpha] = least
         return least
 
-    def power(self, alpha: float, true_positive_rates: Floats, false_positive_rates: Floats) -> Floats:
+    def power(
+        self, alpha: float, true_positive_rates: Floats, false_positive_rates: Floats
+    ) -> Floats:
         """Return the chance (m,) to refute the promise at level alpha, exactly, for guesses with these rates (m,) each."""
         return self._chance(self.least_hits(alpha), true_positive_rates, false_positive_rates)
 
@@ -159,7 +163,9 @@ class JointTest:
         """Squares z_x^2 (K, n_1 + 1) and z_y^2 (K, n_0 + 1) at every BLOCK-th node of the curve."""
         q, p = self._nodes
         at = np.unique(np.append(np.arange(0, len(q), BLOCK), len(q) - 1))
-        return _deviations(p[at], self.positives, above=True), _deviations(q[at], self.negatives, above=False)
+        return _deviations(p[at], self.positives, above=True), _deviations(
+            q[at], self.negatives, above=False
+        )
 
     def _region(self, level: float) -> Places:
         """Return all outcomes with S >= level, as the least x for every y."""
@@ -205,12 +211,16 @@ class JointTest:
 
     def _chance(self, least: Places, p: Floats, q: Floats) -> Floats:
         """Return P[x >= least(y)] (m,) for true positive rates p (m,) and false positive rates q (m,)."""
-        telling = int((least <= self.positives).sum())  # least grows with y: only the first few y can refute
+        telling = int(
+            (least <= self.positives).sum()
+        )  # least grows with y: only the first few y can refute
         out = np.empty(len(p))
         rows = max(1, ROWS // (self.positives + telling + 2))
         for at in range(0, len(p), rows):
             part = slice(at, at + rows)
-            tails = np.cumsum(_chances(p[part], self.positives, self.positives + 1)[:, ::-1], axis=1)[:, ::-1]
+            tails = np.cumsum(
+                _chances(p[part], self.positives, self.positives + 1)[:, ::-1], axis=1
+            )[:, ::-1]
             some = _chances(q[part], self.negatives, telling)
             out[part] = (some * tails[:, least[:telling]]).sum(1)
         return out
@@ -251,7 +261,11 @@ def ceiling(guarantee: Guarantee, q: Floats) -> Floats:
     """Return the greatest true positive rates (m,) that a guarantee allows at false positive rates q (m,): `Guarantee.power`."""
     if isinstance(guarantee, Gdp):
         return np.asarray(np.maximum(q, ndtr(ndtri(q) + guarantee.mu)))
-    if isinstance(guarantee, Approximate) and len(guarantee.terms) == 1 and guarantee.terms[0][2] == 1:
+    if (
+        isinstance(guarantee, Approximate)
+        and len(guarantee.terms) == 1
+        and guarantee.terms[0][2] == 1
+    ):
         epsilon, delta, _ = guarantee.terms[0]
         with np.errstate(divide="ignore"):
             steep = np.exp(np.minimum(epsilon + np.log(q), 1.0)) + delta
@@ -264,7 +278,9 @@ def _arcsine_grid(trials: int) -> Floats:
     """Return rates from 0 to 1 whose arcsines are equidistant, FINE to each square root of trials, and small ones besides."""
     count = max(64, math.ceil(FINE * math.sqrt(trials)))
     grid: Floats = np.sin(np.linspace(0, math.pi / 2, count + 1)) ** 2
-    few = np.geomspace(1e-6 / trials, 1 / trials, 64)  # below one expected count the arcsine grid is coarse in the logarithm
+    few = np.geomspace(
+        1e-6 / trials, 1 / trials, 64
+    )  # below one expected count the arcsine grid is coarse in the logarithm
     return np.concatenate([grid, few, 1 - few])
 
 

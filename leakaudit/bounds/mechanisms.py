@@ -14,8 +14,8 @@ from typing import Literal
 
 from leakaudit.bounds import gaussian
 from leakaudit.bounds.approximate import Approximate, approximate
-from leakaudit.bounds.curves import Adjacency, at_least_zero
 from leakaudit.bounds.gaussian import Gdp
+from leakaudit.bounds.guarantee import Adjacency, at_least_zero
 from leakaudit.errors import LeakauditError
 
 
@@ -26,7 +26,9 @@ def sensitivity(clip: float, adjacency: Adjacency, batch: int = 1) -> float:
     such bound. NODE is refused: it needs the number of records (`gaussian.group`).
     """
     if adjacency is Adjacency.NODE:
-        raise LeakauditError("expected an adjacency of one record, got NODE; use gaussian.group with the node's number of records")
+        raise LeakauditError(
+            "expected an adjacency of one record, got NODE; use gaussian.group with the node's number of records"
+        )
     if not (clip >= 0 and batch >= 1):
         raise LeakauditError(f"expected clip >= 0 and batch >= 1, got {clip} and {batch}")
     return clip * (2 if adjacency is Adjacency.REPLACE else 1) / batch
@@ -45,7 +47,9 @@ def classic_std(epsilon: float, delta: float, sensitivity: float = 1.0) -> float
     Above about epsilon = 9 it is too little noise: at (10, 1e-5) .4845 where .4999 is needed (sensitivity / `gaussian.least_mu`).
     """
     if not (epsilon > 0 and 0 < delta < 1):
-        raise LeakauditError(f"expected epsilon above 0 and delta between 0 and 1, got {epsilon} and {delta}")
+        raise LeakauditError(
+            f"expected epsilon above 0 and delta between 0 and 1, got {epsilon} and {delta}"
+        )
     return math.sqrt(2 * math.log(1.25 / delta)) * sensitivity / epsilon
 
 
@@ -59,7 +63,9 @@ class Additive:
 
     def __post_init__(self) -> None:
         if self.power not in (1, 2) or not (0 < self.scale < math.inf and self.width > 0):
-            raise LeakauditError(f"expected power 1 or 2, a finite scale above 0 and a width above 0, got {self}")
+            raise LeakauditError(
+                f"expected power 1 or 2, a finite scale above 0 and a width above 0, got {self}"
+            )
 
     def below(self, z: float) -> float:
         """Return F(z), precise in the left tail."""
@@ -96,7 +102,9 @@ class Additive:
         """Return the (epsilon, delta) of one coordinate whose value moves by at most `shift` under the adjacency; delta is exact."""
         return approximate(epsilon, self.delta(epsilon, shift), adjacency)
 
-    def vector(self, epsilon: float, l1: float, l2: float, dimensions: int, adjacency: Adjacency) -> Approximate:
+    def vector(
+        self, epsilon: float, l1: float, l2: float, dimensions: int, adjacency: Adjacency
+    ) -> Approximate:
         """Return (epsilon, delta) for a vector of sensitivity l1 and l2; inf where unknown (l2 <= l1 <= sqrt(dimensions) l2).
 
         power 1: max(epsilon, l1 / scale), and the mass outside the common support, which is convex in a shift up to the width and so
@@ -106,13 +114,24 @@ class Additive:
         at_least_zero("epsilon", epsilon)
         if dimensions < 1:
             raise LeakauditError(f"expected at least one dimension, got {dimensions}")
-        l1, l2 = min(at_least_zero("l1", l1), math.sqrt(dimensions) * at_least_zero("l2", l2)), min(l1, l2)
-        outside = 0.0 if self.width == math.inf else self.below(l1 - self.width) if l1 <= self.width else 1.0
+        l1, l2 = (
+            min(at_least_zero("l1", l1), math.sqrt(dimensions) * at_least_zero("l2", l2)),
+            min(l1, l2),
+        )
+        outside = (
+            0.0
+            if self.width == math.inf
+            else self.below(l1 - self.width)
+            if l1 <= self.width
+            else 1.0
+        )
         if self.power == 1:
             return approximate(max(epsilon, l1 / self.scale), min(1.0, outside), adjacency)
         inside = math.erf(self.width / self.scale) ** dimensions
         normal = gaussian.delta(epsilon, math.sqrt(2) * l2 / self.scale)
-        return approximate(epsilon, min(1.0, normal / inside + outside) if inside else 1.0, adjacency)
+        return approximate(
+            epsilon, min(1.0, normal / inside + outside) if inside else 1.0, adjacency
+        )
 
     def _crossing(self, epsilon: float, s: float) -> float:
         """Return the largest z at which the density is at least e^epsilon times the one shifted by s."""
@@ -127,7 +146,9 @@ def truncated_laplace(epsilon: float, delta: float, sensitivity: float) -> Addit
     Source: Geng, Ding, Guo, Kumar 2018, for a single real query with 0 < delta < 1/2. For a vector, D is its L1 sensitivity.
     """
     if not (epsilon > 0 and 0 < delta < 0.5 and sensitivity > 0):
-        raise LeakauditError(f"expected epsilon, sensitivity > 0 and 0 < delta < 1/2, got {epsilon}, {sensitivity} and {delta}")
+        raise LeakauditError(
+            f"expected epsilon, sensitivity > 0 and 0 < delta < 1/2, got {epsilon}, {sensitivity} and {delta}"
+        )
     scale = sensitivity / epsilon
     return Additive(1, scale, scale * math.log1p(math.expm1(epsilon) / (2 * delta)))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from leakaudit.bounds.curves import GRID, Guarantee, at_least_zero
+from leakaudit.bounds.guarantee import GRID, Guarantee, at_least_zero
 
 
 def advantage(guarantee: Guarantee) -> float:

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from leakaudit.bounds.curves import at_least_zero
+from leakaudit.bounds.guarantee import at_least_zero
 from leakaudit.errors import LeakauditError
 
 
@@ -41,7 +41,9 @@ def fisher_trace(jacobian: ArrayLike, std: float, releases: int = 1) -> float:
     """Return Tr I = releases |J|_F^2 / std^2 of releases g(z) + noise with independent normal noise; jacobian: (outputs, d) of g."""
     j = np.asarray(jacobian, dtype=np.float64)
     if releases < 0 or not np.isfinite(j).all():
-        raise LeakauditError(f"expected a finite Jacobian and releases >= 0, got {releases} releases")
+        raise LeakauditError(
+            f"expected a finite Jacobian and releases >= 0, got {releases} releases"
+        )
     size = float((j**2).sum()) * releases
     return size / std**2 if at_least_zero("std", std) else (math.inf if size else 0.0)
 
@@ -52,7 +54,11 @@ def van_trees(trace: float, prior: float, dimensions: int) -> float:
     trace: of the Fisher information, averaged over the prior. prior: trace of the prior's own information, d / tau^2 for a normal
     prior. The prior's density must be smooth and vanish at its boundary: uniform on [0, 1] does not qualify.
     """
-    return fisher(at_least_zero("the trace of the information", trace) + at_least_zero("the prior's information", prior), dimensions)
+    return fisher(
+        at_least_zero("the trace of the information", trace)
+        + at_least_zero("the prior's information", prior),
+        dimensions,
+    )
 
 
 def psnr(errors: ArrayLike, data_range: float) -> float:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from leakaudit.bounds.curves import FAR, Adjacency, Guarantee, at_least_zero, probability
+from leakaudit.bounds.guarantee import FAR, Adjacency, Guarantee, at_least_zero, probability
 from leakaudit.errors import LeakauditError
 
 INTERVAL = 1e-4
@@ -33,7 +33,14 @@ class Pld(Guarantee):
     def delta(self, epsilon: float) -> float:
         """The larger of both directions."""
         far = epsilon == math.inf
-        return min(1.0, float(self.distribution.get_delta_for_epsilon(1e300 if far else at_least_zero("epsilon", epsilon))))
+        return min(
+            1.0,
+            float(
+                self.distribution.get_delta_for_epsilon(
+                    1e300 if far else at_least_zero("epsilon", epsilon)
+                )
+            ),
+        )
 
     def epsilon(self, delta: float) -> float:
         """Inverse of `delta`; inf at a delta below the truncated tails, about 1e-15."""
@@ -64,7 +71,10 @@ def gaussian(mu: float, adjacency: Adjacency) -> Pld:
         raise LeakauditError(
             f"expected a mu above 0 and below 36 for a privacy loss distribution, got {mu}; mu-GDP itself composes exactly"
         )
-    return Pld(_library().from_gaussian_mechanism(1 / mu, value_discretization_interval=INTERVAL), adjacency)
+    return Pld(
+        _library().from_gaussian_mechanism(1 / mu, value_discretization_interval=INTERVAL),
+        adjacency,
+    )
 
 
 def subsampled_gaussian(noise: float, rate: float, adjacency: Adjacency) -> Pld:
@@ -74,12 +84,25 @@ def subsampled_gaussian(noise: float, rate: float, adjacency: Adjacency) -> Pld:
     neighbours in gossip, use rate 1. A loader that shuffles is no Poisson sampling. Adjacency NODE is refused: its batches are unknown.
     """
     if not (noise >= 0.03 and 0 < rate <= 1):
-        raise LeakauditError(f"expected noise of at least .03 and a sampling rate above 0 and up to 1, got {noise} and {rate}")
+        raise LeakauditError(
+            f"expected noise of at least .03 and a sampling rate above 0 and up to 1, got {noise} and {rate}"
+        )
     if adjacency is Adjacency.NODE:
-        raise LeakauditError("expected an adjacency of one record, got NODE: Poisson sampling amplifies for records alone")
+        raise LeakauditError(
+            "expected an adjacency of one record, got NODE: Poisson sampling amplifies for records alone"
+        )
     library = _library()
-    relation = library.NeighborRel.REPLACE_ONE if adjacency is Adjacency.REPLACE else library.NeighborRel.ADD_OR_REMOVE_ONE
-    made = library.from_gaussian_mechanism(noise, value_discretization_interval=INTERVAL, sampling_prob=rate, neighboring_relation=relation)
+    relation = (
+        library.NeighborRel.REPLACE_ONE
+        if adjacency is Adjacency.REPLACE
+        else library.NeighborRel.ADD_OR_REMOVE_ONE
+    )
+    made = library.from_gaussian_mechanism(
+        noise,
+        value_discretization_interval=INTERVAL,
+        sampling_prob=rate,
+        neighboring_relation=relation,
+    )
     return Pld(made, adjacency)
 
 
@@ -87,12 +110,21 @@ def of_terms(terms: Iterable[tuple[float, float, int]], adjacency: Adjacency) ->
     """Return the distribution of releases of which only (epsilon, delta) and how often is known, each epsilon rounded up."""
     library, common = _library(), importlib.import_module("dp_accounting.pld.common")
     made = [
-        library.from_privacy_parameters(common.DifferentialPrivacyParameters(e, d), INTERVAL).self_compose(n) for e, d, n in terms if e or d
+        library.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(e, d), INTERVAL
+        ).self_compose(n)
+        for e, d, n in terms
+        if e or d
     ]
     return Pld(reduce(lambda a, b: a.compose(b), made, library.identity(INTERVAL)), adjacency)
 
 
-def of_curve(curve: Callable[[float], float], highest: float, adjacency: Adjacency, interval: float = INTERVAL) -> Pld:
+def of_curve(
+    curve: Callable[[float], float],
+    highest: float,
+    adjacency: Adjacency,
+    interval: float = INTERVAL,
+) -> Pld:
     """Return the distribution of any mechanism with the exact delta(epsilon) `curve`, the same in both directions.
 
     highest: an epsilon from which on the curve is constant, or so small that its value there may count as a complete leak. A bound
@@ -100,11 +132,18 @@ def of_curve(curve: Callable[[float], float], highest: float, adjacency: Adjacen
     """
     library, pmf = _library(), importlib.import_module("dp_accounting.pld.pld_pmf")
     if not (highest <= WIDEST and interval > 0):
-        raise LeakauditError(f"expected a highest epsilon up to {WIDEST:g} and an interval above 0, got {highest} and {interval}")
+        raise LeakauditError(
+            f"expected a highest epsilon up to {WIDEST:g} and an interval above 0, got {highest} and {interval}"
+        )
     top = max(1, math.ceil(at_least_zero("highest", highest) / interval))
     above = np.array([curve(k * interval) for k in range(top + 1)])
-    below = -np.expm1(-interval * np.arange(top, 0, -1)) + np.exp(-interval * np.arange(top, 0, -1)) * above[:0:-1]
-    made = pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -top, top, np.concatenate([below, above]))
+    below = (
+        -np.expm1(-interval * np.arange(top, 0, -1))
+        + np.exp(-interval * np.arange(top, 0, -1)) * above[:0:-1]
+    )
+    made = pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        interval, -top, top, np.concatenate([below, above])
+    )
     return Pld(library.PrivacyLossDistribution(made), adjacency)
 
 

@@ -14,7 +14,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from leakaudit.bounds.curves import Guarantee, at_least_zero, probability
+from leakaudit.bounds.guarantee import Guarantee, at_least_zero, probability
 from leakaudit.errors import LeakauditError
 
 ROUNDING = 1e-9  # by which distances may be rounded, counted against the claim
@@ -32,11 +32,15 @@ def success(guarantee: Guarantee, kappa: float) -> float:
 def kappa_identification(candidates: int, guesses: int = 1) -> float:
     """Return guesses / candidates: the chance that a blind guess picks the record, drawn uniformly from known candidates."""
     if not 1 <= guesses <= candidates:
-        raise LeakauditError(f"expected 1 to {candidates} guesses of at least one candidate, got {guesses}")
+        raise LeakauditError(
+            f"expected 1 to {candidates} guesses of at least one candidate, got {guesses}"
+        )
     return guesses / candidates
 
 
-def kappa_packing(distances: ArrayLike, tolerance: float, prior: ArrayLike | None = None, guesses: int = 1) -> float:
+def kappa_packing(
+    distances: ArrayLike, tolerance: float, prior: ArrayLike | None = None, guesses: int = 1
+) -> float:
     """Return a certified upper bound on the blind chance to come within `tolerance` of a record drawn from known candidates.
 
     distances: (m, m) between candidates, in a metric such as the root mean squared error. prior: (m,), uniform by default. Any guess
@@ -46,11 +50,21 @@ def kappa_packing(distances: ArrayLike, tolerance: float, prior: ArrayLike | Non
     """
     d = np.asarray(distances, dtype=np.float64)
     at_least_zero("tolerance", tolerance)
-    if d.ndim != 2 or d.shape[0] != d.shape[1] or not d.size or not (d >= 0).all() or d.diagonal().any():
-        raise LeakauditError(f"expected distances (m, m) >= 0 with a diagonal of zeros, got shape {d.shape}")
+    if (
+        d.ndim != 2
+        or d.shape[0] != d.shape[1]
+        or not d.size
+        or not (d >= 0).all()
+        or d.diagonal().any()
+    ):
+        raise LeakauditError(
+            f"expected distances (m, m) >= 0 with a diagonal of zeros, got shape {d.shape}"
+        )
     p = np.full(len(d), 1 / len(d)) if prior is None else np.asarray(prior, dtype=np.float64)
     if p.shape != (len(d),) or not (p >= 0).all() or abs(p.sum() - 1) > ROUNDING:
-        raise LeakauditError(f"expected a prior of {len(d)} chances that sum to 1, got {p.shape} with sum {p.sum():g}")
+        raise LeakauditError(
+            f"expected a prior of {len(d)} chances that sum to 1, got {p.shape} with sum {p.sum():g}"
+        )
     if guesses < 1:
         raise LeakauditError(f"expected at least one guess, got {guesses}")
     mass = (d <= 2 * tolerance * (1 + ROUNDING)) @ p
@@ -69,5 +83,7 @@ def distances(candidates: ArrayLike) -> NDArray[np.float64]:
 def tolerance(psnr: float, data_range: float) -> float:
     """Return the root mean squared error at a PSNR in dB: data_range 10^(-psnr / 20)."""
     if not data_range > 0 or math.isnan(psnr):
-        raise LeakauditError(f"expected a data range above 0 and a PSNR in dB, got {data_range} and {psnr}")
+        raise LeakauditError(
+            f"expected a data range above 0 and a PSNR in dB, got {data_range} and {psnr}"
+        )
     return data_range * 10 ** (-psnr / 20)

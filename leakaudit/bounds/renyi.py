@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from scipy.special import expit, logsumexp
 
-from leakaudit.bounds.curves import Adjacency, Guarantee, at_least_zero, greatest_power, least_epsilon, probability
+from leakaudit.bounds.guarantee import (
+    Adjacency,
+    Guarantee,
+    at_least_zero,
+    greatest_power,
+    least_epsilon,
+    probability,
+)
 from leakaudit.errors import LeakauditError
 
 ORDERS = (*(1 + k / 10 for k in range(1, 100)), *map(float, range(11, 64)), 128.0, 256.0, 512.0)
@@ -28,7 +35,9 @@ class Rdp(Guarantee):
 
     def __post_init__(self) -> None:
         if len(self.values) != len(self.orders) or not self.orders:
-            raise LeakauditError(f"expected one value for each of {len(self.orders)} orders, got {len(self.values)}")
+            raise LeakauditError(
+                f"expected one value for each of {len(self.orders)} orders, got {len(self.values)}"
+            )
         if not min(self.orders) > 1:
             raise LeakauditError(f"expected Renyi orders above 1, got {min(self.orders)}")
         for value in self.values:
@@ -45,16 +54,26 @@ class Rdp(Guarantee):
 
     def power(self, false_positives: float) -> float:
         """The smaller of the curve's bound and `hoelder` at the best order."""
-        best = min(hoelder(false_positives, a, r) for a, r in zip(self.orders, self.values, strict=True))
+        best = min(
+            hoelder(false_positives, a, r) for a, r in zip(self.orders, self.values, strict=True)
+        )
         return min(greatest_power(self.delta, false_positives), best)
 
     def plus(self, other: Rdp) -> Rdp:
         """Sum of the values, order by order."""
         if self.orders != other.orders:
-            raise LeakauditError("expected the same Renyi orders in both guarantees; give them the same `orders`")
-        return Rdp(tuple(a + b for a, b in zip(self.values, other.values, strict=True)), self.adjacency, self.orders)
+            raise LeakauditError(
+                "expected the same Renyi orders in both guarantees; give them the same `orders`"
+            )
+        return Rdp(
+            tuple(a + b for a, b in zip(self.values, other.values, strict=True)),
+            self.adjacency,
+            self.orders,
+        )
 
-    def order(self, delta: float, conversion: Callable[[float, float, float], float] | None = None) -> tuple[float, float, bool]:
+    def order(
+        self, delta: float, conversion: Callable[[float, float, float], float] | None = None
+    ) -> tuple[float, float, bool]:
         """Return the best order, its epsilon, and whether the order is the grid's first or last: then more orders may help."""
         convert = conversion or epsilon
         found = [convert(delta, a, r) for a, r in zip(self.orders, self.values, strict=True)]
@@ -66,7 +85,9 @@ def delta(epsilon: float, order: float, value: float) -> float:
     """Return e^{(a-1)(r - eps)} (1 - 1/a)^{a-1} / a at order a and divergence r (Canonne, Kamath, Steinke 2020, Proposition 12)."""
     if value == math.inf:
         return 1.0
-    return math.exp(min((order - 1) * (value - epsilon + math.log1p(-1 / order)) - math.log(order), 0.0))
+    return math.exp(
+        min((order - 1) * (value - epsilon + math.log1p(-1 / order)) - math.log(order), 0.0)
+    )
 
 
 def epsilon(delta: float, order: float, value: float) -> float:
@@ -99,5 +120,8 @@ def randomised_response(epsilon: float, order: float) -> float:
     p, q = float(expit(epsilon)), float(expit(-epsilon))
     if q == 0:
         return epsilon
-    both = [order * math.log(p) + (1 - order) * math.log(q), order * math.log(q) + (1 - order) * math.log(p)]
+    both = [
+        order * math.log(p) + (1 - order) * math.log(q),
+        order * math.log(q) + (1 - order) * math.log(p),
+    ]
     return max(0.0, float(logsumexp(both)) / (order - 1))

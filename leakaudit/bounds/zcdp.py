@@ -11,7 +11,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from leakaudit.bounds.curves import HALVINGS, Adjacency, Guarantee, at_least_zero, greatest_power, least_epsilon, probability
+from leakaudit.bounds.guarantee import (
+    HALVINGS,
+    Adjacency,
+    Guarantee,
+    at_least_zero,
+    greatest_power,
+    least_epsilon,
+    probability,
+)
 
 FINEST = 700.0  # |log(alpha - 1)| up to which floats reach
 
@@ -59,12 +67,16 @@ def delta(epsilon: float, rho: float) -> float:
     if rho == math.inf:
         return 1.0
     low, high = -FINEST, FINEST
-    for _ in range(HALVINGS):  # the derivative by alpha rises: (2 alpha - 1) rho - eps + log(1 - 1/alpha), b = alpha - 1
+    for _ in range(
+        HALVINGS
+    ):  # the derivative by alpha rises: (2 alpha - 1) rho - eps + log(1 - 1/alpha), b = alpha - 1
         middle = (low + high) / 2
         if not low < middle < high:
             break
         b = math.exp(middle)
-        low, high = (low, middle) if (2 * b + 1) * rho - epsilon - math.log1p(1 / b) > 0 else (middle, high)
+        low, high = (
+            (low, middle) if (2 * b + 1) * rho - epsilon - math.log1p(1 / b) > 0 else (middle, high)
+        )
     b = math.exp(low)
     exponent = b * ((b + 1) * rho - epsilon) - low - (b + 1) * (math.log1p(b) - low)
     return math.exp(min(exponent, 0.0))
@@ -74,4 +86,6 @@ def loose_epsilon(delta: float, rho: float) -> float:
     """Return rho + 2 sqrt(rho log(1 / delta)), the conversion that papers print (Bun, Steinke 2016, Proposition 1.3)."""
     probability("delta", delta)
     at_least_zero("rho", rho)
-    return rho + 2 * math.sqrt(rho * -math.log(delta)) if delta and rho else (math.inf if rho else 0.0)
+    return (
+        rho + 2 * math.sqrt(rho * -math.log(delta)) if delta and rho else (math.inf if rho else 0.0)
+    )

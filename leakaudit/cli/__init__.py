@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from leakaudit._util.settings import SETTINGS, resolve
 from leakaudit.errors import LeakauditError
-from leakaudit.settings import SETTINGS, resolve
 
 BROKEN, INTERRUPTED = 4, 130  # exit codes: a run that broke and so judged nothing, and Ctrl-C
 JUDGES = ("check", "audit", "claims", "selfcheck", "trace")  # verbs whose code is a verdict
@@ -40,7 +40,9 @@ VERBS = (
     "config",
     "init",
 )
-atexit.register(gc.freeze)  # the end of a process that has torch is .6 s shorter without looking for cycles among its objects
+atexit.register(
+    gc.freeze
+)  # the end of a process that has torch is .6 s shorter without looking for cycles among its objects
 
 
 class Told(SystemExit):
@@ -80,8 +82,13 @@ class Version(argparse.Action):
 
 def parser() -> Parser:
     """Build the whole parser; each verb adds its own part."""
-    top = Parser(prog="leakaudit", description="What can someone who hears your decentralised training learn about the training data?")
-    top.add_argument("--version", action=Version, nargs=0, help="print the versions of leakaudit and torch")
+    top = Parser(
+        prog="leakaudit",
+        description="What can someone who hears your decentralised training learn about the training data?",
+    )
+    top.add_argument(
+        "--version", action=Version, nargs=0, help="print the versions of leakaudit and torch"
+    )
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=Parser)
     for name in VERBS:
         importlib.import_module(f"leakaudit.cli.{name}").add(verbs)
@@ -89,15 +96,21 @@ def parser() -> Parser:
 
 
 def shared(sub: argparse.ArgumentParser, *names: str) -> None:
-    """Add options of `leakaudit.settings`, and those of the terminal."""
-    group = sub.add_argument_group("options from flag, LEAKAUDIT_*, leakaudit.toml or pyproject.toml")
+    """Add options of `leakaudit._util.settings`, and those of the terminal."""
+    group = sub.add_argument_group(
+        "options from flag, LEAKAUDIT_*, leakaudit.toml or pyproject.toml"
+    )
     for name in (*names, "progress"):
         flags = ["-o", "--output"] if name == "output" else [f"--{name.replace('_', '-')}"]
         if name == "download":
-            group.add_argument(*flags, action="store_const", const=True, default=None, help=SETTINGS[name].help)
+            group.add_argument(
+                *flags, action="store_const", const=True, default=None, help=SETTINGS[name].help
+            )
         else:
             shown = f"{SETTINGS[name].help} (default {SETTINGS[name].default})"
-            group.add_argument(*flags, dest=name, default=None, metavar=name.split("_")[-1].upper(), help=shown)
+            group.add_argument(
+                *flags, dest=name, default=None, metavar=name.split("_")[-1].upper(), help=shown
+            )
     sub.add_argument(
         "--plugin",
         action="append",
@@ -129,7 +142,9 @@ def settings(args: argparse.Namespace) -> argparse.Namespace:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as e:
-        raise LeakauditError(f"device {device!r} cannot be used: {str(e).splitlines()[0]}") from None
+        raise LeakauditError(
+            f"device {device!r} cannot be used: {str(e).splitlines()[0]}"
+        ) from None
     return argparse.Namespace(**values)
 
 

@@ -14,7 +14,7 @@ from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
 
 if TYPE_CHECKING:
-    from leakaudit.run import Options
+    from leakaudit.pipeline.attack_run import Options
 
 INTERRUPTED = 130
 
@@ -22,31 +22,68 @@ INTERRUPTED = 130
 def add(verbs: Any) -> None:
     """Describe the verb."""
     sub = verbs.add_parser(
-        "attack", help="reconstruct training inputs from a trace: the strongest attack that fits, pictures, results.json"
+        "attack",
+        help="reconstruct training inputs from a trace: the strongest attack that fits, pictures, results.json",
     )
     sub.add_argument("trace", type=Path, help="trace file or folder")
-    sub.add_argument("--truth", default="auto", metavar="FILE", help="truth to score against: a file, auto (beside the trace) or none")
+    sub.add_argument(
+        "--truth",
+        default="auto",
+        metavar="FILE",
+        help="truth to score against: a file, auto (beside the trace) or none",
+    )
     listening(sub)
-    sub.add_argument("--node", type=int, action="append", help="node to attack; repeatable (default all)")
     sub.add_argument(
-        "--attack", default="auto", metavar="NAME", help="see 'leakaudit list attacks' (default auto: the strongest that fits)"
+        "--node", type=int, action="append", help="node to attack; repeatable (default all)"
     )
-    sub.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a hyper-parameter of the attack; repeatable")
-    sub.add_argument("--gradients", type=int, metavar="N", help="gradients used at most (default: what 512 MB hold, at most 128)")
     sub.add_argument(
-        "-f", "--format", action="append", metavar="FORMAT", help="what goes to stdout: text (default), json, markdown; repeatable"
+        "--attack",
+        default="auto",
+        metavar="NAME",
+        help="see 'leakaudit list attacks' (default auto: the strongest that fits)",
     )
-    sub.add_argument("--trust-model", action="store_true", help="allow a trace's package.module:factory to run that code")
-    sub.add_argument("--resume", action="store_true", help="go on with the run that was cut short in the same output folder")
-    sub.add_argument("--dry-run", action="store_true", help="say what would be attacked with what, and stop")
+    sub.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a hyper-parameter of the attack; repeatable",
+    )
+    sub.add_argument(
+        "--gradients",
+        type=int,
+        metavar="N",
+        help="gradients used at most (default: what 512 MB hold, at most 128)",
+    )
+    sub.add_argument(
+        "-f",
+        "--format",
+        action="append",
+        metavar="FORMAT",
+        help="what goes to stdout: text (default), json, markdown; repeatable",
+    )
+    sub.add_argument(
+        "--trust-model",
+        action="store_true",
+        help="allow a trace's package.module:factory to run that code",
+    )
+    sub.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the run that was cut short in the same output folder",
+    )
+    sub.add_argument(
+        "--dry-run", action="store_true", help="say what would be attacked with what, and stop"
+    )
     shared(sub, "seed", "device", "threads", "output", "lpips_weights", "max_seconds")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Attack, write the results, print them; 130 where interrupted."""
-    from leakaudit import console, registry
-    from leakaudit.run import Options, attack_file
+    from leakaudit import registry
+    from leakaudit.pipeline.attack_run import Options, attack_file
+    from leakaudit.rendering import console
 
     chosen = settings(args)
     renderers = {name: registry.get("reports", name) for name in args.format or ["text"]}
@@ -72,13 +109,17 @@ def run(args: argparse.Namespace) -> int:
         done = attack_file(args.trace, folder, options)
     for name in args.format or ["text"]:
         _show(name, renderers[name], done.results)
-    say(f"{folder}: results.json, report.md" + (f", {done.results['picture']}" if done.results["picture"] else ""), args)
+    say(
+        f"{folder}: results.json, report.md"
+        + (f", {done.results['picture']}" if done.results["picture"] else ""),
+        args,
+    )
     return INTERRUPTED if done.interrupted else 0
 
 
 def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> None:
     """Write one rendering to stdout; the table takes a terminal's width and colours."""
-    from leakaudit import console
+    from leakaudit.rendering import console
 
     fit = console.fit() if name == "text" else {}
     sys.stdout.write(render(results, **fit).rstrip("\n") + "\n")
@@ -86,15 +127,21 @@ def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> Non
 
 def _dry(path: Path, options: Options) -> dict[str, Any]:
     """Return each node's leak and the attacks that would read it, in order."""
-    from leakaudit import api
-    from leakaudit.task import Task
+    from leakaudit.extraction import hearing
+    from leakaudit.inversion import attacking
+    from leakaudit.tasks.task import Task
+    from leakaudit.traces import trace_file
 
-    trace = api.load(path)
+    trace = trace_file.load(path)
     task = Task.build(trace.task, trusted=options.trusted)
-    leaks = api.leaks(trace, options.adversary, options.nodes, options.rounds)
-    known = [(name, a) for name, a in api.in_order() if options.attack in ("auto", name)]
+    leaks = hearing.leaks(trace, options.adversary, options.nodes, options.rounds)
+    known = [(name, a) for name, a in attacking.in_order() if options.attack in ("auto", name)]
     plan = {
-        leak.node: {"leak": leak.kind, "rows": len(leak.value), "attacks": {n: a.refuses(leak, task) or a.cost for n, a in known}}
+        leak.node: {
+            "leak": leak.kind,
+            "rows": len(leak.value),
+            "attacks": {n: a.refuses(leak, task) or a.cost for n, a in known},
+        }
         for leak in leaks
     }
     return {"nodes": plan, "undetermined": dict(leaks.undetermined)}

@@ -15,13 +15,32 @@ REFUTED, UNSETTLED, INTERRUPTED = 1, 3, 130
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("audit", help="attack and test a scenario over a grid of epsilons: verdicts, PSNR and SSIM against epsilon")
-    sub.add_argument("scenario", type=Path, help="TOML file: a scenario, and a table [audit] with the grid and its tests")
-    sub.add_argument(
-        "-f", "--format", action="append", choices=("text", "json", "markdown"), help="what goes to stdout; repeatable (default text)"
+    sub = verbs.add_parser(
+        "audit",
+        help="attack and test a scenario over a grid of epsilons: verdicts, PSNR and SSIM against epsilon",
     )
-    sub.add_argument("--dry-run", action="store_true", help="print the grid, its constants and exact epsilons, and the cost; run nothing")
-    sub.add_argument("--strict", action="store_true", help="exit code 3 where a promise is INCONCLUSIVE or UNSUPPORTED")
+    sub.add_argument(
+        "scenario",
+        type=Path,
+        help="TOML file: a scenario, and a table [audit] with the grid and its tests",
+    )
+    sub.add_argument(
+        "-f",
+        "--format",
+        action="append",
+        choices=("text", "json", "markdown"),
+        help="what goes to stdout; repeatable (default text)",
+    )
+    sub.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the grid, its constants and exact epsilons, and the cost; run nothing",
+    )
+    sub.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit code 3 where a promise is INCONCLUSIVE or UNSUPPORTED",
+    )
     shared(sub, "seed", "device", "threads", "output", "data_root", "download", "max_seconds")
     sub.set_defaults(run=run)
 
@@ -30,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
     """Audit, write the results, print them; 1 where a promise was refuted, 3 where --strict and one is not settled."""
     from dataclasses import replace
 
-    from leakaudit import console
-    from leakaudit.audit.plan import AuditPlan
-    from leakaudit.audit.run import Where, audit, dry
+    from leakaudit.auditing.plan import AuditPlan
+    from leakaudit.auditing.run import Where, audit, dry
+    from leakaudit.rendering import console
 
     chosen = settings(args)
     plan = AuditPlan.from_toml(args.scenario)
@@ -62,7 +81,7 @@ def _rendered(name: str, found: dict[str, Any], folder: Path) -> str:
         return (folder / "report.md").read_text(encoding="utf-8")
     if name == "json":
         return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    from leakaudit import console
-    from leakaudit.audit.words import text
+    from leakaudit.auditing.words import text
+    from leakaudit.rendering import console
 
     return text(found, **console.fit())

@@ -12,15 +12,27 @@ from leakaudit.cli import say, settings, shared
 
 def add(verbs: Any) -> None:
     """Describe the verb and its actions."""
-    actions = verbs.add_parser("baseline", help="update, show or compare what 'check' compares with").add_subparsers(
-        dest="action", metavar="ACTION", required=True
-    )
+    actions = verbs.add_parser(
+        "baseline", help="update, show or compare what 'check' compares with"
+    ).add_subparsers(dest="action", metavar="ACTION", required=True)
     update = actions.add_parser("update", help="run the checks and accept what they measure")
-    update.add_argument("check", nargs="*", metavar="CHECK", help="a check of leakaudit.toml (default all); the others stay as they are")
-    update.add_argument("--reason", required=True, metavar="TEXT", help="why; it goes into the file")
+    update.add_argument(
+        "check",
+        nargs="*",
+        metavar="CHECK",
+        help="a check of leakaudit.toml (default all); the others stay as they are",
+    )
+    update.add_argument(
+        "--reason", required=True, metavar="TEXT", help="why; it goes into the file"
+    )
     show = actions.add_parser("show", help="means of all cells")
     diff = actions.add_parser("diff", help="what a later run measured otherwise")
-    diff.add_argument("other", nargs="?", type=Path, help="results.json of a check, or another baseline (default: that of --output)")
+    diff.add_argument(
+        "other",
+        nargs="?",
+        type=Path,
+        help="results.json of a check, or another baseline (default: that of --output)",
+    )
     shared(update, "seed", "threads", "max_seconds")
     shared(show)
     shared(diff, "output")
@@ -30,9 +42,9 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do one action."""
-    from leakaudit import console
     from leakaudit.errors import LeakauditError
     from leakaudit.gate import baseline, files, judge
+    from leakaudit.rendering import console
 
     chosen = settings(args)
     gate = files.configured(Path())
@@ -40,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
         raise LeakauditError(f"{gate.source}: gate: baseline is empty: nothing is compared with")
     if args.action == "update":
         with console.shown(chosen.progress, chosen.max_seconds):
-            _, before, after = files.update(gate.only(args.check), judge.Options(chosen.seed), args.reason)
+            _, before, after = files.update(
+                gate.only(args.check), judge.Options(chosen.seed), args.reason
+            )
         sys.stdout.write(baseline.difference(before, after) or "no sample changed\n")
         say(f"{path}: written", args)
     elif args.action == "show":

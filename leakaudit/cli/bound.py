@@ -14,9 +14,9 @@ from leakaudit.cli import say, settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.declared import Protocol
-    from leakaudit.ledger import Entry
-    from leakaudit.pricing import Price
+    from leakaudit.accounting.ledger import Entry
+    from leakaudit.accounting.pricing import Price
+    from leakaudit.protocols.declared import Protocol
 
 SHOWN = 3  # leaking combinations in a table
 LARGE = 5000  # relations of a run from which views that miss messages take minutes
@@ -30,8 +30,13 @@ NOTE = (
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("bound", help="mu and epsilon of one record in what each adversary sees of each node, beside the claim")
-    sub.add_argument("source", type=Path, help="a scenario (.toml) or a trace; its messages are not read")
+    sub = verbs.add_parser(
+        "bound",
+        help="mu and epsilon of one record in what each adversary sees of each node, beside the claim",
+    )
+    sub.add_argument(
+        "source", type=Path, help="a scenario (.toml) or a trace; its messages are not read"
+    )
     sub.add_argument(
         "--as",
         dest="adversary",
@@ -39,9 +44,18 @@ def add(verbs: Any) -> None:
         metavar="WHO",
         help="as for 'attack'; repeatable (default: outsider, each wire and neighbour of a node, and coalitions)",
     )
-    sub.add_argument("--coalitions", type=int, metavar="K", help="most other nodes that listen together (default 1)")
+    sub.add_argument(
+        "--coalitions",
+        type=int,
+        metavar="K",
+        help="most other nodes that listen together (default 1)",
+    )
     sub.add_argument("--node", type=int, action="append", help="node; repeatable (default all)")
-    sub.add_argument("--all", action="store_true", help="every view in the table, not only the worst of each kind (json has all)")
+    sub.add_argument(
+        "--all",
+        action="store_true",
+        help="every view in the table, not only the worst of each kind (json has all)",
+    )
     sub.add_argument(
         "--sensitivity",
         type=float,
@@ -53,19 +67,25 @@ def add(verbs: Any) -> None:
         metavar="L",
         help="Lipschitz constant of a node's gradients; without it, protocols that do not release their models have no epsilon for records",
     )
-    sub.add_argument("--delta", type=float, help="delta of the epsilon (default: the claim's, else 1e-5)")
-    sub.add_argument("--epsilon", type=float, help="recommend noise for this epsilon (default: the claimed one)")
-    sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
+    sub.add_argument(
+        "--delta", type=float, help="delta of the epsilon (default: the claim's, else 1e-5)"
+    )
+    sub.add_argument(
+        "--epsilon", type=float, help="recommend noise for this epsilon (default: the claimed one)"
+    )
+    sub.add_argument(
+        "-f", "--format", choices=("text", "json"), default="text", help="default text"
+    )
     shared(sub, "threads", "data_root", "download")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each node and adversary."""
-    from leakaudit import console
+    from leakaudit.accounting.ledger import alike, entries, worst
+    from leakaudit.accounting.listeners import around, named
     from leakaudit.adversary import Adversary
-    from leakaudit.ledger import alike, entries, worst
-    from leakaudit.listeners import around, named
+    from leakaudit.rendering import console
 
     chosen = settings(args)
     _check(args)
@@ -74,18 +94,29 @@ def run(args: argparse.Namespace) -> int:
         listeners = named([Adversary.parse(who) for who in args.adversary], args.node, last)
     else:
         size = 1 if args.coalitions is None else args.coalitions
-        listeners = around(protocol.graph, list(range(last)) if args.node is None else args.node, size)
+        listeners = around(
+            protocol.graph, list(range(last)) if args.node is None else args.node, size
+        )
         if args.coalitions is None and (count := _relations(protocol)) > LARGE:
             listeners = [one for one in listeners if one.kind == "outsider"]
-            say(f"{count} relations: only the outsider is priced; ask for the others with --coalitions or --as, or for fewer rounds", args)
-    asked = {name: getattr(args, name) for name in ("sensitivity", "delta", "epsilon", "smoothness")}
+            say(
+                f"{count} relations: only the outsider is priced; ask for the others with --coalitions or --as, or for fewer rounds",
+                args,
+            )
+    asked = {
+        name: getattr(args, name) for name in ("sensitivity", "delta", "epsilon", "smoothness")
+    }
     with console.shown(chosen.progress):
         found = list(entries(protocol, listeners, **asked))
     if args.format == "json":
         sys.stdout.write(json.dumps([one.to_json() for one in found], indent=2) + "\n")
     else:
         same = alike(found)
-        shown = found if args.all or args.adversary else [one for one in worst(found) if one.price.node not in same]
+        shown = (
+            found
+            if args.all or args.adversary
+            else [one for one in worst(found) if one.price.node not in same]
+        )
         _table(shown, same if len(shown) < len(found) else {}, len(found), protocol.begun)
     return 0
 
@@ -109,18 +140,20 @@ def _check(args: argparse.Namespace) -> None:
 
 def _protocol(args: argparse.Namespace, chosen: argparse.Namespace) -> tuple[Protocol, int]:
     """Return the protocol over all rounds, and the number of nodes that hold data."""
-    from leakaudit.declared import Protocol, played
+    from leakaudit.protocols.declared import Protocol, played
 
     if args.source.suffix == ".toml":
-        from leakaudit import recording
-        from leakaudit.scenario import Scenario
+        from leakaudit.protocols import recording
+        from leakaudit.protocols.scenario import Scenario
 
-        plan = recording.plan(Scenario.from_toml(args.source), data_root=chosen.data_root, download=chosen.download)
+        plan = recording.plan(
+            Scenario.from_toml(args.source), data_root=chosen.data_root, download=chosen.download
+        )
         public = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
         return Protocol(plan.victim, plan.graph, plan.scenario.rounds, public), plan.scenario.nodes
-    from leakaudit import tracefile
+    from leakaudit.traces import trace_file
 
-    protocol = played(tracefile.load(args.source))
+    protocol = played(trace_file.load(args.source))
     return protocol, protocol.graph.nodes - protocol.victim.centralised
 
 
@@ -129,21 +162,38 @@ def _table(found: Sequence[Entry], same: Mapping[int, int], views: int, begun: b
     from rich.table import Table
     from rich.text import Text
 
-    from leakaudit import console
+    from leakaudit.rendering import console
 
     out = console.stdout()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     words = ("adversary", "noise for it", "what")
-    for name in ("node", "adversary", "mu", "epsilon (delta)", "claim", "ratio", "noise for it", "what"):
+    for name in (
+        "node",
+        "adversary",
+        "mu",
+        "epsilon (delta)",
+        "claim",
+        "ratio",
+        "noise for it",
+        "what",
+    ):
         table.add_column(name, overflow="fold", justify="left" if name in words else "right")
     for one in found:
         table.add_row(*_row(one))
     out.print(table)
     if len(found) < views:
-        out.print(Text(f"the worst of each kind of adversary; {views} views were computed (--all, or -f json)"))
+        out.print(
+            Text(
+                f"the worst of each kind of adversary; {views} views were computed (--all, or -f json)"
+            )
+        )
     for node in dict.fromkeys(same.values()):
         others = ", ".join(str(n) for n, of in same.items() if of == node)
-        out.print(Text(f"nodes {others}: the same as node {node}, proved by renaming nodes in the relations"))
+        out.print(
+            Text(
+                f"nodes {others}: the same as node {node}, proved by renaming nodes in the relations"
+            )
+        )
     levels = dict.fromkeys(one.price.level for one in found if one.price.level)
     claims = dict.fromkeys(f"claim: {one.claim.source}" for one in found if one.claim)
     for line in (*_rounds(found, begun), *_sensitivities(found), *levels, *claims, NOTE):
@@ -152,22 +202,43 @@ def _table(found: Sequence[Entry], same: Mapping[int, int], views: int, begun: b
 
 def _rounds(found: Sequence[Entry], begun: bool) -> list[str]:
     """Say over how many rounds the figures are, and how many gradients a record enters."""
-    more = ", the last of which was begun and not ended: any of its messages may have been sent" if begun else ""
-    lines = [f"rounds priced: {n}{more}" for n in dict.fromkeys(one.price.rounds_priced for one in found)]
-    shares = dict.fromkeys((p.enters, p.gradients) for p in (one.price for one in found) if p.enters != p.gradients)
-    return lines + [f"mini-batches: a record enters at most {some} of the {all} gradients of its node" for some, all in shares]
+    more = (
+        ", the last of which was begun and not ended: any of its messages may have been sent"
+        if begun
+        else ""
+    )
+    lines = [
+        f"rounds priced: {n}{more}" for n in dict.fromkeys(one.price.rounds_priced for one in found)
+    ]
+    shares = dict.fromkeys(
+        (p.enters, p.gradients) for p in (one.price for one in found) if p.enters != p.gradients
+    )
+    return lines + [
+        f"mini-batches: a record enters at most {some} of the {all} gradients of its node"
+        for some, all in shares
+    ]
 
 
 def _sensitivities(found: Sequence[Entry]) -> list[str]:
     """Say which sensitivities the figures rest on, and where each comes from."""
-    return list(dict.fromkeys(f"sensitivity {one.price.sensitivity:.6g}: {one.moved}" for one in found))
+    return list(
+        dict.fromkeys(f"sensitivity {one.price.sensitivity:.6g}: {one.moved}" for one in found)
+    )
 
 
 def _row(one: Entry) -> list[str]:
     price = one.price
-    who = {"wire": f"one wire ({price.adversary})", "outsider": "outsider, all wires", "named": price.adversary}
+    who = {
+        "wire": f"one wire ({price.adversary})",
+        "outsider": "outsider, all wires",
+        "named": price.adversary,
+    }
     more = f" and {len(price.leaking) - SHOWN} more" if len(price.leaking) > SHOWN else ""
-    what = f"without noise: {', '.join(price.leaking[:SHOWN])}{more}" if price.leaking else _level(price)
+    what = (
+        f"without noise: {', '.join(price.leaking[:SHOWN])}{more}"
+        if price.leaking
+        else _level(price)
+    )
     says = one.verdict.words if one.claim else ""
     reason = f" ({one.why})" if one.verdict.name in ("INCONCLUSIVE", "UNSUPPORTED") else ""
     return [
@@ -178,7 +249,9 @@ def _row(one: Entry) -> list[str]:
         _number(one.claim.epsilon if one.claim else None),
         _number(one.ratio),
         one.advice.words if one.advice else "-",
-        f"no bound: {price.refused}" if price.refused else "; ".join(filter(None, (says + reason, what))),
+        f"no bound: {price.refused}"
+        if price.refused
+        else "; ".join(filter(None, (says + reason, what))),
     ]
 
 

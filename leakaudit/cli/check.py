@@ -20,10 +20,23 @@ OWN = ("text", "markdown")
 def add(verbs: Any) -> None:
     """Describe the verb."""
     sub = verbs.add_parser("check", help=HELP)
-    sub.add_argument("check", nargs="*", metavar="CHECK", help="a check of leakaudit.toml (default all)")
-    sub.add_argument("--strict", action="store_true", help="exit with 3 where there are too few samples to tell")
-    sub.add_argument("--dry-run", action="store_true", help="run one seed of each check and say what all of them would take")
-    sub.add_argument("--summary", type=Path, metavar="FILE", help="append a Markdown report, e.g. to $GITHUB_STEP_SUMMARY")
+    sub.add_argument(
+        "check", nargs="*", metavar="CHECK", help="a check of leakaudit.toml (default all)"
+    )
+    sub.add_argument(
+        "--strict", action="store_true", help="exit with 3 where there are too few samples to tell"
+    )
+    sub.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="run one seed of each check and say what all of them would take",
+    )
+    sub.add_argument(
+        "--summary",
+        type=Path,
+        metavar="FILE",
+        help="append a Markdown report, e.g. to $GITHUB_STEP_SUMMARY",
+    )
     formats = "text (default), json, markdown, junit, sarif, github, …; FORMAT=FILE writes a file; repeatable"
     sub.add_argument("-f", "--format", action="append", metavar="FORMAT", help=formats)
     shared(sub, "seed", "threads", "output", "max_seconds")
@@ -33,8 +46,8 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the gate, write results.json, print what was found."""
     _prepare()
-    from leakaudit import console
     from leakaudit.gate import files, judge
+    from leakaudit.rendering import console
 
     chosen = settings(args)
     formats = [_format(f) for f in args.format or ["text"]]
@@ -44,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
         with console.shown(chosen.progress):
             return _dry(gate, chosen.seed)
     base = files.compared(gate)
-    (Path(chosen.output) / "results.json").unlink(missing_ok=True)  # a run that breaks leaves no verdict of an earlier one
+    (Path(chosen.output) / "results.json").unlink(
+        missing_ok=True
+    )  # a run that breaks leaves no verdict of an earlier one
     with console.shown(chosen.progress, chosen.max_seconds):
         judged = judge.run(gate, options, base)
     made = files.write(judged, Path(chosen.output))
@@ -52,7 +67,10 @@ def run(args: argparse.Namespace) -> int:
         _show(name, file, made)
     if args.summary:
         _append(args.summary, made)
-    say(f"{Path(chosen.output) / 'results.json'}: {made['gate']['verdict']}, {judged.seconds:.1f} s", args)
+    say(
+        f"{Path(chosen.output) / 'results.json'}: {made['gate']['verdict']}, {judged.seconds:.1f} s",
+        args,
+    )
     return INTERRUPTED if judged.interrupted else judged.code
 
 
@@ -61,7 +79,7 @@ def _prepare() -> None:
     from leakaudit.gate import tables
 
     if any(check.run for check in tables.load(Path()).checks):
-        from leakaudit.sweep import forks
+        from leakaudit._util import forks
 
         forks.context()
 
@@ -78,7 +96,7 @@ def _format(text: str) -> tuple[str, Path | None]:
 
 def _show(name: str, file: Path | None, made: dict[str, Any]) -> None:
     from leakaudit import registry
-    from leakaudit.atomic import replacing
+    from leakaudit._util.files import replacing
     from leakaudit.gate import text
 
     render = getattr(text, name) if name in OWN else registry.get("reports", name)
@@ -104,5 +122,7 @@ def _dry(gate: Gate, seed: int) -> int:
     for one in found:
         parts = f"{one.recording:.1f} s to record, {one.attacks:.1f} s to attack, {one.once:.1f} s for lint and controls"
         sys.stdout.write(f"{one.check}: {gate.seeds} seeds, {parts}\n")
-    sys.stdout.write(f"about {sum(one.total for one in found):.0f} s in all, by the time of one seed; nothing was judged or written\n")
+    sys.stdout.write(
+        f"about {sum(one.total for one in found):.0f} s in all, by the time of one seed; nothing was judged or written\n"
+    )
     return 0

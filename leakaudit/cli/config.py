@@ -8,15 +8,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from leakaudit._util.settings import SETTINGS, resolve
 from leakaudit.cli import shared
-from leakaudit.settings import SETTINGS, resolve
 
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("config", help="show effective settings and their sources, or check the configuration")
-    sub.add_argument("action", choices=("show", "lint"), help="show settings; lint: every key of leakaudit.toml or pyproject.toml is known")
-    sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
+    sub = verbs.add_parser(
+        "config", help="show effective settings and their sources, or check the configuration"
+    )
+    sub.add_argument(
+        "action",
+        choices=("show", "lint"),
+        help="show settings; lint: every key of leakaudit.toml or pyproject.toml is known",
+    )
+    sub.add_argument(
+        "-f", "--format", choices=("text", "json"), default="text", help="default text"
+    )
     shared(sub, *(n for n in SETTINGS if n != "progress"))
     sub.set_defaults(run=run)
 
@@ -27,7 +35,10 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "lint":
         return _lint()
     if args.format == "json":
-        sys.stdout.write(json.dumps({n: {"value": v, "source": s} for n, (v, s) in found.items()}, indent=2) + "\n")
+        sys.stdout.write(
+            json.dumps({n: {"value": v, "source": s} for n, (v, s) in found.items()}, indent=2)
+            + "\n"
+        )
         return 0
     for name, (value, source) in found.items():
         sys.stdout.write(f"{name:14} {value!s:16} {source:16} {SETTINGS[name].help}\n")
@@ -43,5 +54,7 @@ def _lint() -> int:
     gate = tables.load(Path())
     judge.validate(gate)
     cells = sum(len(check.cells) for check in gate.checks)
-    sys.stdout.write(f"{gate.source}: every key is known; {len(gate.checks)} checks, {cells} cells, {gate.seeds} seeds\n")
+    sys.stdout.write(
+        f"{gate.source}: every key is known; {len(gate.checks)} checks, {cells} cells, {gate.seeds} seeds\n"
+    )
     return 0

@@ -12,7 +12,10 @@ from leakaudit.errors import LeakauditError
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("demo", help="the whole path in a minute: ten nodes, one face each, every face recovered from the wire")
+    sub = verbs.add_parser(
+        "demo",
+        help="the whole path in a minute: ten nodes, one face each, every face recovered from the wire",
+    )
     shared(sub, "seed", "output")
     sub.set_defaults(run=run)
 
@@ -27,7 +30,10 @@ def run(args: argparse.Namespace) -> int:
         raise LeakauditError(f"output folder {folder} cannot be written: {e.strerror}") from e
     trace = folder / "demo.pt"
     common = ["--seed", str(chosen.seed), "--progress", chosen.progress]
-    say("Ten nodes train a face classifier by differential PDMM. z^0 is random and secret; each node holds one face.", args)
+    say(
+        "Ten nodes train a face classifier by differential PDMM. z^0 is random and secret; each node holds one face.",
+        args,
+    )
     record = [
         "record",
         "pdmm",

@@ -12,8 +12,12 @@ from leakaudit.cli import settings, shared
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("doctor", help="check torch, torchvision, CUDA, LPIPS weights and threads")
-    sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
+    sub = verbs.add_parser(
+        "doctor", help="check torch, torchvision, CUDA, LPIPS weights and threads"
+    )
+    sub.add_argument(
+        "-f", "--format", choices=("text", "json"), default="text", help="default text"
+    )
     shared(sub, "device", "threads", "lpips_weights", "data_root")
     sub.set_defaults(run=run)
 
@@ -23,7 +27,10 @@ def run(args: argparse.Namespace) -> int:
     chosen = settings(args)
     rows = [*_libraries(), *_machine(chosen), _weights(chosen.lpips_weights), _faces()]
     if args.format == "json":
-        sys.stdout.write(json.dumps([{"check": c, "ok": ok, "found": text} for c, ok, text in rows], indent=2) + "\n")
+        sys.stdout.write(
+            json.dumps([{"check": c, "ok": ok, "found": text} for c, ok, text in rows], indent=2)
+            + "\n"
+        )
     else:
         for check, ok, text in rows:
             sys.stdout.write(f"{'ok  ' if ok else 'FAIL'} {check:12} {text}\n")
@@ -35,17 +42,25 @@ def _libraries() -> list[tuple[str, bool, str]]:
 
     import torch
 
-    from leakaudit import _compat
     from leakaudit.errors import LeakauditError
+    from leakaudit.tasks import _torchvision
 
-    rows = [("python", sys.version_info >= (3, 11), sys.version.split()[0]), ("torch", True, torch.__version__)]
+    rows = [
+        ("python", sys.version_info >= (3, 11), sys.version.split()[0]),
+        ("torch", True, torch.__version__),
+    ]
     try:
-        found = _compat.torchvision()
-        pair = f"{found.__version__}, {'its operators replaced (built for another torch)' if _compat.shimmed() else 'as installed'}"
+        found = _torchvision.torchvision()
+        pair = f"{found.__version__}, {'its operators replaced (built for another torch)' if _torchvision.shimmed() else 'as installed'}"
         rows.append(("torchvision", True, pair))
     except (LeakauditError, ImportError, RuntimeError) as e:
-        rows.append(("torchvision", False, f"{str(e).splitlines()[0]}; install with -c constraints.txt"))
-    return [*rows, *((name, True, version(name)) for name in ("scikit-image", "lpips", "numpy", "rich"))]
+        rows.append(
+            ("torchvision", False, f"{str(e).splitlines()[0]}; install with -c constraints.txt")
+        )
+    return [
+        *rows,
+        *((name, True, version(name)) for name in ("scikit-image", "lpips", "numpy", "rich")),
+    ]
 
 
 def _machine(chosen: argparse.Namespace) -> list[tuple[str, bool, str]]:
@@ -58,12 +73,16 @@ def _machine(chosen: argparse.Namespace) -> list[tuple[str, bool, str]]:
         if torch.cuda.is_available()
         else "not available, work runs on the CPU"
     )
-    return [("cuda", True, cuda), ("device", True, str(chosen.device)), ("threads", True, f"{chosen.threads} of {os.cpu_count()} cores")]
+    return [
+        ("cuda", True, cuda),
+        ("device", True, str(chosen.device)),
+        ("threads", True, f"{chosen.threads} of {os.cpu_count()} cores"),
+    ]
 
 
 def _weights(option: str) -> tuple[str, bool, str]:
     from leakaudit.errors import LeakauditError
-    from leakaudit.lpips_weights import find
+    from leakaudit.scoring.lpips_weights import find
 
     try:
         _, text = find(option, (3, 224, 224))
@@ -75,7 +94,11 @@ def _weights(option: str) -> tuple[str, bool, str]:
 def _faces() -> tuple[str, bool, str]:
     import torch
 
-    from leakaudit import data
+    from leakaudit.tasks import data
 
     faces = data.load("faces", None, False, torch.Generator().manual_seed(0))
-    return "faces", len(faces.x) == 100, f"{len(faces.x)} bundled faces of {tuple(faces.x.shape[1:])}"
+    return (
+        "faces",
+        len(faces.x) == 100,
+        f"{len(faces.x)} bundled faces of {tuple(faces.x.shape[1:])}",
+    )

@@ -12,7 +12,7 @@ from leakaudit.cli import say, settings, shared
 from leakaudit.cli.listen import listener, listening
 
 if TYPE_CHECKING:
-    from leakaudit.explanation import Explanation
+    from leakaudit.extraction.explanation import Explanation
 
 NOTE = (
     "g[i,t]: the gradient of node i that round t uses. Formulas are exact; -f json holds them whole. "
@@ -23,29 +23,53 @@ LONG = 160  # characters of a formula in a table
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("explain", help="what is determined of a node's gradients, by which formula, and how exactly")
+    sub = verbs.add_parser(
+        "explain",
+        help="what is determined of a node's gradients, by which formula, and how exactly",
+    )
     sub.add_argument("trace", type=Path, help="trace file or folder")
     listening(sub)
-    sub.add_argument("--node", type=int, action="append", help="node to explain; repeatable (default a line for every node)")
-    sub.add_argument("--gradients", type=int, default=16, metavar="N", help="gradients of a node that are looked at (default 16)")
-    sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
-    sub.add_argument("-o", "--output", type=Path, metavar="FILE", help="also draw the combinations over the rounds, as a PNG")
+    sub.add_argument(
+        "--node",
+        type=int,
+        action="append",
+        help="node to explain; repeatable (default a line for every node)",
+    )
+    sub.add_argument(
+        "--gradients",
+        type=int,
+        default=16,
+        metavar="N",
+        help="gradients of a node that are looked at (default 16)",
+    )
+    sub.add_argument(
+        "-f", "--format", choices=("text", "json"), default="text", help="default text"
+    )
+    sub.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="also draw the combinations over the rounds, as a PNG",
+    )
     shared(sub, "threads")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a table a node, or a line a node where none is named."""
-    from leakaudit import console, explanation, tracefile
+    from leakaudit.extraction import explanation
+    from leakaudit.rendering import console
+    from leakaudit.traces import trace_file
 
     chosen = settings(args)
-    trace = tracefile.load(args.trace)
+    trace = trace_file.load(args.trace)
     with console.shown(chosen.progress):
         found = explanation.explain(trace, listener(args), args.node, args.gradients)
     if args.output is not None:
-        from leakaudit import chart, pictures
+        from leakaudit.rendering import explanation_chart, pictures
 
-        pictures.save(chart.combinations(found), args.output)
+        pictures.save(explanation_chart.combinations(found), args.output)
         say(f"{args.output}: written", args)
     if args.format == "json":
         sys.stdout.write(json.dumps([e.to_json() for e in found], indent=2) + "\n")
@@ -64,20 +88,35 @@ def _table(one: Explanation) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from leakaudit import console
+    from leakaudit.rendering import console
 
     out = console.stdout()
-    out.print(Text(f"{one.summary}, as {one.adversary} hears it" if one.rows else one.summary, style="bold"))
+    out.print(
+        Text(
+            f"{one.summary}, as {one.adversary} hears it" if one.rows else one.summary, style="bold"
+        )
+    )
     if one.scope:
         out.print(Text(one.scope))
     if not one.rows:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("combination", "relative noise", "amplification", "computed as"):
-        table.add_column(name, overflow="fold", justify="right" if name in ("relative noise", "amplification") else "left")
+        table.add_column(
+            name,
+            overflow="fold",
+            justify="right" if name in ("relative noise", "amplification") else "left",
+        )
     for row in one.rows:
         noise = f"{row.std / row.size:.1e}" if row.size else "-"
-        formula = row.formula if len(row.formula) <= LONG else f"{row.formula[:LONG].rsplit(' ', 1)[0]} …"
-        table.add_row(row.combination, noise + (" formal only" if row.formal else ""), f"{row.amplification:.3g}", formula)
+        formula = (
+            row.formula if len(row.formula) <= LONG else f"{row.formula[:LONG].rsplit(' ', 1)[0]} …"
+        )
+        table.add_row(
+            row.combination,
+            noise + (" formal only" if row.formal else ""),
+            f"{row.amplification:.3g}",
+            formula,
+        )
     out.print(table)
     out.print(Text(NOTE, style="dim"))

@@ -63,9 +63,21 @@ most = 25.0
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("init", help="write a commented leakaudit.toml for 'check', and a first baseline")
-    sub.add_argument("--run", metavar="MODULE:FUNCTION", dest="function", help="your program: called with a seed and the path of the trace")
-    sub.add_argument("--scenario", type=Path, metavar="FILE", help="a scenario file in its place (default: a small one to start from)")
+    sub = verbs.add_parser(
+        "init", help="write a commented leakaudit.toml for 'check', and a first baseline"
+    )
+    sub.add_argument(
+        "--run",
+        metavar="MODULE:FUNCTION",
+        dest="function",
+        help="your program: called with a seed and the path of the trace",
+    )
+    sub.add_argument(
+        "--scenario",
+        type=Path,
+        metavar="FILE",
+        help="a scenario file in its place (default: a small one to start from)",
+    )
     sub.add_argument("--no-baseline", action="store_true", help="write the configuration alone")
     shared(sub, "seed", "threads", "max_seconds")
     sub.set_defaults(run=run)
@@ -73,8 +85,8 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the configuration, check it, run it once for the baseline."""
-    from leakaudit import console
     from leakaudit.gate import files, judge
+    from leakaudit.rendering import console
 
     if args.function and args.scenario:
         raise LeakauditError("--run and --scenario name the program under test; give one of both")
@@ -91,14 +103,25 @@ def run(args: argparse.Namespace) -> int:
     if args.no_baseline:
         return 0
     if (beside := gate.baseline_path) is not None and beside.exists():
-        raise LeakauditError(f"{beside} is there already; 'leakaudit baseline update --reason TEXT' changes it")
+        raise LeakauditError(
+            f"{beside} is there already; 'leakaudit baseline update --reason TEXT' changes it"
+        )
     with console.shown(chosen.progress, chosen.max_seconds):
         judged, _, _ = files.update(gate, judge.Options(chosen.seed), "first baseline")
-    say(f"{gate.baseline_path}: written, {len(judged.cells)} cells; commit both files, then run 'leakaudit check'", args)
+    say(
+        f"{gate.baseline_path}: written, {len(judged.cells)} cells; commit both files, then run 'leakaudit check'",
+        args,
+    )
     return 0
 
 
 def starter(function: str | None, scenario: Path | None) -> str:
     """Return the text of a first configuration."""
-    program = f"run = {json.dumps(function)}\n" if function else f"scenario = {json.dumps(str(scenario))}\n" if scenario else ""
+    program = (
+        f"run = {json.dumps(function)}\n"
+        if function
+        else f"scenario = {json.dumps(str(scenario))}\n"
+        if scenario
+        else ""
+    )
     return STARTER.format(program=program, scenario="" if program else f"\n{SCENARIO}\n")

@@ -20,26 +20,39 @@ NOTE = "Nothing found is no proof: a trace cannot show every pitfall (docs/lint.
 
 def add(actions: Any) -> None:
     """Describe the action."""
-    sub = actions.add_parser("lint", help="pitfalls that a trace shows: what is declared and claimed against what was recorded")
+    sub = actions.add_parser(
+        "lint",
+        help="pitfalls that a trace shows: what is declared and claimed against what was recorded",
+    )
     sub.add_argument("trace", type=Path, help="trace file or folder")
     sub.add_argument(
-        "--truth", type=Path, metavar="FILE", help="also check record-wise norms, the noise itself and its seed (default none)"
+        "--truth",
+        type=Path,
+        metavar="FILE",
+        help="also check record-wise norms, the noise itself and its seed (default none)",
     )
-    sub.add_argument("--strict", action="store_true", help="exit code 1 where something is REFUTED or UNSUPPORTED")
-    sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
+    sub.add_argument(
+        "--strict",
+        action="store_true",
+        help="exit code 1 where something is REFUTED or UNSUPPORTED",
+    )
+    sub.add_argument(
+        "-f", "--format", choices=("text", "json"), default="text", help="default text"
+    )
     shared(sub, "threads")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the findings."""
-    from leakaudit import console, tracefile
     from leakaudit.lint import lint
+    from leakaudit.rendering import console
+    from leakaudit.traces import trace_file
 
     chosen = settings(args)
     with console.shown(chosen.progress):
-        truth = None if args.truth in (None, Path("none")) else tracefile.load_truth(args.truth)
-        found = lint(tracefile.load(args.trace), truth)
+        truth = None if args.truth in (None, Path("none")) else trace_file.load_truth(args.truth)
+        found = lint(trace_file.load(args.trace), truth)
     if args.format == "json":
         sys.stdout.write(json.dumps([p.to_json() for p in found], indent=2) + "\n")
     else:
@@ -51,8 +64,8 @@ def _write(found: Sequence[Pitfall]) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
-    from leakaudit import console
     from leakaudit.cli.claims import STYLES
+    from leakaudit.rendering import console
 
     out = console.stdout()
     for p in found:

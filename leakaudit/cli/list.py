@@ -14,9 +14,13 @@ GROUPS = ("victims", "attacks", "reports", "models", "data", "graphs")
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("list", help="list victims, attacks, reports, models, data sets or graphs")
+    sub = verbs.add_parser(
+        "list", help="list victims, attacks, reports, models, data sets or graphs"
+    )
     sub.add_argument("what", choices=GROUPS)
-    sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
+    sub.add_argument(
+        "-f", "--format", choices=("text", "json"), default="text", help="default text"
+    )
     shared(sub)
     sub.set_defaults(run=run)
 
@@ -37,31 +41,49 @@ def run(args: argparse.Namespace) -> int:
     for column in rows[0]:
         table.add_column(column, no_wrap=column == "name", overflow="fold")
     for row in rows:
-        table.add_row(*(", ".join(f"{k}={v}" for k, v in cell.items()) if isinstance(cell, dict) else str(cell) for cell in row.values()))
+        table.add_row(
+            *(
+                ", ".join(f"{k}={v}" for k, v in cell.items())
+                if isinstance(cell, dict)
+                else str(cell)
+                for cell in row.values()
+            )
+        )
     Console(file=sys.stdout, highlight=False).print(table)
     return 0
 
 
 def _rows(what: str) -> list[dict[str, Any]]:
     if what == "models":
-        from leakaudit import models
+        from leakaudit.tasks import models
 
         return models.table()
     if what in ("data", "graphs"):
-        from leakaudit import data, graph
+        from leakaudit.protocols import topology
+        from leakaudit.tasks import data
 
         if what == "data":
             return [{"name": name, "note": note} for name, note in data.NAMES.items()]
-        return [{"name": name} for name in [*graph.KINDS, "file:PATH"]]
+        return [{"name": name} for name in [*topology.KINDS, "file:PATH"]]
     from leakaudit import registry
 
     rows = []
     for name, thing in registry.everything(what):
         row: dict[str, Any] = {"name": name}
         if what == "victims":
-            row |= {"leaks": thing.leaks_what, "claims": thing.claims_what, "server": thing.centralised, "paper": thing.paper}
+            row |= {
+                "leaks": thing.leaks_what,
+                "claims": thing.claims_what,
+                "server": thing.centralised,
+                "paper": thing.paper,
+            }
         elif what == "attacks":
-            row |= {"exact": thing.exact, "reads": thing.reads, "cost": thing.cost, "paper": thing.paper}
+            row |= {
+                "exact": thing.exact,
+                "reads": thing.reads,
+                "cost": thing.cost,
+                "paper": thing.paper,
+            }
         else:
             row |= {"note": (thing.__doc__ or "").split("\n")[0]}
         parameters = registry.parameters(thing) if isinstance(thing, type) else {}

@@ -22,14 +22,22 @@ def listening(sub: argparse.ArgumentParser) -> None:
         help="eavesdropper, node:3, nodes:3,5, edges:0-1,1-0, or several joined by '+'",
     )
     sub.add_argument("--rounds", metavar="A:B", help="rounds that are heard, B excluded")
-    sub.add_argument("--knows", metavar="NAMES", help="constants and public tensors that are known, e.g. rho,theta (default all)")
+    sub.add_argument(
+        "--knows",
+        metavar="NAMES",
+        help="constants and public tensors that are known, e.g. rho,theta (default all)",
+    )
 
 
 def listener(args: argparse.Namespace) -> Adversary:
     """Return who listens."""
     from leakaudit.adversary import Adversary
 
-    return Adversary.parse(args.adversary, window(args.rounds), frozenset(args.knows.split(",")) if args.knows else "all")
+    return Adversary.parse(
+        args.adversary,
+        window(args.rounds),
+        frozenset(args.knows.split(",")) if args.knows else "all",
+    )
 
 
 def window(text: str | None) -> range | None:

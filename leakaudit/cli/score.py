@@ -17,40 +17,83 @@ if TYPE_CHECKING:
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("score", help="score stored reconstructions again: with a truth that came later, or one more metric")
-    sub.add_argument("results", type=Path, metavar="RESULTS", help="results.json, or the folder that holds it with reconstructions.npz")
-    sub.add_argument(
-        "--metric", action="append", default=[], metavar="NAME", help="metric to compute anew; repeatable (default all; others stay)"
+    sub = verbs.add_parser(
+        "score",
+        help="score stored reconstructions again: with a truth that came later, or one more metric",
     )
-    sub.add_argument("--truth", type=Path, metavar="FILE", help="truth file (default: the one that the results name)")
-    sub.add_argument("-f", "--format", default="text", help="what goes to stdout: text (default), json, markdown, …")
-    sub.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder for the new results (default: in place)")
+    sub.add_argument(
+        "results",
+        type=Path,
+        metavar="RESULTS",
+        help="results.json, or the folder that holds it with reconstructions.npz",
+    )
+    sub.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="metric to compute anew; repeatable (default all; others stay)",
+    )
+    sub.add_argument(
+        "--truth",
+        type=Path,
+        metavar="FILE",
+        help="truth file (default: the one that the results name)",
+    )
+    sub.add_argument(
+        "-f",
+        "--format",
+        default="text",
+        help="what goes to stdout: text (default), json, markdown, …",
+    )
+    sub.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="folder for the new results (default: in place)",
+    )
     shared(sub, "lpips_weights", "threads")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Score, write results.json, the picture and report.md, and print the table."""
-    from leakaudit import console, lpips_weights, registry, rescoring, results, run, tracefile
-    from leakaudit.storage import sidecar
+    from leakaudit import registry
+    from leakaudit.pipeline import attack_run as run
+    from leakaudit.pipeline import rescoring
+    from leakaudit.rendering import console
+    from leakaudit.results import record_file
+    from leakaudit.scoring import lpips_weights
+    from leakaudit.traces import trace_file
+    from leakaudit.traces._storage import sidecar
 
     chosen = settings(args)
     render = registry.get("reports", args.format)
     rescoring.check(args.metric)
     source = file_of(args.results)
-    record = results.read(source)
+    record = record_file.read(source)
     path = args.truth or _named(record)
-    truth, sha256 = tracefile.load_truth(path), sidecar.digest(path)
+    truth, sha256 = trace_file.load_truth(path), sidecar.digest(path)
     rescoring.same_recording(record, truth, sha256)
     weights, sentence = lpips_weights.find(chosen.lpips_weights, truth.task.shape)
     folder = args.output or source.parent
     with console.shown(chosen.progress), run.ready(folder):
         made, found, scores = rescoring.rescore(
-            record, source.parent, truth, metrics=args.metric, weights=weights, lpips=sentence, truth_sha256=sha256, truth_path=path
+            record,
+            source.parent,
+            truth,
+            metrics=args.metric,
+            weights=weights,
+            lpips=sentence,
+            truth_sha256=sha256,
+            truth_path=path,
         )
         if lost := rescoring.missing(scores, args.metric):
             reason = made["metrics"].get(lost[0], "this data has none")
-            raise LeakauditError(f"{lost[0]} was measured on no record: {reason}; nothing was written")
+            raise LeakauditError(
+                f"{lost[0]} was measured on no record: {reason}; nothing was written"
+            )
         rescoring.write(folder, made, found, scores, truth)
     sys.stdout.write(render(made).rstrip("\n") + "\n")
     say(f"{folder / RECORD}: scored again, nothing was attacked", args)
@@ -63,5 +106,7 @@ def _named(record: dict[str, Json]) -> Path:
     if name is None:
         raise LeakauditError("these results name no truth file; give it with --truth FILE")
     if not Path(name).is_file():
-        raise LeakauditError(f"truth file {name}, with which these results were scored, is not there; give it with --truth FILE")
+        raise LeakauditError(
+            f"truth file {name}, with which these results were scored, is not there; give it with --truth FILE"
+        )
     return Path(name)

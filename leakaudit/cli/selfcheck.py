@@ -17,19 +17,35 @@ if TYPE_CHECKING:
 
 def add(verbs: Any) -> None:
     """Describe the verb."""
-    sub = verbs.add_parser("selfcheck", help="audit the auditor: false alarms and power of the estimators, with limits")
-    sub.add_argument("--runs", type=int, default=1000, help="audits of each mechanism (default 1000)")
-    sub.add_argument("--trials", type=int, default=1000, help="trials of an audit on each side, or canaries of one run (default 1000)")
-    sub.add_argument("--alpha", type=float, default=0.05, help="false alarms that an audit may raise (default .05)")
+    sub = verbs.add_parser(
+        "selfcheck", help="audit the auditor: false alarms and power of the estimators, with limits"
+    )
+    sub.add_argument(
+        "--runs", type=int, default=1000, help="audits of each mechanism (default 1000)"
+    )
+    sub.add_argument(
+        "--trials",
+        type=int,
+        default=1000,
+        help="trials of an audit on each side, or canaries of one run (default 1000)",
+    )
+    sub.add_argument(
+        "--alpha",
+        type=float,
+        default=0.05,
+        help="false alarms that an audit may raise (default .05)",
+    )
     sub.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
-    sub.add_argument("-f", "--format", choices=("text", "json"), default="text", help="default text")
+    sub.add_argument(
+        "-f", "--format", choices=("text", "json"), default="text", help="default text"
+    )
     shared(sub, "threads")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each estimator and mechanism; exit code 1 where a rate is not shown to be within its limit."""
-    from leakaudit import console
+    from leakaudit.rendering import console
     from leakaudit.selfcheck import check
 
     chosen = settings(args)
@@ -38,7 +54,10 @@ def run(args: argparse.Namespace) -> int:
     ok = all(row.ok for row in rows)
     if args.format == "json":
         asked = {"runs": args.runs, "trials": args.trials, "alpha": args.alpha, "seed": args.seed}
-        sys.stdout.write(json.dumps({**asked, "ok": ok, "rows": [row.to_json() for row in rows]}, indent=2) + "\n")
+        sys.stdout.write(
+            json.dumps({**asked, "ok": ok, "rows": [row.to_json() for row in rows]}, indent=2)
+            + "\n"
+        )
     else:
         _write(rows)
     return 0 if ok else 1
@@ -49,16 +68,33 @@ def _write(rows: Sequence[Row]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from leakaudit import console
+    from leakaudit.rendering import console
 
     out = console.stdout()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("estimator", "claim", "rounds", "known", "claimed", "refuted", "limits", "allowed", ""):
+    for name in (
+        "estimator",
+        "claim",
+        "rounds",
+        "known",
+        "claimed",
+        "refuted",
+        "limits",
+        "allowed",
+        "",
+    ):
         table.add_column(name, justify="left" if name in ("estimator", "claim", "") else "right")
     for row in rows:
         low, high = row.limits
         allowed = f">= {row.allowed:g}" if row.planted else f"<= {row.allowed:g}"
-        numbers = (str(row.rounds), f"{row.known:.4g}", f"{row.claimed:.4g}", f"{row.rate:.3f}", f"{low:.3f} to {high:.3f}", allowed)
+        numbers = (
+            str(row.rounds),
+            f"{row.known:.4g}",
+            f"{row.claimed:.4g}",
+            f"{row.rate:.3f}",
+            f"{low:.3f} to {high:.3f}",
+            allowed,
+        )
         verdict = Text("ok", style="green") if row.ok else Text("OUTSIDE", style="bold red")
         table.add_row(row.estimator, row.planted or "true", *numbers, verdict)
     out.print(table)

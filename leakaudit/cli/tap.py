@@ -10,7 +10,7 @@ from leakaudit.cli import say, settings, shared, tapped
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.tap.description import Description
+    from leakaudit.capture.tap.description import Description
 
 ACTIONS = ("describe", "merge")
 UNDESCRIBED = 3  # exit code where the program ran, and its messages are logged but not understood
@@ -21,14 +21,35 @@ USAGE = """leakaudit tap [options] -- torchrun --nproc-per-node 4 program.py
 
 def add(verbs: Any) -> None:
     """Describe the verb; 'describe' and 'merge' have parsers of their own."""
-    sub = verbs.add_parser("tap", help="record what a torch.distributed program sends, unmodified", usage=USAGE)
+    sub = verbs.add_parser(
+        "tap", help="record what a torch.distributed program sends, unmodified", usage=USAGE
+    )
     tapped.written(sub)
-    sub.add_argument("--describe", type=Path, metavar="FILE", help="TOML that says what the messages are (default: guess)")
-    sub.add_argument("--rounds", metavar="A:B", help="keep payloads of rounds A to B - 1 alone (default all)")
-    sub.add_argument("--ranks", metavar="0,2", help="keep payloads of these ranks alone (default all)")
-    sub.add_argument("--receive", action="store_true", help="log what arrives as well, once the program has waited for it")
-    sub.add_argument("--keep", action="store_true", help="keep the raw log (trace.tap/) when the trace is written")
-    sub.add_argument("command", nargs=argparse.REMAINDER, help="the program and its arguments, after --")
+    sub.add_argument(
+        "--describe",
+        type=Path,
+        metavar="FILE",
+        help="TOML that says what the messages are (default: guess)",
+    )
+    sub.add_argument(
+        "--rounds", metavar="A:B", help="keep payloads of rounds A to B - 1 alone (default all)"
+    )
+    sub.add_argument(
+        "--ranks", metavar="0,2", help="keep payloads of these ranks alone (default all)"
+    )
+    sub.add_argument(
+        "--receive",
+        action="store_true",
+        help="log what arrives as well, once the program has waited for it",
+    )
+    sub.add_argument(
+        "--keep",
+        action="store_true",
+        help="keep the raw log (trace.tap/) when the trace is written",
+    )
+    sub.add_argument(
+        "command", nargs=argparse.REMAINDER, help="the program and its arguments, after --"
+    )
     shared(sub, "threads", "max_bytes")
     sub.set_defaults(run=run)
 
@@ -36,18 +57,29 @@ def add(verbs: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the program and write the trace; the exit code is the program's, or 3 where its messages need a description."""
     if args.command and args.command[0] in ACTIONS:
-        return tapped.describe(args.command[1:]) if args.command[0] == "describe" else tapped.merge(args.command[1:])
+        return (
+            tapped.describe(args.command[1:])
+            if args.command[0] == "describe"
+            else tapped.merge(args.command[1:])
+        )
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise LeakauditError("expected a program after --, for example: leakaudit tap -o trace.pt -- torchrun --nproc-per-node 4 train.py")
-    from leakaudit.tap import description, launch
+        raise LeakauditError(
+            "expected a program after --, for example: leakaudit tap -o trace.pt -- torchrun --nproc-per-node 4 train.py"
+        )
+    from leakaudit.capture.tap import description, launch
 
     chosen = settings(args)
     described = description.read(args.describe) if args.describe else None
     window, ranks = _rounds(args.rounds), _ranks(args.ranks)
     folder = tapped.log(args.output)
     launch.prepare(folder)
-    listening = {"ranks": ranks, "rounds": window, "max_bytes": chosen.max_bytes, "receive": args.receive}
+    listening = {
+        "ranks": ranks,
+        "rounds": window,
+        "max_bytes": chosen.max_bytes,
+        "receive": args.receive,
+    }
     if described is not None:
         listening |= {"sizes": described.sizes, "start": described.start}
     try:
@@ -58,9 +90,15 @@ def run(args: argparse.Namespace) -> int:
     return _finish(args, chosen, folder, described, code)
 
 
-def _finish(args: argparse.Namespace, chosen: argparse.Namespace, folder: Path, described: Description | None, code: int) -> int:
+def _finish(
+    args: argparse.Namespace,
+    chosen: argparse.Namespace,
+    folder: Path,
+    described: Description | None,
+    code: int,
+) -> int:
     """Make the trace of what was logged."""
-    from leakaudit.tap import launch
+    from leakaudit.capture.tap import launch
 
     if not any(folder.iterdir()):
         launch.clear(folder)
@@ -75,7 +113,9 @@ def _finish(args: argparse.Namespace, chosen: argparse.Namespace, folder: Path, 
             return code or UNDESCRIBED
         tapped.write(args, chosen, folder, described, code)
     except LeakauditError as error:
-        raise LeakauditError(f"{error}; the log is kept: leakaudit tap merge {folder} --describe FILE") from None
+        raise LeakauditError(
+            f"{error}; the log is kept: leakaudit tap merge {folder} --describe FILE"
+        ) from None
     if not args.keep:
         launch.clear(folder)
     return code
@@ -83,9 +123,9 @@ def _finish(args: argparse.Namespace, chosen: argparse.Namespace, folder: Path, 
 
 def _guessed(args: argparse.Namespace, folder: Path) -> Description | None:
     """Return what a guess says, and write it beside the trace; None where it has gaps."""
-    from leakaudit.atomic import replacing
-    from leakaudit.tap.guess import guess
-    from leakaudit.tap.reading import read_logs
+    from leakaudit._util.files import replacing
+    from leakaudit.capture.tap.guess import guess
+    from leakaudit.capture.tap.reading import read_logs
 
     found = guess(read_logs(folder))
     if found.description is None:
@@ -97,7 +137,9 @@ def _guessed(args: argparse.Namespace, folder: Path) -> Description | None:
         return found.description
     with replacing(beside) as file:
         file.write(found.toml.encode())
-    say(f"{beside}: guessed: {found.said}; read it, and give it with --describe the next time", args)
+    say(
+        f"{beside}: guessed: {found.said}; read it, and give it with --describe the next time", args
+    )
     return found.description
 
 

@@ -9,15 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 
-from leakaudit.atomic import replacing
+from leakaudit._util.files import replacing
+from leakaudit._util.schema import Pattern, departure
 from leakaudit.errors import LeakauditError
 from leakaudit.gate import measures
-from leakaudit.schema import Pattern, departure
 from leakaudit.trace import Json
 
 FORMAT, VERSION = "leakaudit.baseline", 1
 DIGITS = 6  # significant ones of a sample
-_CELL = {"digest": Pattern("a sha256 in hexadecimal", r"[0-9a-f]{64}"), "seeds": [int], "samples": {str: [float]}}
+_CELL = {
+    "digest": Pattern("a sha256 in hexadecimal", r"[0-9a-f]{64}"),
+    "seeds": [int],
+    "samples": {str: [float]},
+}
 _SCHEMA = {
     "format": frozenset({FORMAT}),
     "version": frozenset({VERSION}),
@@ -46,11 +50,18 @@ class Baseline:
     updated: str = ""
     versions: Mapping[str, str | None] = field(default_factory=dict)
 
-    def merged(self, cells: Mapping[str, Block], reason: str, versions: Mapping[str, str | None]) -> Baseline:
+    def merged(
+        self, cells: Mapping[str, Block], reason: str, versions: Mapping[str, str | None]
+    ) -> Baseline:
         """Return the baseline with some cells anew; the others stay."""
         if not reason.strip():
             raise LeakauditError("a baseline changes for a reason: say it with --reason TEXT")
-        return Baseline({**self.cells, **cells}, reason.strip(), datetime.now(UTC).isoformat(timespec="seconds"), versions)
+        return Baseline(
+            {**self.cells, **cells},
+            reason.strip(),
+            datetime.now(UTC).isoformat(timespec="seconds"),
+            versions,
+        )
 
     def write(self, path: Path) -> None:
         """Write whole or not at all, keys sorted and one line a measure, so that a pull request shows the change."""
@@ -59,8 +70,16 @@ class Baseline:
 
     def text(self) -> str:
         """Return the file's text."""
-        head = {"format": FORMAT, "version": VERSION, "updated": self.updated, "reason": self.reason, "versions": dict(self.versions)}
-        lines = [f'  "{k}": {json.dumps(v, sort_keys=True, allow_nan=False)}' for k, v in head.items()]
+        head = {
+            "format": FORMAT,
+            "version": VERSION,
+            "updated": self.updated,
+            "reason": self.reason,
+            "versions": dict(self.versions),
+        }
+        lines = [
+            f'  "{k}": {json.dumps(v, sort_keys=True, allow_nan=False)}' for k, v in head.items()
+        ]
         blocks = [f"    {json.dumps(name)}: {_block(b)}" for name, b in sorted(self.cells.items())]
         cells = "{\n" + ",\n".join(blocks) + "\n  }" if blocks else "{}"
         return "{\n" + ",\n".join(sorted([*lines, f'  "cells": {cells}'])) + "\n}\n"
@@ -71,20 +90,35 @@ def read(path: Path) -> Baseline:
     try:
         values: Json = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        why = "it is not there" if isinstance(error, FileNotFoundError) else str(error)[:200] or type(error).__name__
-        raise LeakauditError(f"baseline {path}: {why}; write one with 'leakaudit baseline update --reason TEXT'") from None
+        why = (
+            "it is not there"
+            if isinstance(error, FileNotFoundError)
+            else str(error)[:200] or type(error).__name__
+        )
+        raise LeakauditError(
+            f"baseline {path}: {why}; write one with 'leakaudit baseline update --reason TEXT'"
+        ) from None
     if wrong := departure(values, _SCHEMA):
-        raise LeakauditError(f"baseline {path}: {wrong}; restore it from version control, or update it")
+        raise LeakauditError(
+            f"baseline {path}: {wrong}; restore it from version control, or update it"
+        )
     for name, cell in values["cells"].items():
         if any(len(s) != len(cell["seeds"]) for s in cell["samples"].values()):
-            raise LeakauditError(f"baseline {path}: {name}: expected one sample a seed, {len(cell['seeds'])} each")
-    cells = {n: Block(c["digest"], tuple(c["seeds"]), {m: tuple(s) for m, s in c["samples"].items()}) for n, c in values["cells"].items()}
+            raise LeakauditError(
+                f"baseline {path}: {name}: expected one sample a seed, {len(cell['seeds'])} each"
+            )
+    cells = {
+        n: Block(c["digest"], tuple(c["seeds"]), {m: tuple(s) for m, s in c["samples"].items()})
+        for n, c in values["cells"].items()
+    }
     return Baseline(cells, values["reason"], values["updated"], values["versions"])
 
 
 def block(digest: str, seeds: list[int], samples: Mapping[str, list[float]]) -> Block:
     """Return a cell as it is stored: samples rounded to 6 significant digits."""
-    return Block(digest, tuple(seeds), {m: tuple(rounded(v) for v in s) for m, s in samples.items()})
+    return Block(
+        digest, tuple(seeds), {m: tuple(rounded(v) for v in s) for m, s in samples.items()}
+    )
 
 
 def rounded(value: float) -> float:
@@ -96,7 +130,9 @@ def shown(base: Baseline) -> str:
     """Return the means of all cells as text."""
     lines = [f"updated {base.updated}: {base.reason}"]
     for name, cell in sorted(base.cells.items()):
-        means = ", ".join(f"{m} {measures.text(m, fmean(s))}" for m, s in sorted(cell.samples.items()) if s)
+        means = ", ".join(
+            f"{m} {measures.text(m, fmean(s))}" for m, s in sorted(cell.samples.items()) if s
+        )
         lines.append(f"{name} ({len(cell.seeds)} seeds): {means}")
     return "\n".join(lines) + "\n"
 
@@ -125,7 +161,10 @@ def difference(old: Baseline, new: Baseline) -> str:
 
 def _block(cell: Block) -> str:
     lines = [f'      "digest": {json.dumps(cell.digest)}']
-    rows = [f"        {json.dumps(m)}: {json.dumps(list(s), allow_nan=False)}" for m, s in sorted(cell.samples.items())]
+    rows = [
+        f"        {json.dumps(m)}: {json.dumps(list(s), allow_nan=False)}"
+        for m, s in sorted(cell.samples.items())
+    ]
     lines.append('      "samples": {\n' + ",\n".join(rows) + "\n      }")
     lines.append(f'      "seeds": {json.dumps(list(cell.seeds))}')
     return "{\n" + ",\n".join(lines) + "\n    }"

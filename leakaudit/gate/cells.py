@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Generator
 
-from leakaudit import api, registry
+from leakaudit import registry
 from leakaudit.adversary import Adversary
-from leakaudit.deduction import Deduction
 from leakaudit.errors import AttackError, LeakauditError
+from leakaudit.extraction import hearing
+from leakaudit.extraction.deduction import Deduction
 from leakaudit.gate import measures
 from leakaudit.gate.config import Check
 from leakaudit.gate.runs import Recorded
+from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
-from leakaudit.provenance import digest
 from leakaudit.reconstruction import Reconstruction
-from leakaudit.scoring import Score, score
+from leakaudit.results.provenance import digest
+from leakaudit.scoring.scoring import Score, score
 from leakaudit.trace import Json, Truth
 
 
@@ -84,9 +86,16 @@ class Cell:
         """sha256 of how is measured: attack with all its hyper-parameters, adversary, nodes, and the measures' version."""
         settings = self.settings
         if self.attack != "auto":
-            settings = registry.values(registry.configure(registry.get("attacks", self.attack), settings))
+            settings = registry.values(
+                registry.configure(registry.get("attacks", self.attack), settings)
+            )
         nodes = None if self.check.nodes is None else list(self.check.nodes)
-        about = {"attack": self.attack, "settings": settings, "adversary": str(self.adversary), "gradients": self.check.gradients}
+        about = {
+            "attack": self.attack,
+            "settings": settings,
+            "adversary": str(self.adversary),
+            "gradients": self.check.gradients,
+        }
         return digest({**about, "nodes": nodes, "measures": measures.VERSION})
 
     def attack_one(self, run: Recorded, leak: GradientLeak) -> None:
@@ -94,7 +103,9 @@ class Cell:
         start = time.perf_counter()
         self.leak = self.leak or leak
         try:
-            found = api.attack_one(leak, run.task, self.attack, generator(run.seed, leak.node), **self.settings)
+            found = attacking.attack_one(
+                leak, run.task, self.attack, generator(run.seed, leak.node), **self.settings
+            )
         except AttackError as e:
             self.reasons[leak.node] = str(e)
             return
@@ -108,20 +119,37 @@ class Cell:
         """Turn what was found in a run into one number a measure."""
         columns = [measures.values(run.guess(n), self._got.get(n)) for n in nodes]
         for name in columns[0]:
-            self.samples.setdefault(name, []).append(measures.sample(name, [v for c in columns for v in c[name]]))
+            self.samples.setdefault(name, []).append(
+                measures.sample(name, [v for c in columns for v in c[name]])
+            )
         self.seeds.append(run.seed)
         self._got.clear()
 
     def _note(self, leak: GradientLeak, scored: Score, seed: int) -> None:
         """Keep the record that was got best: by PSNR where there is one, else by relative error; labels alone count less than any input."""
         errors = scored.relative_error or (None,)
-        near = scored.psnr if scored.psnr is not None else [None if e is None else -e for e in errors]
+        near = (
+            scored.psnr if scored.psnr is not None else [None if e is None else -e for e in errors]
+        )
         gains = [-math.inf if v is None else float(v) for v in near]
         at = gains.index(max(gains))
         rank = gains[at], scored.labels_found or 0.0
-        psnr, error, exact = (None if (c := getattr(scored, m)) is None else c[at] for m in ("psnr", "relative_error", "exact"))
+        psnr, error, exact = (
+            None if (c := getattr(scored, m)) is None else c[at]
+            for m in ("psnr", "relative_error", "exact")
+        )
         span = int(leak.rounds.min()), int(leak.rounds.max())
-        made = Worst(seed, leak.node, psnr, error, bool(exact), scored.labels_found, leak.kind, *span, leak.formula)
+        made = Worst(
+            seed,
+            leak.node,
+            psnr,
+            error,
+            bool(exact),
+            scored.labels_found,
+            leak.kind,
+            *span,
+            leak.formula,
+        )
         if leak.node not in self.nodes or rank > self._ranks[leak.node]:
             self._ranks[leak.node], self.nodes[leak.node] = rank, made
         if rank > self._ranks.get(None, (-math.inf, 0.0)):
@@ -139,7 +167,7 @@ def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
         mine = [c for c in cells if c.who == who]
         heard, nodes = Deduction(made.trace, mine[0].adversary), held(mine[0], made)
         for node in nodes:
-            leaks = api.deduce(heard, [node], mine[0].check.gradients)
+            leaks = hearing.deduce(heard, [node], mine[0].check.gradients)
             for cell in mine:
                 cell.reasons |= leaks.undetermined
                 for leak in leaks:
@@ -153,12 +181,16 @@ def held(cell: Cell, made: Recorded) -> tuple[int, ...]:
     if cell.check.nodes is not None:
         return cell.check.nodes
     own = set(made.truth.node.tolist())
-    nodes = tuple(n for n in api.targets(made.trace, cell.adversary) if n in own)
+    nodes = tuple(n for n in hearing.targets(made.trace, cell.adversary) if n in own)
     if not nodes:
-        raise LeakauditError(f"{cell.name}: expected a node with records in the truth that is not the adversary's, found none")
+        raise LeakauditError(
+            f"{cell.name}: expected a node with records in the truth that is not the adversary's, found none"
+        )
     return nodes
 
 
 def generator(seed: int, node: int) -> Generator:
     """Return the generator of an attack on one node of one run."""
-    return Generator().manual_seed(int(np.random.SeedSequence([seed, node]).generate_state(1, np.uint64)[0] >> 1))
+    return Generator().manual_seed(
+        int(np.random.SeedSequence([seed, node]).generate_state(1, np.uint64)[0] >> 1)
+    )

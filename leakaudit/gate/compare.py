@@ -32,7 +32,11 @@ def unpaired(new: Sequence[float], old: Sequence[float], tolerance: float) -> fl
     n, size = len(new), len(pool)
     observed = float(pool[:n].sum())
     if math.comb(size, n) <= EXACT:
-        return _share(np.array([pool[list(c)].sum() for c in combinations(range(size), n)]), observed, drawn=False)
+        return _share(
+            np.array([pool[list(c)].sum() for c in combinations(range(size), n)]),
+            observed,
+            drawn=False,
+        )
     drawn = np.random.default_rng(0).permuted(np.tile(pool, (EXACT // 8, 1)), axis=1)[:, :n].sum(1)
     return _share(drawn, observed, drawn=True)
 

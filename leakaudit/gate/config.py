@@ -54,45 +54,75 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.smoothness is not None and not 0 <= self.smoothness < math.inf:
-            raise LeakauditError(f"check {self.name}: smoothness: expected a number >= 0, got {self.smoothness}")
+            raise LeakauditError(
+                f"check {self.name}: smoothness: expected a number >= 0, got {self.smoothness}"
+            )
         self._numbers()
         _one_of(f"check {self.name}", "lint", self.lint, LINT)
         if bool(self.run) == bool(self.scenario):
-            raise LeakauditError(f"check {self.name}: expected either run = 'module:function' or scenario = 'file.toml'")
-        if isinstance(self.run, str) and self.run and (":" not in self.run or not all(self.run.split(":", 1))):
-            raise LeakauditError(f"check {self.name}: run: expected 'module:function', got {self.run!r}")
+            raise LeakauditError(
+                f"check {self.name}: expected either run = 'module:function' or scenario = 'file.toml'"
+            )
+        if (
+            isinstance(self.run, str)
+            and self.run
+            and (":" not in self.run or not all(self.run.split(":", 1)))
+        ):
+            raise LeakauditError(
+                f"check {self.name}: run: expected 'module:function', got {self.run!r}"
+            )
         if "/" in self.name or not self.name:
             raise LeakauditError(f"check {self.name!r}: expected a name without '/'")
         if not self.timeout > 0:
-            raise LeakauditError(f"check {self.name}: timeout: expected seconds > 0, got {self.timeout:g}")
+            raise LeakauditError(
+                f"check {self.name}: timeout: expected seconds > 0, got {self.timeout:g}"
+            )
         for who in self.undetermined:
             if who not in self.adversaries:
-                raise LeakauditError(f"check {self.name}: undetermined: no adversary {who!r} here{suggest(who, self.adversaries)}")
+                raise LeakauditError(
+                    f"check {self.name}: undetermined: no adversary {who!r} here{suggest(who, self.adversaries)}"
+                )
         if not self.adversaries or not self.attacks:
-            raise LeakauditError(f"check {self.name}: expected at least one adversary and one attack")
+            raise LeakauditError(
+                f"check {self.name}: expected at least one adversary and one attack"
+            )
         for attack in self.set:
             if attack not in self.attacks:
-                raise LeakauditError(f"check {self.name}: set.{attack}: no such attack in this check{suggest(attack, self.attacks)}")
+                raise LeakauditError(
+                    f"check {self.name}: set.{attack}: no such attack in this check{suggest(attack, self.attacks)}"
+                )
 
     def _numbers(self) -> None:
         """Refuse values with which epsilon would mean nothing, or nothing would be attacked."""
         if not 0 < self.sensitivity < math.inf:
-            raise LeakauditError(f"check {self.name}: sensitivity: expected a number > 0, got {self.sensitivity:g}")
+            raise LeakauditError(
+                f"check {self.name}: sensitivity: expected a number > 0, got {self.sensitivity:g}"
+            )
         if not 0 < self.delta < 1:
-            raise LeakauditError(f"check {self.name}: delta: expected 0 < delta < 1, got {self.delta:g}")
+            raise LeakauditError(
+                f"check {self.name}: delta: expected 0 < delta < 1, got {self.delta:g}"
+            )
         if self.gradients is not None and self.gradients < 1:
-            raise LeakauditError(f"check {self.name}: gradients: expected a number from 1 on, got {self.gradients}")
+            raise LeakauditError(
+                f"check {self.name}: gradients: expected a number from 1 on, got {self.gradients}"
+            )
         if self.nodes is None:
             return
         if not self.nodes:
-            raise LeakauditError(f"check {self.name}: nodes: expected at least one node, got none; leave it out for all")
+            raise LeakauditError(
+                f"check {self.name}: nodes: expected at least one node, got none; leave it out for all"
+            )
         if len(set(self.nodes)) < len(self.nodes) or min(self.nodes) < 0:
-            raise LeakauditError(f"check {self.name}: nodes: expected different numbers from 0 on, got {list(self.nodes)}")
+            raise LeakauditError(
+                f"check {self.name}: nodes: expected different numbers from 0 on, got {list(self.nodes)}"
+            )
 
     @property
     def cells(self) -> list[str]:
         """Names of the cells, ``check/adversary/attack``."""
-        return [f"{self.name}/{who}/{attack}" for who in self.adversaries for attack in self.attacks]
+        return [
+            f"{self.name}/{who}/{attack}" for who in self.adversaries for attack in self.attacks
+        ]
 
 
 @dataclass(frozen=True)
@@ -150,12 +180,16 @@ class Gate:
 
     def __post_init__(self) -> None:
         if self.seeds < 1 or not 0 < self.alpha < 1:
-            raise LeakauditError(f"gate: expected seeds >= 1 and 0 < alpha < 1, got {self.seeds} and {self.alpha}")
+            raise LeakauditError(
+                f"gate: expected seeds >= 1 and 0 < alpha < 1, got {self.seeds} and {self.alpha}"
+            )
         for name, growth in self.tolerance.items():
             _finite("gate", f"tolerance.{name}", growth)
         for name in (*self.compare, *self.tolerance):
             _one_of("gate", "compare and tolerance", name, MEASURES)
-        if repeated := sorted({a.id for a in self.accepted if [b.id for b in self.accepted].count(a.id) > 1}):
+        if repeated := sorted(
+            {a.id for a in self.accepted if [b.id for b in self.accepted].count(a.id) > 1}
+        ):
             raise LeakauditError(f"accept: the id {repeated[0]!r} is there twice")
 
     @property
@@ -170,7 +204,11 @@ class Gate:
         for name in wanted:
             if name not in known:
                 raise LeakauditError(f"there is no check {name!r}{suggest(name, known)}")
-        return replace(self, checks=tuple(c for c in self.checks if c.name in wanted)) if wanted else self
+        return (
+            replace(self, checks=tuple(c for c in self.checks if c.name in wanted))
+            if wanted
+            else self
+        )
 
 
 def _finite(where: str, key: str, value: float) -> None:

@@ -44,8 +44,12 @@ HELD = 1 << 22  # sums of squares that are held for nodes one by one
 JOINT = 256  # coordinates that are tested for combinations
 MATRICES = 5  # whose combinations are tested
 LONGER = 4  # times as many columns as rows, from which on combinations are tested
-SMALL = tuple(2.0 ** (-4 * k) for k in range(1, 12))  # standard deviations: below each of these, numbers are counted ...
-ROUNDINGS = 64.0  # ... if it is so many roundings of a message; on a coarse grid, noise can be 0 by chance
+SMALL = tuple(
+    2.0 ** (-4 * k) for k in range(1, 12)
+)  # standard deviations: below each of these, numbers are counted ...
+ROUNDINGS = (
+    64.0  # ... if it is so many roundings of a message; on a coarse grid, noise can be 0 by chance
+)
 COARSE = 0.01  # rounding, in standard deviations, from which on noise is no longer told from it
 
 Found = tuple[str, str]  # what it is about, and the sentence
@@ -89,15 +93,29 @@ class Draws:
     _layers: dict[str, slice] = field(default_factory=dict)
     _energy: list[Floats] = field(default_factory=list)  # of each draw, one number a layer
     _named: list[_Draw] = field(default_factory=list)
-    _coordinates: Floats = field(default_factory=lambda: np.zeros(0))  # sum of squares of every coordinate
+    _coordinates: Floats = field(
+        default_factory=lambda: np.zeros(0)
+    )  # sum of squares of every coordinate
     _of_node: dict[int, Floats] = field(default_factory=dict)  # the same of each node
     _counts: dict[int, int] = field(default_factory=dict)  # node -> draws
-    _small: dict[float, list[int]] = field(default_factory=dict)  # level -> how many numbers lie below it, and of how many
-    _spectra: dict[str, Floats] = field(default_factory=dict)  # layer -> sum of squared Fourier transforms
+    _small: dict[float, list[int]] = field(
+        default_factory=dict
+    )  # level -> how many numbers lie below it, and of how many
+    _spectra: dict[str, Floats] = field(
+        default_factory=dict
+    )  # layer -> sum of squared Fourier transforms
     _searched: int = 0  # draws in them
-    _loose: float = 0.0  # by how much gradients within the tolerance may move a sum of products in them
+    _loose: float = (
+        0.0  # by how much gradients within the tolerance may move a sum of products in them
+    )
 
-    def add(self, run: Run, noise: Sequence[Noise], layers: Mapping[str, slice], rounding: Mapping[int, float]) -> None:
+    def add(
+        self,
+        run: Run,
+        noise: Sequence[Noise],
+        layers: Mapping[str, slice],
+        rounding: Mapping[int, float],
+    ) -> None:
         """Take the noise of one run.
 
         Args:
@@ -126,7 +144,9 @@ class Draws:
     def _add(self, run: Run, one: Noise, rounding: float) -> None:
         """Take one node's noise; what a seed draws that is run again is compared with other seeds only."""
         names = [_Draw(run, one.node, k, label) for k, label in enumerate(one.labels)]
-        room = KEPT if run.process else KEPT - KEPT // 8  # some is left for the process that starts anew, which comes last
+        room = (
+            KEPT if run.process else KEPT - KEPT // 8
+        )  # some is left for the process that starts anew, which comes last
         if (len(self._rows) + len(names)) * len(self._columns) <= room:
             self._draws += names
             self._rows += list(one.rest[:, self._columns].astype(np.float32))
@@ -135,7 +155,9 @@ class Draws:
             return
         squares = one.rest**2
         self._named += names
-        self._energy += list(np.stack([squares[:, part].sum(1) for part in self._layers.values()], axis=1))
+        self._energy += list(
+            np.stack([squares[:, part].sum(1) for part in self._layers.values()], axis=1)
+        )
         total = squares.sum(0)
         self._coordinates += total
         if one.node in self._of_node or (len(self._of_node) + 1) * self._width <= HELD:
@@ -166,7 +188,9 @@ class Draws:
             size = 2 * some.shape[1]
             for row in some:
                 spectrum = np.abs(np.fft.rfft(row, size)) ** 2
-                self._spectra[name] = self._spectra[name] + spectrum if name in self._spectra else spectrum
+                self._spectra[name] = (
+                    self._spectra[name] + spectrum if name in self._spectra else spectrum
+                )
 
     # --- what is wrong ------------------------------------------------------------------------------------------------
 
@@ -196,7 +220,10 @@ class Draws:
             at = int(np.argmin(chances))
             if chances[at] < worst[0]:
                 size = math.sqrt(float(energy[at]) / float(many[at]))
-                worst = float(chances[at]), f"the noise of {names(at)} is {size:.3g} of what is declared"
+                worst = (
+                    float(chances[at]),
+                    f"the noise of {names(at)} is {size:.3g} of what is declared",
+                )
         if worst[1]:
             yield QUIET, f"{worst[1]} (chance {worst[0]:.1g})"
             return
@@ -205,7 +232,10 @@ class Draws:
             chance = float(binom.sf(count - 1, numbers, 2 * ndtr(below) - 1))
             if chance < level:
                 says = f"{count} of {numbers} numbers hold less than {below:.2g} of the declared noise, which is expected of"
-                yield QUIET, f"{says} {numbers * (2 * float(ndtr(below)) - 1):.2g} (chance {chance:.1g})"
+                yield (
+                    QUIET,
+                    f"{says} {numbers * (2 * float(ndtr(below)) - 1):.2g} (chance {chance:.1g})",
+                )
                 return
 
     def _sums(self) -> Iterator[tuple[Names, Floats, Floats]]:
@@ -213,14 +243,28 @@ class Draws:
         energy = np.stack(self._energy)
         wide = np.array([part.stop - part.start for part in self._layers.values()], float)
         layers = [f" in {name}" if name else "" for name in self._layers]
-        yield (lambda k: f"{self._named[k // len(wide)]}{layers[k % len(wide)]}"), energy.ravel(), np.tile(wide, len(energy))
+        yield (
+            (lambda k: f"{self._named[k // len(wide)]}{layers[k % len(wide)]}"),
+            energy.ravel(),
+            np.tile(wide, len(energy)),
+        )
         yield (lambda k: f"all messages{layers[k]}"), energy.sum(0), wide * len(energy)
         total = sum(self._counts.values())
-        yield (lambda k: f"coordinate {k} in all messages"), self._coordinates, np.full(self._width, float(total))
+        yield (
+            (lambda k: f"coordinate {k} in all messages"),
+            self._coordinates,
+            np.full(self._width, float(total)),
+        )
         for node, squares in self._of_node.items():
             yield _coordinate_of(node), squares, np.full(self._width, float(self._counts[node]))
-        for about, says in (("node", "node {}"), ("place", "draw {} of every node"), ("seed", "the run with seed {}")):
-            keys = np.array([one.run.seed if about == "seed" else getattr(one, about) for one in self._named])
+        for about, says in (
+            ("node", "node {}"),
+            ("place", "draw {} of every node"),
+            ("seed", "the run with seed {}"),
+        ):
+            keys = np.array(
+                [one.run.seed if about == "seed" else getattr(one, about) for one in self._named]
+            )
             known, inverse, count = np.unique(keys, return_inverse=True, return_counts=True)
             sums = np.zeros(len(known))
             np.add.at(sums, inverse, energy[:, 0])
@@ -230,9 +274,14 @@ class Draws:
 
     def _pairs(self) -> Iterator[Found]:
         """Yield two draws that are one."""
-        chosen = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)[: math.isqrt(PRODUCTS // FEWEST)]
+        chosen = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)[
+            : math.isqrt(PRODUCTS // FEWEST)
+        ]
         some, count = [self._draws[k] for k in chosen], len(chosen)
-        rows, signals = np.stack([self._rows[k] for k in chosen]), np.array([self._signals[k] for k in chosen])
+        rows, signals = (
+            np.stack([self._rows[k] for k in chosen]),
+            np.array([self._signals[k] for k in chosen]),
+        )
         width = min(rows.shape[1], max(FEWEST, PRODUCTS // count**2))
         if count < 2 or width < 2:
             return
@@ -247,10 +296,15 @@ class Draws:
         for start in range(0, count, WIDTH):
             stop = min(start + WIDTH, count)
             products = np.abs(rows[start:stop] @ rows[:stop].T).astype(float)
-            loose = TOLERANCE * (np.outer(signals[start:stop], size[:stop]) + np.outer(size[start:stop], signals[:stop]))
+            loose = TOLERANCE * (
+                np.outer(signals[start:stop], size[:stop])
+                + np.outer(size[start:stop], signals[:stop])
+            )
             scale = np.maximum(np.outer(size[start:stop], size[:stop]), 1e-300)
             cosine = (products - loose) / scale
-            cosine[repeated[run[start:stop]][:, run[:stop]]] = 0.0  # a seed that is run again may draw the same
+            cosine[repeated[run[start:stop]][:, run[:stop]]] = (
+                0.0  # a seed that is run again may draw the same
+            )
             cosine[np.arange(start, stop)[:, None] <= np.arange(stop)[None, :]] = 0.0
             at = np.unravel_index(int(np.argmax(cosine)), cosine.shape)
             if cosine[at] > worst:
@@ -300,7 +354,10 @@ class Draws:
         at = np.unravel_index(int(np.argmax(cosine)), cosine.shape)
         if cosine[at] > limit:
             one, other = sorted(int(self._columns[k]) for k in at)
-            yield ALONG, f"coordinates {one} and {other} hold the same noise in all messages (correlation {cosine[at]:.2f})"
+            yield (
+                ALONG,
+                f"coordinates {one} and {other} hold the same noise in all messages (correlation {cosine[at]:.2f})",
+            )
 
     def _distinct(self) -> tuple[Floats, Floats]:
         """Return the draws that are kept, without those of seeds that were run again, and the norms of the gradients in them."""
@@ -317,25 +374,45 @@ class Draws:
             if short < 2 or long < LONGER * short:
                 continue
             scale = max(1.0, float(np.linalg.norm(matrix)) / math.sqrt(matrix.size))
-            values = np.sqrt(np.maximum(np.linalg.eigvalsh((matrix @ matrix.T).astype(float)), 0.0)) / scale
+            values = (
+                np.sqrt(np.maximum(np.linalg.eigvalsh((matrix @ matrix.T).astype(float)), 0.0))
+                / scale
+            )
             slack = math.sqrt(short) + math.sqrt(2 * math.log(2 * MATRICES / LEVEL)) + loose
             if values[0] < math.sqrt(long) - slack:
                 part = values[0] / math.sqrt(long)
-                yield TWICE, f"{says} are not independent: a combination of them holds {part:.2g} of the noise that it should"
+                yield (
+                    TWICE,
+                    f"{says} are not independent: a combination of them holds {part:.2g} of the noise that it should",
+                )
                 return
             if values[-1] > math.sqrt(long) + slack:
                 part = values[-1] / math.sqrt(long)
-                yield TWICE, f"{says} are not independent: a combination of them holds {part:.3g} times the noise that it should"
+                yield (
+                    TWICE,
+                    f"{says} are not independent: a combination of them holds {part:.3g} times the noise that it should",
+                )
                 return
 
     def _matrices(self) -> Iterator[tuple[str, Floats, float]]:
         """Yield draws as matrices whose rows should be independent, and by how much gradients may move their singular values."""
-        at = {(one.run.seed, one.node, one.place): k for k, one in enumerate(self._draws) if not one.run.process}
+        at = {
+            (one.run.seed, one.node, one.place): k
+            for k, one in enumerate(self._draws)
+            if not one.run.process
+        }
         runs: dict[int, set[tuple[int, int]]] = {}
         for seed, node, place in at:
             runs.setdefault(seed, set()).add((node, place))
         nodes = sorted({node for _, node, _ in at})
-        places = min((sum(1 for one in at if one[0] == seed and one[1] == node) for seed in runs for node in nodes), default=0)
+        places = min(
+            (
+                sum(1 for one in at if one[0] == seed and one[1] == node)
+                for seed in runs
+                for node in nodes
+            ),
+            default=0,
+        )
         shape = [(node, place) for node in nodes for place in range(places)]
         whole = [seed for seed, some in runs.items() if some.issuperset(shape)]
         known = [at[seed, node, place] for seed in whole for node, place in shape]
@@ -344,11 +421,21 @@ class Draws:
         loose = TOLERANCE * float(np.linalg.norm([self._signals[k] for k in known]))
         flat = np.stack([self._rows[k] for k in known])
         cube = flat.reshape(len(whole), len(nodes), places, -1)
-        for axis, says in enumerate(("the noise of different runs", "the noise of different nodes", "the draws of a node")):
+        for axis, says in enumerate(
+            ("the noise of different runs", "the noise of different nodes", "the draws of a node")
+        ):
             yield says, np.moveaxis(cube, axis, 0).reshape(cube.shape[axis], -1), loose
-        yield "the noise of different messages", np.moveaxis(cube, 0, 2).reshape(len(nodes) * places, -1), loose
+        yield (
+            "the noise of different messages",
+            np.moveaxis(cube, 0, 2).reshape(len(nodes) * places, -1),
+            loose,
+        )
         some = min(flat.shape[1], JOINT, len(flat) // LONGER)
-        yield "the coordinates of the noise", flat[:, np.linspace(0, flat.shape[1] - 1, some).astype(int)].T, loose
+        yield (
+            "the coordinates of the noise",
+            flat[:, np.linspace(0, flat.shape[1] - 1, some).astype(int)].T,
+            loose,
+        )
 
 
 def _cosine(level: float, pairs: int, numbers: int) -> float:
@@ -360,7 +447,10 @@ def _same(first: _Draw, second: _Draw, cosine: float) -> Found:
     """Say that two draws are alike, and how that may have come about."""
     says = f"the noise of {second} is that of {first} (correlation {cosine:.2f})"
     if first.run.process != second.run.process:
-        return PROCESS, f"{says}, each the first run of a process: whoever starts the program knows the noise"
+        return (
+            PROCESS,
+            f"{says}, each the first run of a process: whoever starts the program knows the noise",
+        )
     if first.run.seed != second.run.seed:
         return RUNS, f"{says}: it is not drawn anew, so whoever knows one run can take it away"
     return TWICE, says

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from leakaudit import gaps
 from leakaudit.adversary import Adversary
-from leakaudit.declared import protocol_of
+from leakaudit.protocols.declared import protocol_of
 from leakaudit.relations import Relations
 from leakaudit.trace import Trace
+from leakaudit.traces import gaps
 
 Key = tuple[int, int, int, str]  # round, src, dst, kind
 Finding = tuple[str, str]  # what it is about, and the sentence
@@ -63,13 +63,25 @@ class Expected:
         """
         protocol = protocol_of(trace, trace.rounds)
         repeats = protocol.victim.stationary and trace.rounds > LONG
-        relations = protocol.victim.relations(trace.graph, LONG, trace.public) if repeats else protocol.whole
+        relations = (
+            protocol.victim.relations(trace.graph, LONG, trace.public)
+            if repeats
+            else protocol.whole
+        )
         sent = [v for v in relations.vectors if v.kind == "message"]
         messages = tuple(Message(v.round, v.owner or 0, v.dst, v.name, v.secure) for v in sent)
-        return cls(messages, LONG if repeats else trace.rounds, repeats, relations, frozenset(v.name for v in sent if v.std))
+        return cls(
+            messages,
+            LONG if repeats else trace.rounds,
+            repeats,
+            relations,
+            frozenset(v.name for v in sent if v.std),
+        )
 
 
-def differences(trace: Trace, expected: Expected, adversaries: Sequence[Adversary], secure: Sequence[str]) -> Iterator[Finding]:
+def differences(
+    trace: Trace, expected: Expected, adversaries: Sequence[Adversary], secure: Sequence[str]
+) -> Iterator[Finding]:
     """Yield in what a recording differs from what its protocol sends, whatever the messages hold.
 
     Args:
@@ -80,17 +92,26 @@ def differences(trace: Trace, expected: Expected, adversaries: Sequence[Adversar
     """
     sent = _sent(trace)
     if not sent and (expected.messages or trace.rounds < 1):
-        yield "empty", "no message was recorded, so nobody was shown anything; call recorder.send for everything that travels"
+        yield (
+            "empty",
+            "no message was recorded, so nobody was shown anything; call recorder.send for everything that travels",
+        )
         return
     yield from _undeclared(sent, expected)
     yield from _missing(sent, expected, adversaries)
     yield from _later(sent, expected)
     if again := sorted(key for key, count in sent.items() if count > 1):
-        yield "repeated", f"{len(again)} messages were recorded more than once, the first is {_named(again[0])}"
+        yield (
+            "repeated",
+            f"{len(again)} messages were recorded more than once, the first is {_named(again[0])}",
+        )
     yield from _copies(trace, expected)
     planned = trace.provenance.get("planned")
     if isinstance(planned, int) and trace.rounds < planned:
-        yield "rounds", f"the recording ends after round {trace.rounds} of {planned} that it announces; record all of them"
+        yield (
+            "rounds",
+            f"the recording ends after round {trace.rounds} of {planned} that it announces; record all of them",
+        )
     for said in gaps.sentences(trace)[:1]:
         yield "gaps", said
     yield from _closed(trace, expected, secure)
@@ -121,14 +142,19 @@ def _undeclared(sent: Counter[Key], expected: Expected) -> Iterator[Finding]:
     if extra:
         kinds = ", ".join(sorted({repr(m.kind) for m in expected.messages}))
         says = f"{len(extra)} of {len(sent)} recorded messages are not of the declared protocol, the first is {_named(min(extra))}"
-        yield "undeclared", f"{says}; it sends {kinds} in rounds {_rounds(expected)}: check kinds, rounds, ends and constants"
+        yield (
+            "undeclared",
+            f"{says}; it sends {kinds} in rounds {_rounds(expected)}: check kinds, rounds, ends and constants",
+        )
 
 
 def _rounds(expected: Expected) -> str:
     return f"{min((m.round for m in expected.messages), default=0)} to {expected.last}"
 
 
-def _missing(sent: Counter[Key], expected: Expected, adversaries: Sequence[Adversary]) -> Iterator[Finding]:
+def _missing(
+    sent: Counter[Key], expected: Expected, adversaries: Sequence[Adversary]
+) -> Iterator[Finding]:
     """Find messages that the protocol sends, that an adversary of the check hears, and that the recording does not hold."""
     there = {(t, i, k) for t, i, _, k in sent}
     lost: list[Key] = []
@@ -143,7 +169,10 @@ def _missing(sent: Counter[Key], expected: Expected, adversaries: Sequence[Adver
                 lost.append(key)
     if lost:
         says = f"{len(lost)} messages that the protocol sends were not recorded, the first is {_named(min(lost))}"
-        yield "missing", f"{says}; an attack on the rest tells nothing of a program that sends all of them"
+        yield (
+            "missing",
+            f"{says}; an attack on the rest tells nothing of a program that sends all of them",
+        )
 
 
 def _hears(who: Adversary, src: int, dst: int, secure: bool) -> bool:
@@ -164,7 +193,10 @@ def _later(sent: Counter[Key], expected: Expected) -> Iterator[Finding]:
             found.setdefault(t, set()).add((i, j, k))
     wanted = found.get(expected.last, set())
     if wrong := sorted(t for t, some in found.items() if some != wanted):
-        yield "rounds", f"round {wrong[0]} has other messages than round {expected.last}, and the protocol's rounds are alike"
+        yield (
+            "rounds",
+            f"round {wrong[0]} has other messages than round {expected.last}, and the protocol's rounds are alike",
+        )
 
 
 def _copies(trace: Trace, expected: Expected) -> Iterator[Finding]:
@@ -185,10 +217,15 @@ def _copies(trace: Trace, expected: Expected) -> Iterator[Finding]:
             found = groups.get((round, i, j, kind), boards.get((round, i, kind)))
             if found is None:
                 continue
-            other, where, payload = first.setdefault((t, found), (key, part * ROWS + row, sent.payload[row]))
+            other, where, payload = first.setdefault(
+                (t, found), (key, part * ROWS + row, sent.payload[row])
+            )
             if where != part * ROWS + row and not torch.equal(payload, sent.payload[row]):
                 says = f"{_named(other)} and {_named(key)} hold different numbers, and the protocol sends one vector to both"
-                yield "copies", f"{says}; record what each of them gets, and declare a protocol that sends it"
+                yield (
+                    "copies",
+                    f"{says}; record what each of them gets, and declare a protocol that sends it",
+                )
                 return
 
 
@@ -200,7 +237,10 @@ def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator
         marked |= {m.kinds[k] for k in m.kind[m.secure].unique().tolist()}
     if undeclared := sorted(marked - allowed):
         says = f"messages of kind {undeclared[0]!r} are recorded as encrypted, so they were kept from everybody who taps a wire"
-        yield "secure", f"{says}; no recording can show that: if they are, say so with secure = {undeclared} in the check"
+        yield (
+            "secure",
+            f"{says}; no recording can show that: if they are, say so with secure = {undeclared} in the check",
+        )
 
 
 def _payloads(trace: Trace, expected: Expected) -> Iterator[Finding]:
@@ -208,7 +248,10 @@ def _payloads(trace: Trace, expected: Expected) -> Iterator[Finding]:
     for m in trace.messages:
         bad = (~torch.isfinite(m.payload)).any(dim=1)
         if bool(bad.any()):
-            yield "values", f"{int(bad.sum())} of {len(bad)} payloads hold NaN or infinity, which no attack can use"
+            yield (
+                "values",
+                f"{int(bad.sum())} of {len(bad)} payloads hold NaN or infinity, which no attack can use",
+            )
             return
     if expected.coarse:
         return
@@ -216,7 +259,9 @@ def _payloads(trace: Trace, expected: Expected) -> Iterator[Finding]:
     if len(numbers) < FEW:
         return
     for narrow in NARROW:
-        if narrow.itemsize < trace.dtype.itemsize and bool((numbers.to(narrow).to(numbers.dtype) == numbers).all()):
+        if narrow.itemsize < trace.dtype.itemsize and bool(
+            (numbers.to(narrow).to(numbers.dtype) == numbers).all()
+        ):
             names = [str(d).removeprefix("torch.") for d in (narrow, trace.dtype)]
             says = f"all messages hold {names[0]} numbers and are recorded as {names[1]}: what is heard is rounded more than declared"
             yield "values", f"{says}; record with dtype=torch.{names[0]} if they travel so"

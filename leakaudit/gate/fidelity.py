@@ -21,7 +21,7 @@ import torch
 from scipy.stats import chi2, norm
 
 from leakaudit.adversary import Adversary
-from leakaudit.api import targets
+from leakaudit.extraction.hearing import targets
 from leakaudit.gate import draws
 from leakaudit.gate.config import Check
 from leakaudit.gate.draws import Draws, Run
@@ -165,10 +165,15 @@ class Fidelity:
         cell = f"{self.check.name}/recording"
         if self._wrong:
             told = {about: one for about, one in self._wrong.items() if about not in linted}
-            return [Rule("recording", cell, about, status, says) for about, (status, says) in told.items()]
+            return [
+                Rule("recording", cell, about, status, says)
+                for about, (status, says) in told.items()
+            ]
         says = "the messages are those that the protocol declares"
         if self._compared:
-            says += f", and hold the gradients of the truth up to the declared noise{self._sharpness()}"
+            says += (
+                f", and hold the gradients of the truth up to the declared noise{self._sharpness()}"
+            )
         elif self._skipped:
             says += f"; values were not compared: {self._skipped}"
         return [Rule("recording", cell, "", Status.OK, says)]
@@ -180,12 +185,16 @@ class Fidelity:
         """
         found = left(made, self._declared(made.trace).relations)
         process = Run(made.seed, process=1)
-        self._draws.add(process, found.noise, made.trace.layout.slices, _rounding(made.trace, found.noise))
+        self._draws.add(
+            process, found.noise, made.trace.layout.slices, _rounding(made.trace, found.noise)
+        )
 
     def _complain(self, about: str, status: Status, says: str, seed: int | None = None) -> None:
         """Keep the first complaint of its kind. seed: of the recording that showed it, None if it took several."""
         title = f"{TITLES[about]}: " if about in TITLES else ""
-        self._wrong.setdefault(about, (status, f"{title}{says}{'' if seed is None else f' (seed {seed})'}"))
+        self._wrong.setdefault(
+            about, (status, f"{title}{says}{'' if seed is None else f' (seed {seed})'}")
+        )
 
     def _declared(self, trace: Trace) -> Expected:
         """Return what the protocol sends; kept for recordings that differ in nothing that it depends on."""
@@ -218,7 +227,12 @@ class Fidelity:
     def undecided(self) -> bool:
         """Whether more recordings would tell gradients of the truth from others, and so many as `MOST` are enough for it."""
         fit, count = self.fit, len(self.seeds)
-        if self._wrong or not fit.power or count >= MOST or SURE * fit.error * math.sqrt(count / MOST) > AWAY:
+        if (
+            self._wrong
+            or not fit.power
+            or count >= MOST
+            or SURE * fit.error * math.sqrt(count / MOST) > AWAY
+        ):
             return False
         odd = any(one.chance < ODD / len(self._nodes) for one in self._nodes.values())
         return odd or abs(fit.shift) + SURE * fit.error > AWAY
@@ -228,14 +242,19 @@ class Fidelity:
     def _values(self, made: Recorded) -> None:
         """Compare the values of one recording with the gradients of its truth, as far as they follow from it."""
         whole = made.trace.columns == (0, made.trace.layout.size)
-        found = left(made, self._declared(made.trace).relations) if whole else Left((), 0.0, 0.0, "")
+        found = (
+            left(made, self._declared(made.trace).relations) if whole else Left((), 0.0, 0.0, "")
+        )
         if not found.noise and not found.size:
             self._skipped = _without_values(made)
             return
         self._compared = True
         if found.broken:
             self._complain(
-                "messages", Status.VOID, f"the messages do not fit together as declared: {found.broken} does not hold", made.seed
+                "messages",
+                Status.VOID,
+                f"the messages do not fit together as declared: {found.broken} does not hold",
+                made.seed,
             )
         elif found.missed > CLOSE * found.size:
             says = (
@@ -248,7 +267,12 @@ class Fidelity:
             if one.gaussian:
                 self._energy += float((one.rest**2).sum())
                 self._numbers += one.rest.size
-        self._draws.add(Run(made.seed), found.noise, made.trace.layout.slices, _rounding(made.trace, found.noise))
+        self._draws.add(
+            Run(made.seed),
+            found.noise,
+            made.trace.layout.slices,
+            _rounding(made.trace, found.noise),
+        )
         self._first = self._first or found.noise
 
     def _sum_up(self) -> None:
@@ -256,7 +280,12 @@ class Fidelity:
         if self._wrong or not self._compared:
             return
         status = Status.CONTRADICTED if self.check.lint in ("error", "strict") else Status.WARNING
-        tests = ((self._signal, Status.VOID), (self._draws.shared, status), (self._excess, Status.VOID), (self._noise, status))
+        tests = (
+            (self._signal, Status.VOID),
+            (self._draws.shared, status),
+            (self._excess, Status.VOID),
+            (self._noise, status),
+        )
         for test, how in tests:
             for about, says in test():
                 self._complain(about, how, says)
@@ -266,7 +295,10 @@ class Fidelity:
     def _signal(self) -> Iterator[tuple[str, str]]:
         """Test whether what is left goes along with the gradients: then other gradients were sent, or another multiple of them."""
         fit = self.fit
-        parts = [("what is recorded", fit), *((f"what node {node} sends", one) for node, one in sorted(self._nodes.items()))]
+        parts = [
+            ("what is recorded", fit),
+            *((f"what node {node} sends", one) for node, one in sorted(self._nodes.items())),
+        ]
         for who, one in parts:
             # Half of the level is for all nodes together, and half for the nodes one by one.
             if one.chance < LEVEL / (2 if one is fit else 2 * len(self._nodes)):
@@ -278,8 +310,15 @@ class Fidelity:
                 return
         # If the messages are of other records, they are about as near to the gradients of a guess as to those of this truth, and the rest
         # holds -1 times what the truth explains better.
-        if fit.margin and fit.beyond < -HALF * fit.margin and norm.sf(-fit.beyond / math.sqrt(fit.margin)) < LEVEL:
-            yield "gradients", "the truth explains the messages no better than the mean of all other records does: they are of other data"
+        if (
+            fit.margin
+            and fit.beyond < -HALF * fit.margin
+            and norm.sf(-fit.beyond / math.sqrt(fit.margin)) < LEVEL
+        ):
+            yield (
+                "gradients",
+                "the truth explains the messages no better than the mean of all other records does: they are of other data",
+            )
 
     def _excess(self) -> Iterator[tuple[str, str]]:
         """Test whether more is left than the declared noise."""
@@ -293,7 +332,10 @@ class Fidelity:
         """Test whether the noise is quieter than declared in all recordings together, its law in the first, and each part of it."""
         if self._numbers and float(chi2.cdf(self._energy, self._numbers)) < LEVEL:
             size = math.sqrt(self._energy / self._numbers)
-            yield draws.QUIET, f"the messages hold {size:.3g} times the declared noise; {NAMES[20][1]}"
+            yield (
+                draws.QUIET,
+                f"the messages hold {size:.3g} times the declared noise; {NAMES[20][1]}",
+            )
             return
         found = list(noise.judged([_sample(one) for one in self._first[:NODES]]))
         for pitfall in found:
@@ -318,7 +360,10 @@ def _samples(made: Recorded) -> Iterator[tuple[str, str]]:
     counts = made.truth.node.bincount().tolist()
     if wrong := [(node, count) for node, count in enumerate(counts) if count not in (0, declared)]:
         node, count = wrong[0]
-        yield "samples", f"samples = {declared} is declared, and the truth holds {count} of node {node}; declare what a node holds"
+        yield (
+            "samples",
+            f"samples = {declared} is declared, and the truth holds {count} of node {node}; declare what a node holds",
+        )
 
 
 def _announced(trace: Trace) -> Iterator[tuple[str, str]]:
@@ -330,7 +375,10 @@ def _announced(trace: Trace) -> Iterator[tuple[str, str]]:
     if not (said.get("checked") is True or "ended" in said):
         yield "announced", "it was made with check=False, or not by a Recorder; leave check out"
     elif type(said.get("planned")) is not int:
-        yield "announced", "it does not hold how many rounds were planned, so none would be missed; give Recorder rounds=..."
+        yield (
+            "announced",
+            "it does not hold how many rounds were planned, so none would be missed; give Recorder rounds=...",
+        )
 
 
 def _without_values(made: Recorded) -> str:
@@ -345,7 +393,9 @@ def _without_values(made: Recorded) -> str:
 
 def _rounding(trace: Trace, noise: Sequence[Noise]) -> dict[int, float]:
     """Return the roundoff of one number of a message, in standard deviations of each node's noise."""
-    largest = max((float(m.payload.abs().max()) for m in trace.messages if m.payload.numel()), default=0.0)
+    largest = max(
+        (float(m.payload.abs().max()) for m in trace.messages if m.payload.numel()), default=0.0
+    )
     return {one.node: torch.finfo(trace.dtype).eps * largest / one.least for one in noise}
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from leakaudit import results, settings
-from leakaudit.atomic import replacing
+from leakaudit._util import settings
+from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.gate import baseline, judge, record
 from leakaudit.gate.baseline import Baseline
 from leakaudit.gate.config import Gate
 from leakaudit.gate.judge import Judged, Options
 from leakaudit.gate.tables import load
+from leakaudit.results import record_file
 from leakaudit.trace import Json
 
 
@@ -30,7 +31,7 @@ def compared(gate: Gate) -> Baseline | None:
 def write(judged: Judged, folder: Path) -> dict[str, Json]:
     """Write results.json into `folder` whole or not at all, and return it."""
     made = record.build(judged)
-    results.write(folder / "results.json", made)
+    record_file.write(folder / "results.json", made)
     return made
 
 
@@ -41,7 +42,9 @@ def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline,
     """
     path = gate.baseline_path
     if path is None:
-        raise LeakauditError(f"{gate.source}: gate: baseline is empty, so there is none to update; name a file")
+        raise LeakauditError(
+            f"{gate.source}: gate: baseline is empty, so there is none to update; name a file"
+        )
     if not reason.strip():
         raise LeakauditError("a baseline changes for a reason: say it with --reason TEXT")
     before = compared(gate) or Baseline()
@@ -53,16 +56,22 @@ def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline,
 
 def from_results(path: Path) -> Baseline:
     """Read what a run of a gate measured, from its results.json, or another baseline."""
-    if '"leakaudit.baseline"' in (path.read_text(errors="replace")[:10_000] if path.is_file() else ""):
+    if '"leakaudit.baseline"' in (
+        path.read_text(errors="replace")[:10_000] if path.is_file() else ""
+    ):
         return baseline.read(path)
-    made = results.read(path)
+    made = record_file.read(path)
     if made["kind"] != "check":
-        raise LeakauditError(f"{path}: expected the results.json of 'leakaudit check' or a baseline, got one of '{made['kind']}'")
+        raise LeakauditError(
+            f"{path}: expected the results.json of 'leakaudit check' or a baseline, got one of '{made['kind']}'"
+        )
     cells = {}
     for cell in made["gate"]["cells"]:
         samples = {m: list(v["samples"]) for m, v in cell["measures"].items()}
         cells[cell["name"]] = baseline.block(cell["digest"], cell["seeds"], samples)
-    return Baseline(cells, made["summary"], made["provenance"]["started"], made["provenance"]["versions"])
+    return Baseline(
+        cells, made["summary"], made["provenance"]["started"], made["provenance"]["versions"]
+    )
 
 
 def starter(path: Path, text: str) -> None:

@@ -11,11 +11,11 @@ from datetime import UTC, date, datetime
 
 import torch
 
-from leakaudit import api, provenance, registry
+from leakaudit import registry
+from leakaudit.accounting.pricing import Price, price
 from leakaudit.adversary import Adversary
-from leakaudit.declared import Protocol, clipped, played
 from leakaudit.errors import LeakauditError
-from leakaudit.findings import about
+from leakaudit.extraction import hearing
 from leakaudit.gate import baseline, controls, rules
 from leakaudit.gate import linted as lints
 from leakaudit.gate.baseline import Baseline, Block
@@ -25,8 +25,10 @@ from leakaudit.gate.fidelity import MOST, Fidelity
 from leakaudit.gate.program import staying
 from leakaudit.gate.rules import Rule
 from leakaudit.gate.runs import Recorded, Runner, ready
-from leakaudit.pricing import Price, price
 from leakaudit.progress import expired, remaining, step
+from leakaudit.protocols.declared import Protocol, clipped, played
+from leakaudit.results import provenance
+from leakaudit.results.findings import about
 from leakaudit.trace import Json
 
 ROUNDING = 1e-6  # of a sensitivity that is written with six digits
@@ -88,7 +90,9 @@ def validate(gate: Gate) -> None:
             if attack != "auto":
                 registry.configure(registry.get("attacks", attack), settings)
             elif settings:
-                raise LeakauditError(f"check {check.name}: auto takes no settings; name the attack that they are for")
+                raise LeakauditError(
+                    f"check {check.name}: auto takes no settings; name the attack that they are for"
+                )
         for who in check.adversaries:
             Adversary.parse(who)
 
@@ -138,7 +142,9 @@ def _run(check: Check, out: Judged) -> None:
         record.close()
         out.complete = out.complete and not expired()
         out.cells += [c for c in cells if c.seeds]
-        linted = {r.measure for r in out.rules if r.kind == "lint" and r.cell == f"{check.name}/lint"}
+        linted = {
+            r.measure for r in out.rules if r.kind == "lint" and r.cell == f"{check.name}/lint"
+        }
         out.rules += [*shown.rules(linted), *rules.attacked(cells)]
         for cell in cells:
             out.rules += rules.controls(cell, [controls.negative(cell)] if cell.seeds else [])
@@ -153,8 +159,12 @@ def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged, hidd
     for cell in cells:
         nodes = held(cell, made)
         tested = controls.positive(cell, made, nodes)
-        together = None if expired() or not tested.ok else controls.batched(cell, made, nodes, hidden)
-        out.rules += rules.controls(cell, [] if expired() else [c for c in (tested, together) if c is not None])
+        together = (
+            None if expired() or not tested.ok else controls.batched(cell, made, nodes, hidden)
+        )
+        out.rules += rules.controls(
+            cell, [] if expired() else [c for c in (tested, together) if c is not None]
+        )
 
 
 def _again(shown: Fidelity, record: Runner, seeds: range) -> None:
@@ -181,7 +191,9 @@ def _foreign(check: Check, made: Recorded | None) -> bool:
     """Whether the code under test is a user's: a function, or a scenario whose victim is not one of leakaudit's own."""
     if check.run or made is None:
         return True
-    return not registry.get("victims", made.trace.protocol).__module__.startswith("leakaudit.victims.")
+    return not registry.get("victims", made.trace.protocol).__module__.startswith(
+        "leakaudit.victims."
+    )
 
 
 def _more(shown: Fidelity, record: Runner, seeds: range, seconds: float) -> None:
@@ -213,19 +225,25 @@ def _epsilon(check: Check, made: Recorded, shown: Fidelity, out: Judged) -> None
         if short:
             out.unpriced[cell] = short
             continue
-        nodes = check.nodes or api.targets(made.trace, adversary)
-        prices = list(price(protocol, adversary, nodes, check.sensitivity, check.delta, check.smoothness))
+        nodes = check.nodes or hearing.targets(made.trace, adversary)
+        prices = list(
+            price(protocol, adversary, nodes, check.sensitivity, check.delta, check.smoothness)
+        )
         found = [(p.epsilon, p.node) for p in prices if p.epsilon is not None]
         if found and len(found) == len(prices):
             out.epsilon[cell] = max(found)
-            doubt = _doubt(check, protocol, adversary, nodes, shown) if _foreign(check, made) else None
+            doubt = (
+                _doubt(check, protocol, adversary, nodes, shown) if _foreign(check, made) else None
+            )
             if doubt is not None:
                 out.doubts[cell] = doubt
         elif missing := next((p for p in prices if p.epsilon is None), None):
             out.unpriced[cell] = _unpriced(missing, check)
 
 
-def _doubt(check: Check, protocol: Protocol, adversary: Adversary, nodes: Sequence[int], shown: Fidelity) -> tuple[float, str] | None:
+def _doubt(
+    check: Check, protocol: Protocol, adversary: Adversary, nodes: Sequence[int], shown: Fidelity
+) -> tuple[float, str] | None:
     """Return what epsilon may be as far as the recordings tell, and why; None if they hold what the price relies on.
 
     Noise so loud that even `MOST` recordings could not tell gradients from none is no reason for doubt: then nothing that a program can
@@ -234,7 +252,9 @@ def _doubt(check: Check, protocol: Protocol, adversary: Adversary, nodes: Sequen
     if protocol.turns is not None and not shown.compared:
         unordered = replace(protocol, ordered=False)
         why = "if records come in mini-batches in another order than declared, which no recording shows"
-        return _largest(price(unordered, adversary, nodes, check.sensitivity, check.delta, check.smoothness)), why
+        return _largest(
+            price(unordered, adversary, nodes, check.sensitivity, check.delta, check.smoothness)
+        ), why
     fit = shown.fit
     needed = math.ceil(len(shown.seeds) * (fit.error / BLUNT) ** 2)
     if fit.error <= BLUNT or needed > MOST:
@@ -244,7 +264,9 @@ def _doubt(check: Check, protocol: Protocol, adversary: Adversary, nodes: Sequen
         f"if the messages hold {times:.2g} times the declared gradients, which the noise of {len(shown.seeds)} recordings hides; "
         f"seeds = {needed} would tell"
     )
-    return _largest(price(protocol, adversary, nodes, check.sensitivity * times, check.delta, check.smoothness)), why
+    return _largest(
+        price(protocol, adversary, nodes, check.sensitivity * times, check.delta, check.smoothness)
+    ), why
 
 
 def _largest(prices: Iterable[Price]) -> float:
@@ -284,11 +306,21 @@ def conclude(out: Judged, base: Baseline | None) -> None:
     found = list(out.rules)
     for cell in out.cells:
         view = f"{cell.check.name}/{cell.who}"
-        found += rules.budgets(cell, gate.budgets, out.epsilon.get(view), out.unpriced.get(view, ""), out.doubts.get(view))
+        found += rules.budgets(
+            cell,
+            gate.budgets,
+            out.epsilon.get(view),
+            out.unpriced.get(view, ""),
+            out.doubts.get(view),
+        )
     if base is not None:
         found += rules.growth(out.cells, base, gate)
         known = {c for check in gate.checks for c in check.cells}
-        out.stale = sorted(n for n in base.cells if n.split("/")[0] in {c.name for c in gate.checks} and n not in known)
+        out.stale = sorted(
+            n
+            for n in base.cells
+            if n.split("/")[0] in {c.name for c in gate.checks} and n not in known
+        )
     today = out.options.today or datetime.now(UTC).date()
     out.rules, out.acceptances = rules.accept(found, gate.accepted, today)
     out.code = rules.code(out.rules, out.complete, out.options.strict)
@@ -296,10 +328,14 @@ def conclude(out: Judged, base: Baseline | None) -> None:
 
 def sound(judged: Judged) -> None:
     """Raise LeakauditError where a control or the lint failed, nothing was measured or the run is not complete: it would hide a leak."""
-    if failed := [r for r in judged.rules if r.status in rules.UNSOUND and r.kind in (*rules.CONTROLS, "lint")]:
+    if failed := [
+        r for r in judged.rules if r.status in rules.UNSOUND and r.kind in (*rules.CONTROLS, "lint")
+    ]:
         raise LeakauditError(f"the baseline is not changed: {failed[0].cell}: {failed[0].says}")
     if not judged.complete:
-        raise LeakauditError("the baseline is not changed: the run was cut short; give it more --max-seconds")
+        raise LeakauditError(
+            "the baseline is not changed: the run was cut short; give it more --max-seconds"
+        )
 
 
 def update(judged: Judged, old: Baseline, reason: str) -> Baseline:
@@ -314,7 +350,9 @@ def update(judged: Judged, old: Baseline, reason: str) -> Baseline:
 def _deterministic() -> Iterator[None]:
     """Make torch choose algorithms that repeat, and put its choice back."""
     before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("warn")  # use_deterministic_algorithms imports the compiler: 1.2 s
+    torch.set_deterministic_debug_mode(
+        "warn"
+    )  # use_deterministic_algorithms imports the compiler: 1.2 s
     try:
         yield
     finally:

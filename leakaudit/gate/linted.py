@@ -18,8 +18,25 @@ def rules(check: Check, made: Recorded) -> list[Rule]:
     cell = f"{check.name}/lint"
     found = [p for p in lint(made.trace, made.truth) if p.bad and p.number != SEEDS]
     if not found:
-        return [Rule("lint", cell, "", Status.OK, f"nothing that the recording of seed {made.seed} declares or claims is refuted by it")]
-    return [Rule("lint", cell, p.code, _status(p, check.lint), f"{p.name}, {p.verdict.words}: {p.says}; {p.fix}") for p in found]
+        return [
+            Rule(
+                "lint",
+                cell,
+                "",
+                Status.OK,
+                f"nothing that the recording of seed {made.seed} declares or claims is refuted by it",
+            )
+        ]
+    return [
+        Rule(
+            "lint",
+            cell,
+            p.code,
+            _status(p, check.lint),
+            f"{p.name}, {p.verdict.words}: {p.says}; {p.fix}",
+        )
+        for p in found
+    ]
 
 
 def _status(found: Pitfall, level: str) -> Status:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.scoring import Score
+    from leakaudit.scoring.scoring import Score
 
 VERSION = 1  # of the definitions below; another one makes a baseline not comparable
 AGGREGATES = ("worst", "p95", "mean")
@@ -30,12 +30,24 @@ class Measure:
 
 BETTER = "0 unless it is nearer than the mean of all other records, which anybody could guess"
 MEASURES = {
-    "gain": Measure("dB", False, 1.0, "20 log10 of how much nearer than that mean the best record was got, from 0 to 200"),
+    "gain": Measure(
+        "dB",
+        False,
+        1.0,
+        "20 log10 of how much nearer than that mean the best record was got, from 0 to 200",
+    ),
     "psnr": Measure("dB", False, 1.0, f"PSNR of the best record, {BETTER}"),
     "ssim": Measure("", False, 0.05, f"SSIM of the best record, {BETTER}"),
-    "recovered": Measure("", False, 0.05, f"1 - |found - true| / |true| of the best record, {BETTER}"),
+    "recovered": Measure(
+        "", False, 0.05, f"1 - |found - true| / |true| of the best record, {BETTER}"
+    ),
     "exact": Measure("", True, 0.0, "share of the records that were recovered bit for bit"),
-    "identified": Measure("", True, 0.1, "share of the records whose reconstruction is nearer to them than to every other record"),
+    "identified": Measure(
+        "",
+        True,
+        0.1,
+        "share of the records whose reconstruction is nearer to them than to every other record",
+    ),
     "labels": Measure("", True, 0.1, "share of the records' labels that were found"),
 }
 
@@ -50,13 +62,21 @@ def values(guess: Score, found: Score | None) -> dict[str, list[float]]:
     out = {name: [0.0] * size for name in MEASURES if name not in absent}
     if found is None:
         return out
-    gains = [_gain(g, f) for g, f in zip(guess.relative_error or (), found.relative_error or (None,) * size, strict=True)]
+    gains = [
+        _gain(g, f)
+        for g, f in zip(
+            guess.relative_error or (), found.relative_error or (None,) * size, strict=True
+        )
+    ]
     for name in ("psnr", "ssim"):
         if (column := getattr(found, name)) is not None:
-            out[name] = [max(0.0, v or 0.0) * (gain > 0) for v, gain in zip(column, gains, strict=True)]
+            out[name] = [
+                max(0.0, v or 0.0) * (gain > 0) for v, gain in zip(column, gains, strict=True)
+            ]
     out["gain"] = gains
     out["recovered"] = [
-        max(0.0, 1.0 - (v or 0.0)) * (gain > 0) for v, gain in zip(found.relative_error or (None,) * size, gains, strict=True)
+        max(0.0, 1.0 - (v or 0.0)) * (gain > 0)
+        for v, gain in zip(found.relative_error or (None,) * size, gains, strict=True)
     ]
     for name in ("exact", "identified"):
         if (yes := getattr(found, name)) is not None:
@@ -75,7 +95,9 @@ def _gain(guess: float | None, found: float | None) -> float:
 def sample(name: str, records: Sequence[float]) -> float:
     """Return the number of one run: the share of its records, or the worst of them."""
     if not records:
-        raise LeakauditError(f"{name}: expected at least one record of an attacked node in the truth, got none")
+        raise LeakauditError(
+            f"{name}: expected at least one record of an attacked node in the truth, got none"
+        )
     return statistics.fmean(records) if MEASURES[name].share else max(records)
 
 

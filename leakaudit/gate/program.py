@@ -31,9 +31,9 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from leakaudit._util import forks
 from leakaudit.errors import LeakauditError, ProgramError, suggest
 from leakaudit.gate.config import Check
-from leakaudit.sweep import forks
 
 Function = Callable[[int, Path], object]
 RETURNED, REFUSED, FAILED = "returned", "refused", "failed"  # what a process answers
@@ -73,10 +73,16 @@ class Program:
         named = isinstance(check.run, str)
         context: Any = forks.context() if named else get_context("fork")
         self._ours, theirs = context.Pipe()
-        place = _Place(str(folder.resolve()), os.getcwd(), dict(os.environ), torch.get_num_threads())
-        closed = None if named else self._ours  # a fork holds a copy of our end, and would not notice when we close it
+        place = _Place(
+            str(folder.resolve()), os.getcwd(), dict(os.environ), torch.get_num_threads()
+        )
+        closed = (
+            None if named else self._ours
+        )  # a fork holds a copy of our end, and would not notice when we close it
         target = check.run if named else _checked(check.run, check.name)
-        self._process: BaseProcess = context.Process(target=_serve, args=(theirs, closed, target, check.name, place))
+        self._process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, closed, target, check.name, place)
+        )
         self._process.start()
         theirs.close()
         self._close = weakref.finalize(self, _end, self._process, self._ours)
@@ -108,7 +114,9 @@ class Program:
             if left <= 0:
                 self._process.kill()
                 allowed = f"{self._check.timeout:g} s, the check's timeout"
-                raise self._error(f"it did not return {when} within {allowed}; set timeout = SECONDS in [check.{self._check.name}]")
+                raise self._error(
+                    f"it did not return {when} within {allowed}; set timeout = SECONDS in [check.{self._check.name}]"
+                )
             wait([self._ours, self._process.sentinel], min(left, POLL))
             if self._process.exitcode is not None and not self._ours.poll():
                 raise self._error(f"{_died(self._process.exitcode)} {when}, before it returned")
@@ -116,7 +124,9 @@ class Program:
             word, says = self._ours.recv()
         except EOFError:  # the process closed its end before its exit was seen
             self._process.join(GRACE)
-            raise self._error(f"{_died(self._process.exitcode)} {when}, before it returned") from None
+            raise self._error(
+                f"{_died(self._process.exitcode)} {when}, before it returned"
+            ) from None
         if word == REFUSED:
             raise LeakauditError(says)
         if word == FAILED:
@@ -198,13 +208,17 @@ def staying() -> Iterator[None]:
         if os.getpid() != own:  # a child of a fork, which ends like this
             end(status)
         caller = sys._getframe(1)
-        raise _Ended(f"os._exit({status}) was called in {Path(caller.f_code.co_filename).name}, line {caller.f_lineno}")
+        raise _Ended(
+            f"os._exit({status}) was called in {Path(caller.f_code.co_filename).name}, line {caller.f_lineno}"
+        )
 
     os._exit = refuse
     try:
         yield
     except _Ended as error:
-        raise ProgramError(f"{error}, in the gate's own process, by a model, an attack or a victim; {NOTHING}") from None
+        raise ProgramError(
+            f"{error}, in the gate's own process, by a model, an attack or a victim; {NOTHING}"
+        ) from None
     finally:
         os._exit = end
 
@@ -229,7 +243,13 @@ def _end(process: BaseProcess, connection: Connection) -> None:
         process.join()
 
 
-def _serve(connection: Connection, parents: Connection | None, run: str | Function, check: str, place: _Place) -> None:
+def _serve(
+    connection: Connection,
+    parents: Connection | None,
+    run: str | Function,
+    check: str,
+    place: _Place,
+) -> None:
     """Import the function, then call it with every seed that comes; this is the whole life of the process."""
     if parents is not None:
         parents.close()
@@ -259,7 +279,10 @@ def _outcome(work: Callable[[], object]) -> tuple[str, str]:
     except LeakauditError as error:
         return REFUSED, str(error)
     except SystemExit as error:
-        return FAILED, f"it called sys.exit({error.code!r}) {_where(error)}; return instead, and keep scripts under a main guard"
+        return (
+            FAILED,
+            f"it called sys.exit({error.code!r}) {_where(error)}; return instead, and keep scripts under a main guard",
+        )
     except Exception as error:
         said = " ".join(str(error).split())
         return FAILED, f"{type(error).__name__} {_where(error)}: {said}"
@@ -279,10 +302,14 @@ def imported(run: str, check: str, folder: Path) -> Function:
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as e:
-        raise LeakauditError(f"check {check}: run: cannot import {module!r}: {e}; it is looked for in {place}") from None
+        raise LeakauditError(
+            f"check {check}: run: cannot import {module!r}: {e}; it is looked for in {place}"
+        ) from None
     for part in name.split("."):
         if not hasattr(found, part):
-            raise LeakauditError(f"check {check}: run: {module} has no {part!r}{suggest(part, vars(found))}")
+            raise LeakauditError(
+                f"check {check}: run: {module} has no {part!r}{suggest(part, vars(found))}"
+            )
         found = getattr(found, part)
     return _checked(found, check)
 
@@ -291,7 +318,9 @@ def _checked(function: Any, check: str) -> Function:
     try:
         inspect.signature(function).bind(0, Path())
     except (TypeError, ValueError):
-        raise LeakauditError(f"check {check}: run: expected a function of (seed, path), got {function!r:.80}") from None
+        raise LeakauditError(
+            f"check {check}: run: expected a function of (seed, path), got {function!r:.80}"
+        ) from None
     done: Function = function
     return done
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from statistics import fmean
 
-from leakaudit import provenance, registry, scoring
+from leakaudit import registry
 from leakaudit.errors import LeakauditError
-from leakaudit.findings import finite
 from leakaudit.gate import measures
 from leakaudit.gate.baseline import rounded
 from leakaudit.gate.cells import Cell, Worst
@@ -17,9 +16,12 @@ from leakaudit.gate.judge import Judged
 from leakaudit.gate.rules import CANNOT_TELL, FOUND, Rule, Status, whom
 from leakaudit.gate.runs import values
 from leakaudit.lint import NAMES
-from leakaudit.results import SCHEMA, VERSION
+from leakaudit.results import provenance
+from leakaudit.results.findings import finite
+from leakaudit.results.record_file import SCHEMA, VERSION
+from leakaudit.results.wording import clean
+from leakaudit.scoring import scoring
 from leakaudit.trace import Json
-from leakaudit.wording import clean
 
 WORDS = {0: "pass", 1: "leak", 3: "cannot tell"}
 LIMIT = "A pass means that these attacks stayed within these limits on these seeds; it is no proof of privacy."
@@ -49,7 +51,10 @@ def build(judged: Judged) -> dict[str, Json]:
         "findings": [],
         "undetermined": [],
         "not_tried": _not_tried(judged),
-        "metrics": {**{n: m.means for n, m in measures.MEASURES.items()}, **scoring.definitions(trace.task)},
+        "metrics": {
+            **{n: m.means for n, m in measures.MEASURES.items()},
+            **scoring.definitions(trace.task),
+        },
         "picture": None,
         "location": judged.gate.source,
         "gate": {
@@ -59,7 +64,10 @@ def build(judged: Judged) -> dict[str, Json]:
             "cells": [_cell(c, judged) for c in judged.cells],
             "rules": [_rule(r) for r in ordered(judged.rules)],
             "networks": dict(judged.networks),
-            "pitfalls": {c: dict(zip(("name", "fix"), NAMES[int(c[1:])], strict=True)) for c in sorted(_codes(judged))},
+            "pitfalls": {
+                c: dict(zip(("name", "fix"), NAMES[int(c[1:])], strict=True))
+                for c in sorted(_codes(judged))
+            },
             "acceptances": dict(judged.acceptances),
             "stale": list(judged.stale),
         },
@@ -71,26 +79,59 @@ def _not_tried(judged: Judged) -> list[str]:
     """Say what the configuration leaves out: attacks by name, adversaries and nodes in words."""
     checks = judged.gate.checks
     used = {attack for check in checks for attack in check.attacks}
-    out = [f"attack {name}" for name in registry.names("attacks") if name not in used and "auto" not in used]
-    out += [f"other adversaries than {', '.join(dict.fromkeys(who for check in checks for who in check.adversaries))}"]
-    out += [f"check {c.name}: other nodes than {', '.join(map(str, c.nodes))}" for c in checks if c.nodes is not None]
-    return out + [f"check {c.name}: more than {c.gradients} gradients" for c in checks if c.gradients is not None]
+    out = [
+        f"attack {name}"
+        for name in registry.names("attacks")
+        if name not in used and "auto" not in used
+    ]
+    out += [
+        f"other adversaries than {', '.join(dict.fromkeys(who for check in checks for who in check.adversaries))}"
+    ]
+    out += [
+        f"check {c.name}: other nodes than {', '.join(map(str, c.nodes))}"
+        for c in checks
+        if c.nodes is not None
+    ]
+    return out + [
+        f"check {c.name}: more than {c.gradients} gradients"
+        for c in checks
+        if c.gradients is not None
+    ]
 
 
 def settings(gate: Gate, seed: int) -> dict[str, Json]:
     """Return the effective configuration as plain values."""
     checks = []
     for check in gate.checks:
-        plain = {k: getattr(check, k) for k in ("name", "gradients", "sensitivity", "delta", "smoothness", "lint", "timeout")}
-        lists = {k: list(getattr(check, k)) for k in ("adversaries", "attacks", "secure", "undetermined")}
+        plain = {
+            k: getattr(check, k)
+            for k in ("name", "gradients", "sensitivity", "delta", "smoothness", "lint", "timeout")
+        }
+        lists = {
+            k: list(getattr(check, k)) for k in ("adversaries", "attacks", "secure", "undetermined")
+        }
         nodes = check.nodes and list(check.nodes)
-        checks.append({**plain, **lists, "nodes": nodes, "set": {k: dict(v) for k, v in check.set.items()}, **values(check, gate.folder)})
+        checks.append(
+            {
+                **plain,
+                **lists,
+                "nodes": nodes,
+                "set": {k: dict(v) for k, v in check.set.items()},
+                **values(check, gate.folder),
+            }
+        )
     accepted = [{**asdict(a), "expires": a.expires.isoformat()} for a in gate.accepted]
     rest = {k: getattr(gate, k) for k in ("seeds", "alpha", "baseline")} | {
         "compare": list(gate.compare),
         "tolerance": dict(gate.tolerance),
     }
-    return {**rest, "seed": seed, "checks": checks, "budgets": [asdict(b) for b in gate.budgets], "accepted": accepted}
+    return {
+        **rest,
+        "seed": seed,
+        "checks": checks,
+        "budgets": [asdict(b) for b in gate.budgets],
+        "accepted": accepted,
+    }
 
 
 _REST = (Status.INCONCLUSIVE, Status.WARNING, Status.ACCEPTED, Status.OK, Status.UNTESTED)
@@ -106,7 +147,9 @@ def summary(judged: Judged) -> str:
     """Say in one sentence what the gate found, the worst case first."""
     worst = ordered(judged.rules)[0] if judged.rules else None
     idle = sum(r.status is Status.UNTESTED for r in judged.rules)
-    count = f"{len(judged.rules) - idle} rules on {len(judged.cells)} cells, {judged.gate.seeds} seeds"
+    count = (
+        f"{len(judged.rules) - idle} rules on {len(judged.cells)} cells, {judged.gate.seeds} seeds"
+    )
     count += f", {idle} control{'s' * (idle != 1)} with nothing to score" if idle else ""
     if judged.code == 1 and worst is not None:
         if worst.status is Status.CONTRADICTED:
@@ -114,10 +157,19 @@ def summary(judged: Judged) -> str:
         return clean(f"Leak: {worst.cell}: {worst.status.value}: {worst.says}. {count}.")
     if judged.code == 3:
         cut = "the run was cut short" if not judged.complete else ""
-        why = next((f"{r.cell}: {r.says}" for r in ordered(judged.rules) if r.status in (*CANNOT_TELL, Status.INCONCLUSIVE)), cut)
+        why = next(
+            (
+                f"{r.cell}: {r.says}"
+                for r in ordered(judged.rules)
+                if r.status in (*CANNOT_TELL, Status.INCONCLUSIVE)
+            ),
+            cut,
+        )
         return clean(f"The gate cannot tell: {cut or why}. {count}.")
     accepted = sum(r.status is Status.ACCEPTED for r in judged.rules)
-    return clean(f"Nothing over the limits{f', {accepted} accepted' if accepted else ''}: {count}. {LIMIT}")
+    return clean(
+        f"Nothing over the limits{f', {accepted} accepted' if accepted else ''}: {count}. {LIMIT}"
+    )
 
 
 def _codes(judged: Judged) -> set[str]:
@@ -128,7 +180,10 @@ def _codes(judged: Judged) -> set[str]:
 
 def _cell(cell: Cell, judged: Judged) -> dict[str, Json]:
     epsilon, _ = judged.epsilon.get(f"{cell.check.name}/{cell.who}", (None, 0))
-    columns = {n: {"samples": [rounded(v) for v in s], "mean": fmean(s), "worst": max(s)} for n, s in cell.samples.items()}
+    columns = {
+        n: {"samples": [rounded(v) for v in s], "mean": fmean(s), "worst": max(s)}
+        for n, s in cell.samples.items()
+    }
     return {
         "name": cell.name,
         "check": cell.check.name,
@@ -152,6 +207,12 @@ def _worst(one: Worst) -> dict[str, Json]:
 
 
 def _rule(rule: Rule) -> dict[str, Json]:
-    plain: Mapping[str, Json] = {k: getattr(rule, k) for k in ("kind", "cell", "measure", "says", "accepted")}
-    numbers = {k: "inf" if v == float("inf") else v for k in ("value", "limit", "p") for v in (getattr(rule, k),)}
+    plain: Mapping[str, Json] = {
+        k: getattr(rule, k) for k in ("kind", "cell", "measure", "says", "accepted")
+    }
+    numbers = {
+        k: "inf" if v == float("inf") else v
+        for k in ("value", "limit", "p")
+        for v in (getattr(rule, k),)
+    }
     return {**plain, **numbers, "status": rule.status.name}

@@ -31,8 +31,16 @@ class Status(Enum):
     UNTESTED = "nothing to test: it counts neither for nor against"
 
 
-CONTROLS = ("positive", "negative", "recording", "attacked")  # kinds of rules that say whether the others can be believed
-UNSOUND = (Status.VOID, Status.CONTRADICTED)  # outcomes of a control with which nothing that was measured becomes a baseline
+CONTROLS = (
+    "positive",
+    "negative",
+    "recording",
+    "attacked",
+)  # kinds of rules that say whether the others can be believed
+UNSOUND = (
+    Status.VOID,
+    Status.CONTRADICTED,
+)  # outcomes of a control with which nothing that was measured becomes a baseline
 FOUND = (Status.OVER, Status.REGRESSION, Status.CONTRADICTED)
 CANNOT_TELL = (Status.VOID, Status.NOT_COMPARABLE)
 
@@ -65,10 +73,24 @@ def outcome(worst: Worst | None, adversary: str, attack: str) -> str:
     """Say it of a record."""
     if worst is None:
         return f"{adversary} reconstructs nothing by {attack}"
-    what = f"{worst.labels or 0:.0%} of the labels" if worst.relative_error is None else "the training input"
-    how = "bit for bit" if worst.exact else "" if worst.relative_error is None else f"with relative error {worst.relative_error:.2g}"
+    what = (
+        f"{worst.labels or 0:.0%} of the labels"
+        if worst.relative_error is None
+        else "the training input"
+    )
+    how = (
+        "bit for bit"
+        if worst.exact
+        else ""
+        if worst.relative_error is None
+        else f"with relative error {worst.relative_error:.2g}"
+    )
     near = "" if worst.psnr is None else f" ({worst.psnr:.1f} dB PSNR)"
-    rounds = f"round {worst.first}" if worst.first == worst.last else f"rounds {worst.first} to {worst.last}"
+    rounds = (
+        f"round {worst.first}"
+        if worst.first == worst.last
+        else f"rounds {worst.first} to {worst.last}"
+    )
     said = f"{adversary} reconstructs {what} of node {worst.node} {how}{near}".rstrip()
     return f"{said}, by {attack} from the {worst.kind}s of {rounds} (seed {worst.seed})"
 
@@ -93,10 +115,27 @@ def budgets(
         if name == "epsilon":
             value = None if epsilon is None else epsilon[0]
         else:
-            value = measures.aggregate(budget.aggregate, cell.samples[name]) if cell.samples.get(name) else None
+            value = (
+                measures.aggregate(budget.aggregate, cell.samples[name])
+                if cell.samples.get(name)
+                else None
+            )
         if value is None:
-            why = (unpriced or "the protocol's view gives none") if name == "epsilon" else "it is not measured on this data"
-            out.append(Rule("budget", cell.name, name, Status.VOID, f"a budget on {name} cannot be judged: {why}", limit=budget.most))
+            why = (
+                (unpriced or "the protocol's view gives none")
+                if name == "epsilon"
+                else "it is not measured on this data"
+            )
+            out.append(
+                Rule(
+                    "budget",
+                    cell.name,
+                    name,
+                    Status.VOID,
+                    f"a budget on {name} cannot be judged: {why}",
+                    limit=budget.most,
+                )
+            )
             continue
         if name == "epsilon" and doubt is not None and value <= budget.most < doubt[0]:
             says = f"a budget on epsilon cannot be judged: {value:.4g} as declared, but {doubt[0]:.4g} {doubt[1]}"
@@ -107,7 +146,9 @@ def budgets(
         how = f"{budget.aggregate} {name}" if name != "epsilon" else "epsilon of one record"
         says = f"{how} {measures.text(name, value)}, at most {measures.text(name, budget.most)}"
         about = (
-            whom(cell) if epsilon is None or name != "epsilon" else f"so much may {cell.adversary} tell of the data of node {epsilon[1]}"
+            whom(cell)
+            if epsilon is None or name != "epsilon"
+            else f"so much may {cell.adversary} tell of the data of node {epsilon[1]}"
         )
         says = f"{says}: {about}" if over else says
         if name == "epsilon":
@@ -123,15 +164,41 @@ def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
     for cell in cells:
         block = base.cells.get(cell.name)
         if block is None or block.digest != cell.digest():
-            why = "is not in the baseline" if block is None else "was measured in another way (attack, settings, adversary or nodes)"
-            out.append(Rule("baseline", cell.name, "", Status.NOT_COMPARABLE, f"{cell.name} {why}; {_UPDATE}"))
+            why = (
+                "is not in the baseline"
+                if block is None
+                else "was measured in another way (attack, settings, adversary or nodes)"
+            )
+            out.append(
+                Rule(
+                    "baseline",
+                    cell.name,
+                    "",
+                    Status.NOT_COMPARABLE,
+                    f"{cell.name} {why}; {_UPDATE}",
+                )
+            )
             continue
-        tests += [(cell, name, block) for name in gate.compare if name in cell.samples and name in block.samples]
+        tests += [
+            (cell, name, block)
+            for name in gate.compare
+            if name in cell.samples and name in block.samples
+        ]
         for name in gate.compare:
             if name in cell.samples and name not in block.samples:
-                out.append(Rule("baseline", cell.name, name, Status.NOT_COMPARABLE, f"the baseline has no {name}; {_UPDATE}"))
+                out.append(
+                    Rule(
+                        "baseline",
+                        cell.name,
+                        name,
+                        Status.NOT_COMPARABLE,
+                        f"the baseline has no {name}; {_UPDATE}",
+                    )
+                )
     adjusted = compare.holm([_p(cell, name, block, gate) for cell, name, block in tests])
-    return out + [_judged(*test, p, len(tests), gate) for test, p in zip(tests, adjusted, strict=True)]
+    return out + [
+        _judged(*test, p, len(tests), gate) for test, p in zip(tests, adjusted, strict=True)
+    ]
 
 
 _UPDATE = "'leakaudit baseline update --reason TEXT' measures it anew"
@@ -139,7 +206,10 @@ _UPDATE = "'leakaudit baseline update --reason TEXT' measures it anew"
 
 def _pairs(cell: Cell, name: str, block: Block) -> tuple[list[float], list[float], bool]:
     """Return the samples on both sides: of the seeds that both have, where there are any, else of all."""
-    new, old = dict(zip(cell.seeds, cell.samples[name], strict=True)), dict(zip(block.seeds, block.samples[name], strict=True))
+    new, old = (
+        dict(zip(cell.seeds, cell.samples[name], strict=True)),
+        dict(zip(block.seeds, block.samples[name], strict=True)),
+    )
     both = [s for s in new if s in old]
     if both:
         return [new[s] for s in both], [old[s] for s in both], True
@@ -163,9 +233,7 @@ def _judged(cell: Cell, name: str, block: Block, p: float, count: int, gate: Gat
     now, was, tolerance = fmean(new), fmean(old), _tolerance(name, gate)
     grown = now - was > tolerance + _NOISE
     how = f"{len(new)} {'paired seeds' if same else 'new seeds against ' + str(len(old))}"
-    says = (
-        f"{name} {measures.text(name, was)} -> {measures.text(name, now)} (tolerance {measures.text(name, tolerance)}, p = {p:.2g}, {how})"
-    )
+    says = f"{name} {measures.text(name, was)} -> {measures.text(name, now)} (tolerance {measures.text(name, tolerance)}, p = {p:.2g}, {how})"
     status = Status.OK
     if grown and p <= gate.alpha:
         status, says = Status.REGRESSION, f"{says}: {whom(cell)}"
@@ -195,26 +263,53 @@ def attacked(cells: Iterable[Cell]) -> list[Rule]:
         node, reason = next(iter(sorted(cell.reasons.items())), (None, "no node holds data"))
         says = f"nothing was attacked, so nothing was measured: {'' if node is None else f'node {node}: '}{reason}"
         if cell.who in cell.check.undetermined:
-            out.append(Rule("attacked", cell.name, "", Status.UNTESTED, f"{says}; as the check expects of {cell.who}"))
+            out.append(
+                Rule(
+                    "attacked",
+                    cell.name,
+                    "",
+                    Status.UNTESTED,
+                    f"{says}; as the check expects of {cell.who}",
+                )
+            )
         else:
             expected = f'undetermined = ["{cell.who}"] in [check.{cell.check.name}]'
-            out.append(Rule("attacked", cell.name, "", Status.VOID, f"{says}; if the protocol promises that, say {expected}"))
+            out.append(
+                Rule(
+                    "attacked",
+                    cell.name,
+                    "",
+                    Status.VOID,
+                    f"{says}; if the protocol promises that, say {expected}",
+                )
+            )
     return out
 
 
-def accept(rules: Sequence[Rule], accepted: Sequence[Acceptance], today: date) -> tuple[list[Rule], dict[str, str]]:
+def accept(
+    rules: Sequence[Rule], accepted: Sequence[Acceptance], today: date
+) -> tuple[list[Rule], dict[str, str]]:
     """Apply acceptances to what was found, and say of each by its id whether it was used, unused or has expired."""
     state = {a.id: "expired" if a.expires < today else "unused" for a in accepted}
     out = []
     for rule in rules:
-        one = next((a for a in accepted if _covers(a, rule)), None) if rule.status in FOUND else None
+        one = (
+            next((a for a in accepted if _covers(a, rule)), None) if rule.status in FOUND else None
+        )
         if one is None:
             out.append(rule)
         elif one.expires < today:
-            out.append(replace(rule, says=f"{rule.says}; acceptance {one.id} of {one.owner} expired on {one.expires}"))
+            out.append(
+                replace(
+                    rule,
+                    says=f"{rule.says}; acceptance {one.id} of {one.owner} expired on {one.expires}",
+                )
+            )
         else:
             state[one.id] = "used"
-            says = f"{rule.says}; accepted until {one.expires} by {one.owner}: {one.reason} ({one.id})"
+            says = (
+                f"{rule.says}; accepted until {one.expires} by {one.owner}: {one.reason} ({one.id})"
+            )
             out.append(replace(rule, status=Status.ACCEPTED, accepted=one.id, says=says))
     return out, state
 
@@ -229,7 +324,11 @@ def code(rules: Sequence[Rule], complete: bool, strict: bool) -> int:
 
     An attack that is too weak for planted batches is not distrusted where it finds something.
     """
-    distrusted = {r.cell for r in rules if r.kind in ("positive", "negative") and r.measure != BATCH and r.status is Status.VOID}
+    distrusted = {
+        r.cell
+        for r in rules
+        if r.kind in ("positive", "negative") and r.measure != BATCH and r.status is Status.VOID
+    }
     if any(r.status in FOUND and r.cell not in distrusted for r in rules):
         return 1
     if any(r.status in CANNOT_TELL for r in rules) or not complete:

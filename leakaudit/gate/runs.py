@@ -12,18 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from leakaudit import scoring, tracefile
 from leakaudit.errors import LeakauditError, ProgramError, suggest
 from leakaudit.gate.config import Check
 from leakaudit.gate.program import Program, rehearse
+from leakaudit.protocols.recording import Plan, plan, record
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.recording import Plan, plan, record
-from leakaudit.scenario import Scenario
-from leakaudit.scoring import Score
-from leakaudit.task import Task
+from leakaudit.scoring import scoring
+from leakaudit.scoring.scoring import Score
+from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec, Trace, Truth
+from leakaudit.traces import trace_file
 
-SLACK = timedelta(seconds=2)  # times of recordings are cut to whole seconds, and another second is the clock's
+SLACK = timedelta(
+    seconds=2
+)  # times of recordings are cut to whole seconds, and another second is the clock's
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,12 @@ def ready(check: Check, folder: Path) -> Runner:
     if check.scenario:
         scenario = _Scenario(_read(check, folder), folder)
         if ":" in scenario.scenario.model:
-            rehearse(partial(scenario.planned, 0), f"building the model {scenario.scenario.model}", check, folder)
+            rehearse(
+                partial(scenario.planned, 0),
+                f"building the model {scenario.scenario.model}",
+                check,
+                folder,
+            )
         return scenario
     return _Function(check, folder)
 
@@ -103,7 +111,9 @@ def _read(check: Check, folder: Path) -> Scenario:
     known = [f.name for f in fields(Scenario)]
     for key in check.scenario:
         if key not in known:
-            raise LeakauditError(f"check {check.name}: scenario: unknown key {key!r}{suggest(key, known)}")
+            raise LeakauditError(
+                f"check {check.name}: scenario: unknown key {key!r}{suggest(key, known)}"
+            )
     return Scenario(**check.scenario)
 
 
@@ -114,7 +124,9 @@ class _Function:
         self._check, self._name, self._folder = check, check.name, folder
         self._program = Program(check, folder)
         self._seen: dict[str, int] = {}  # id of a recording -> its seed
-        self._rehearsed: list[TaskSpec] = []  # models of the user's that were built in a process of their own
+        self._rehearsed: list[
+            TaskSpec
+        ] = []  # models of the user's that were built in a process of their own
 
     def __call__(self, seed: int) -> Recorded:
         """Return the recording of a seed; raises ProgramError unless it is there, whole and finished."""
@@ -137,13 +149,17 @@ class _Function:
             program(seed, path)
             if not path.exists():
                 raise self._error("run wrote no trace; record with leakaudit.Recorder(path, …)")
-            if not tracefile.truth_path(path).is_file():
-                raise self._error("run wrote no truth; call recorder.truth(node, x, y) for every node with data")
-            trace, truth = tracefile.load(path), tracefile.load_truth(tracefile.truth_path(path))
+            if not trace_file.truth_path(path).is_file():
+                raise self._error(
+                    "run wrote no truth; call recorder.truth(node, x, y) for every node with data"
+                )
+            trace, truth = trace_file.load(path), trace_file.load_truth(trace_file.truth_path(path))
             if not trace.complete:
-                raise self._error("run returned without closing its recorder, so the recording is cut short; use it in a with block")
+                raise self._error(
+                    "run returned without closing its recorder, so the recording is cut short; use it in a with block"
+                )
             self._fresh(trace, seed, began, seen)
-            scoring.same_run(trace, truth)
+            trace_file.same_run(trace, truth)
             build = partial(Task.build, trace.task, trusted=True)
             if ":" in trace.task.model and trace.task not in self._rehearsed:
                 rehearse(build, f"building the model {trace.task.model}", self._check, self._folder)
@@ -160,13 +176,17 @@ class _Function:
     def _fresh(self, trace: Trace, seed: int, began: datetime, seen: dict[str, int]) -> None:
         """Refuse a recording of another call: it shows an earlier program. seen: id of a recording of the process -> its seed."""
         if trace.id in seen:
-            raise self._error(f"seeds {seen[trace.id]} and {seed} left recordings of one id; record every call anew, without id=")
+            raise self._error(
+                f"seeds {seen[trace.id]} and {seed} left recordings of one id; record every call anew, without id="
+            )
         seen[trace.id] = seed
         try:
             created = datetime.fromisoformat(str(trace.provenance.get("created")))
             early = created < began - SLACK
         except (TypeError, ValueError):
-            raise self._error("the recording does not hold when it was made; record with leakaudit.Recorder(path, …)") from None
+            raise self._error(
+                "the recording does not hold when it was made; record with leakaudit.Recorder(path, …)"
+            ) from None
         if early:
             says = f"the recording was made at {created.isoformat()}, before run was called with seed {seed}"
             raise self._error(f"{says}; record every call anew, and keep no copies")
@@ -189,5 +209,11 @@ def _importing(folder: Path) -> Iterator[None]:
 def values(check: Check, folder: Path) -> Mapping[str, object]:
     """Return what a record should say of the program under test."""
     if check.scenario:
-        return {"scenario": check.scenario if isinstance(check.scenario, str) else dict(check.scenario)}
-    return {"run": check.run if isinstance(check.run, str) else getattr(check.run, "__qualname__", "a function")}
+        return {
+            "scenario": check.scenario if isinstance(check.scenario, str) else dict(check.scenario)
+        }
+    return {
+        "run": check.run
+        if isinstance(check.run, str)
+        else getattr(check.run, "__qualname__", "a function")
+    }

@@ -21,19 +21,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leakaudit import scoring
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.gate.runs import Recorded
 from leakaudit.relations import Relations, Vector
 from leakaudit.relations.estimate import recorded
+from leakaudit.scoring import scoring
 
 Floats = NDArray[np.float64]
 Fetch = Callable[[Vector], Tensor | None]
 
-NUMBERS = 1 << 25  # of all vectors together that are held at once; of a larger run the first rounds are looked at
+NUMBERS = (
+    1 << 25
+)  # of all vectors together that are held at once; of a larger run the first rounds are looked at
 # Rounding errors that a relation may miss by, in units of its largest term. Private states carry the errors of all rounds before: the same
-# allowance as in `leakaudit.declared`.
+# allowance as in `leakaudit.protocols.declared`.
 ROUNDED = 2000.0
 CHANNEL = 4.0  # standard deviations of a channel's own declared error
 
@@ -95,19 +97,25 @@ def left(made: Recorded, declared: Relations) -> Left:
             return None
         try:
             return read(vector).double()
-        except LeakauditError:  # one that the recording leaves out, of a wire on which nobody listens
+        except (
+            LeakauditError
+        ):  # one that the recording leaves out, of a wire on which nobody listens
             return None
 
     rounds = _affordable(declared, made)
     whole = _Pass(declared, fetch, _Gradients(made, guessed=False), rounds)
-    without = _Pass(declared, fetch, lambda vector, theta: torch.zeros_like(theta), rounds, only=whole.taken)
+    without = _Pass(
+        declared, fetch, lambda vector, theta: torch.zeros_like(theta), rounds, only=whole.taken
+    )
     guess = _Pass(declared, fetch, _Gradients(made, guessed=True), rounds, only=whole.taken)
     missed, size, broken = _missed(declared, whole, without, torch.finfo(made.trace.dtype).eps)
     drawn: dict[int, list[int]] = {}
     for k, vector in enumerate(declared.vectors):
         if vector.kind == "noise" and vector.owner is not None and k in whole.values:
             drawn.setdefault(vector.owner, []).append(k)
-    noise = tuple(_noise(declared, node, some, whole, without, guess) for node, some in sorted(drawn.items()))
+    noise = tuple(
+        _noise(declared, node, some, whole, without, guess) for node, some in sorted(drawn.items())
+    )
     return Left(noise, missed, size, broken)
 
 
@@ -172,7 +180,11 @@ class _Pass:
         found = set[int]()
         for k in terms:
             point = self._declared.points.get(k)
-            if point is None or k in self.values or (self._only is not None and k not in self._only):
+            if (
+                point is None
+                or k in self.values
+                or (self._only is not None and k not in self._only)
+            ):
                 continue
             if all(m in self.values for m in point.at.terms):
                 value = self._gradient(self._declared.vectors[k], self._sum(point.at.terms))
@@ -191,7 +203,10 @@ class _Pass:
         if unknown:
             self.values[unknown[0]] = total / -float(terms[unknown[0]])
         else:
-            self.over[at] = total, max(float(self.values[k].norm()) * abs(float(v)) for k, v in known.items())
+            self.over[at] = (
+                total,
+                max(float(self.values[k].norm()) * abs(float(v)) for k, v in known.items()),
+            )
 
     def _sum(self, terms: Mapping[int, Fraction]) -> Tensor:
         return torch.stack([self.values[k] * float(v) for k, v in terms.items()]).sum(0)
@@ -204,7 +219,9 @@ def _affordable(declared: Relations, made: Recorded) -> int:
     return max(1, min(last, int(last * NUMBERS / max(1, 2 * len(declared.vectors) * width))))
 
 
-def _missed(declared: Relations, whole: _Pass, without: _Pass, eps: float) -> tuple[float, float, str]:
+def _missed(
+    declared: Relations, whole: _Pass, without: _Pass, eps: float
+) -> tuple[float, float, str]:
     """Return by how much relations without unknown vectors miss, beyond rounding, beside what the gradients give in them.
 
     And the first one that misses although no gradient is in it, as text.
@@ -213,7 +230,9 @@ def _missed(declared: Relations, whole: _Pass, without: _Pass, eps: float) -> tu
     for at, (total, largest) in whole.over.items():
         if at not in without.over:
             continue
-        channel = max(declared.vectors[k].std * abs(float(v)) for k, v in declared.relations[at].terms.items())
+        channel = max(
+            declared.vectors[k].std * abs(float(v)) for k, v in declared.relations[at].terms.items()
+        )
         allowed = ROUNDED * eps * largest + CHANNEL * channel * math.sqrt(len(total))
         off = max(0.0, float(total.norm()) - allowed)
         given = float((without.over[at][0] - total).norm())
@@ -223,10 +242,15 @@ def _missed(declared: Relations, whole: _Pass, without: _Pass, eps: float) -> tu
     return missed, size, broken
 
 
-def _noise(declared: Relations, node: int, places: list[int], whole: _Pass, without: _Pass, guess: _Pass) -> Noise:
+def _noise(
+    declared: Relations, node: int, places: list[int], whole: _Pass, without: _Pass, guess: _Pass
+) -> Noise:
     vectors = [declared.vectors[k] for k in places]
     std = np.array([v.std for v in vectors])[:, None]
-    rest, plain, guessed = (torch.stack([one.values[k] for k in places]).numpy() / std for one in (whole, without, guess))
+    rest, plain, guessed = (
+        torch.stack([one.values[k] for k in places]).numpy() / std
+        for one in (whole, without, guess)
+    )
     return Noise(
         node=node,
         labels=tuple(v.label for v in vectors),

@@ -10,13 +10,20 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from leakaudit import tomlfile
+from leakaudit._util import toml_file
+from leakaudit._util.settings import TABLES
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.gate.config import Acceptance, Budget, Check, Gate
-from leakaudit.settings import TABLES
 
 FILES = ("leakaudit.toml", "pyproject.toml")
-_OURS = ("name", "checks", "budgets", "accepted", "folder", "source")  # fields that are no keys of a table
+_OURS = (
+    "name",
+    "checks",
+    "budgets",
+    "accepted",
+    "folder",
+    "source",
+)  # fields that are no keys of a table
 
 
 def load(folder: Path) -> Gate:
@@ -28,7 +35,9 @@ def load(folder: Path) -> Gate:
         found = _tables(folder / name)
         if found:
             return parse(found, folder, name)
-    raise LeakauditError(f"no check is configured in {folder.resolve()}: 'leakaudit init' writes a first leakaudit.toml")
+    raise LeakauditError(
+        f"no check is configured in {folder.resolve()}: 'leakaudit init' writes a first leakaudit.toml"
+    )
 
 
 def present(folder: Path) -> bool:
@@ -38,26 +47,49 @@ def present(folder: Path) -> bool:
 
 def parse(tables: Mapping[str, Any], folder: Path, source: str) -> Gate:
     """Turn the tables gate, check, budget and accept into a gate."""
-    top = tomlfile.table(tables, "gate", what=source)
-    checks = tomlfile.table(tables, "check", what=source)
+    top = toml_file.table(tables, "gate", what=source)
+    checks = toml_file.table(tables, "check", what=source)
     if not checks:
         raise LeakauditError(f"{source}: expected at least one table [check.NAME]")
-    made = tuple(_build(Check, {"name": k, **_named(v, f"{source}: check.{k}")}, f"{source}: check.{k}") for k, v in checks.items())
-    budgets = tuple(_build(Budget, _named(v, f"{source}: budget"), f"{source}: budget") for v in _list(tables, "budget", source))
-    accepted = tuple(_build(Acceptance, _named(v, f"{source}: accept"), f"{source}: accept") for v in _list(tables, "accept", source))
-    rest = {"checks": made, "budgets": budgets, "accepted": accepted, "folder": folder, "source": source}
+    made = tuple(
+        _build(Check, {"name": k, **_named(v, f"{source}: check.{k}")}, f"{source}: check.{k}")
+        for k, v in checks.items()
+    )
+    budgets = tuple(
+        _build(Budget, _named(v, f"{source}: budget"), f"{source}: budget")
+        for v in _list(tables, "budget", source)
+    )
+    accepted = tuple(
+        _build(Acceptance, _named(v, f"{source}: accept"), f"{source}: accept")
+        for v in _list(tables, "accept", source)
+    )
+    rest = {
+        "checks": made,
+        "budgets": budgets,
+        "accepted": accepted,
+        "folder": folder,
+        "source": source,
+    }
     cells = [cell for check in made for cell in check.cells]
     gate: Gate = replace(_build(Gate, top, f"{source}: gate"), **rest)
     for budget in budgets:
         _fits(budget.cells, cells, source)
     for one in accepted:
-        _fits(one.cells, [*cells, *(f"{check.name}/{one}" for check in made for one in ("lint", "recording"))], source)
+        _fits(
+            one.cells,
+            [*cells, *(f"{check.name}/{one}" for check in made for one in ("lint", "recording"))],
+            source,
+        )
     return gate
 
 
 def _tables(path: Path) -> dict[str, Any]:
-    values = tomlfile.read(path, path.name) if path.is_file() else {}
-    ours = tomlfile.table(values, "tool", "leakaudit", what=path.name) if path.name == "pyproject.toml" else values
+    values = toml_file.read(path, path.name) if path.is_file() else {}
+    ours = (
+        toml_file.table(values, "tool", "leakaudit", what=path.name)
+        if path.name == "pyproject.toml"
+        else values
+    )
     return {k: v for k, v in ours.items() if k in TABLES}
 
 
@@ -67,11 +99,16 @@ def _build(kind: type[Any], values: Mapping[str, Any], where: str) -> Any:
     for key in values:
         if key not in known and key != "name":
             raise LeakauditError(f"{where}: unknown key {key!r}{suggest(key, known)}")
-    read = {key: _read(value, str(known[key].type) if key in known else "str", f"{where}: {key}") for key, value in values.items()}
+    read = {
+        key: _read(value, str(known[key].type) if key in known else "str", f"{where}: {key}")
+        for key, value in values.items()
+    }
     try:
         return kind(**read)
     except TypeError:
-        raise LeakauditError(f"{where}: expected the keys {', '.join(k for k in _needed(kind) if k not in values)}") from None
+        raise LeakauditError(
+            f"{where}: expected the keys {', '.join(k for k in _needed(kind) if k not in values)}"
+        ) from None
 
 
 def _needed(kind: type[Any]) -> list[str]:
@@ -82,10 +119,17 @@ def _read(value: Any, hint: str, where: str) -> Any:
     """Check one value against the annotation of its field; lists become tuples and whole numbers real ones."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if hint.startswith("tuple[str"):
-        ok, words = isinstance(value, list) and all(isinstance(v, str) for v in value), "a list of words"
+        ok, words = (
+            isinstance(value, list) and all(isinstance(v, str) for v in value),
+            "a list of words",
+        )
         value = tuple(value) if ok else value
     elif hint.startswith("tuple[int"):
-        ok, words = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in value), "a list of node numbers"
+        ok, words = (
+            isinstance(value, list)
+            and all(isinstance(v, int) and not isinstance(v, bool) for v in value),
+            "a list of node numbers",
+        )
         value = tuple(value) if ok else value
     elif hint.startswith("float"):
         ok, words, value = number, "a number", float(value) if number else value

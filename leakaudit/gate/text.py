@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from leakaudit import markdown as md
 from leakaudit.gate.judge import Judged
 from leakaudit.gate.record import ordered, summary
 from leakaudit.gate.rules import Status
+from leakaudit.rendering import markdown as md
+from leakaudit.results.wording import clean
 from leakaudit.trace import Json
-from leakaudit.wording import clean
 
 MARKS = {
     "OK": "ok",
@@ -43,7 +43,14 @@ def markdown(results: Mapping[str, Json]) -> str:
     """Return the same as a Markdown page."""
     rows = [(MARKS[r["status"]], r["cell"], _said(r)) for r in results["gate"]["rules"]]
     head = f"# Leakage gate: {results['gate']['verdict']}\n\n**{md.escape(results['summary'])}**"
-    return "\n\n".join(filter(None, [head, md.table(("outcome", "cell", "what"), rows), md.items(_notes(results))])) + "\n"
+    return (
+        "\n\n".join(
+            filter(
+                None, [head, md.table(("outcome", "cell", "what"), rows), md.items(_notes(results))]
+            )
+        )
+        + "\n"
+    )
 
 
 def _said(rule: Mapping[str, Json]) -> str:
@@ -65,11 +72,24 @@ def _notes(results: Mapping[str, Json]) -> list[str]:
     for cell in gate["cells"]:
         if cell["reasons"]:
             node, reason = next(iter(cell["reasons"].items()))
-            out.append(clean(f"{cell['name']}: {len(cell['reasons'])} nodes not attacked, node {node}: {reason}"))
+            out.append(
+                clean(
+                    f"{cell['name']}: {len(cell['reasons'])} nodes not attacked, node {node}: {reason}"
+                )
+            )
     return out if results["complete"] else [*out, "the run was cut short: not every seed was tried"]
 
 
 def failure(judged: Judged) -> str:
     """Return what a failed test shows: the sentence, then the rules that are not within their limits."""
-    rules = [r for r in ordered(judged.rules) if r.status not in (Status.OK, Status.ACCEPTED, Status.UNTESTED)]
-    return "\n".join([summary(judged), *(f"  {MARKS[r.status.name]} {clean(r.cell)}: {clean(r.says)}" for r in rules)])
+    rules = [
+        r
+        for r in ordered(judged.rules)
+        if r.status not in (Status.OK, Status.ACCEPTED, Status.UNTESTED)
+    ]
+    return "\n".join(
+        [
+            summary(judged),
+            *(f"  {MARKS[r.status.name]} {clean(r.cell)}: {clean(r.says)}" for r in rules),
+        ]
+    )

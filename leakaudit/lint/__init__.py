@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from leakaudit import gaps
 from leakaudit.lint import bounded, gradients, noise, promises, seeds, views, wire
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import NAMES, Pitfall, order
 from leakaudit.progress import step
-from leakaudit.scoring import same_run
 from leakaudit.trace import Trace, Truth
+from leakaudit.traces import gaps
+from leakaudit.traces.trace_file import same_run
 
 __all__ = ["NAMES", "Case", "Pitfall", "lint"]
 
-CHECKS = (promises.check, bounded.check, views.check, wire.check, noise.check, gradients.check, seeds.check)
+CHECKS = (
+    promises.check,
+    bounded.check,
+    views.check,
+    wire.check,
+    noise.check,
+    gradients.check,
+    seeds.check,
+)
 
 
 def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:

@@ -33,7 +33,13 @@ def _judge(noise: Additive, claim: Claim, moved: float, coordinates: int) -> Ite
     spread = noise.escape([moved / math.sqrt(coordinates)] * coordinates)
     if max(alone, spread) <= delta * MORE:
         return
-    figures = {"epsilon": epsilon, "delta": delta, "one_coordinate": alone, "escape": spread, "coordinates": coordinates}
+    figures = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "one_coordinate": alone,
+        "escape": spread,
+        "coordinates": coordinates,
+    }
     says = f"({epsilon:.4g}, {delta:g}) of {claim.source} with noise up to {noise.width:.4g}: the true delta is at least "
     if spread > max(alone, delta * MORE):
         says += f"{spread:.3g} where a record moves all {coordinates} coordinates a little: some fall where the other data cannot put them"

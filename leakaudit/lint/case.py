@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from leakaudit import registry
-from leakaudit.declared import Protocol, protocol_of
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import loops
+from leakaudit.protocols.declared import Protocol, protocol_of
 from leakaudit.relations import Relations
 from leakaudit.trace import Json, Trace, Truth
 from leakaudit.verdict import Verdict
@@ -52,7 +52,9 @@ class Case:
         if self.protocol is None:
             return loops.claims(self.trace)
         try:
-            found = self.protocol.victim.claims(self.trace.graph, self.trace.rounds, self.trace.public)
+            found = self.protocol.victim.claims(
+                self.trace.graph, self.trace.rounds, self.trace.public
+            )
         except LeakauditError:
             return ()
         return tuple(c for c in found if c.epsilon is not None and c.met)
@@ -60,7 +62,13 @@ class Case:
     def number(self, name: str) -> float:
         """Return a recorded constant that is a number, 0 where there is none."""
         value = self.params.get(name)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else 0.0
+        return (
+            float(value)
+            if isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            else 0.0
+        )
 
     @property
     def broken(self) -> Verdict:
@@ -77,7 +85,10 @@ class Case:
     @property
     def holders(self) -> range:
         """Nodes that hold data."""
-        return range(self.trace.graph.nodes - (self.protocol is not None and self.protocol.victim.centralised))
+        return range(
+            self.trace.graph.nodes
+            - (self.protocol is not None and self.protocol.victim.centralised)
+        )
 
     @cached_property
     def records(self) -> Mapping[int, int]:

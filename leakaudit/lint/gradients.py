@@ -21,11 +21,14 @@ from leakaudit.lint.quiet import tiny
 from leakaudit.lint.samples import of_trace, state
 from leakaudit.relations import Relations, Vector, residuals
 from leakaudit.relations.estimate import recorded
-from leakaudit.task import Task
+from leakaudit.tasks.task import Task
 from leakaudit.verdict import Verdict
 
 MORE = 1 + 1e-6
-GRADIENTS, NUMBERS = 200, 1 << 26  # whose records are differentiated one by one, and numbers that are held for one
+GRADIENTS, NUMBERS = (
+    200,
+    1 << 26,
+)  # whose records are differentiated one by one, and numbers that are held for one
 NORM = re.compile(r"(?:norm at most|Lipschitz constant) (?:G = )?([0-9.]+(?:e-?[0-9]+)?)")
 
 
@@ -42,7 +45,11 @@ def check(case: Case) -> Iterator[Pitfall]:
     """Yield gradients beyond the norm that is declared or assumed, and records that are fewer than the noise reckons with."""
     yield from _records(case)
     if case.protocol is None:
-        yield from (Pitfall(number, verdict, says) for number, verdict, says in loops.odd(case.params) if case.claims)
+        yield from (
+            Pitfall(number, verdict, says)
+            for number, verdict, says in loops.odd(case.params)
+            if case.claims
+        )
         return
     bound = _bound(case)
     if bound is None:
@@ -59,7 +66,9 @@ def _bound(case: Case) -> _Bound | None:
     for claim in case.claims:
         for assumed in claim.assumes:
             if "features" not in assumed and (said := NORM.search(assumed)):
-                return _Bound(float(said[1].rstrip(".")), f"the claim's assumption ({assumed})", False)
+                return _Bound(
+                    float(said[1].rstrip(".")), f"the claim's assumption ({assumed})", False
+                )
     return None
 
 
@@ -81,23 +90,37 @@ def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
                 f"{s.labels[k]} of node {s.node}, with its noise, has norm {s.norm[k]:.4g}; {bound.source} and noise of about {noise:.3g} "
                 f"do not reach that (chance {tiny(float(chances[k]))})"
             )
-            figures = {"node": s.node, "norm": float(s.norm[k]), "bound": bound.size, "noise": noise, "chance": float(chances[k])}
+            figures = {
+                "node": s.node,
+                "norm": float(s.norm[k]),
+                "bound": bound.size,
+                "noise": noise,
+                "chance": float(chances[k]),
+            }
             yield Pitfall(5, _verdict(bound), says, figures)
 
 
 def _by_record(case: Case, bound: _Bound) -> Iterator[Pitfall]:
     """Take every record's gradient at the models of the run; where the protocol cuts, compare what it used with what it says."""
-    if case.truth is None or not case.truth.states or case.relations is None or ":" in case.trace.task.model:
+    if (
+        case.truth is None
+        or not case.truth.states
+        or case.relations is None
+        or ":" in case.trace.task.model
+    ):
         return
     if not (taken := _taken(case, bound)):
         return
     worst = max(taken, key=lambda t: t.largest)
-    figures = {"bound": bound.size, "largest": worst.largest, "gradients": len(taken), "at": worst.label}
+    figures = {
+        "bound": bound.size,
+        "largest": worst.largest,
+        "gradients": len(taken),
+        "at": worst.label,
+    }
     if not bound.cut:
         if worst.largest > bound.size * MORE:
-            says = (
-                f"a record's gradient has norm {worst.largest:.4g} at {worst.label}, beyond {bound.source}: nothing in the run enforces it"
-            )
+            says = f"a record's gradient has norm {worst.largest:.4g} at {worst.label}, beyond {bound.source}: nothing in the run enforces it"
             yield Pitfall(5, Verdict.UNSUPPORTED, says, figures)
         return
     used = max(taken, key=lambda t: t.used)
@@ -139,7 +162,9 @@ def _taken(case: Case, bound: _Bound) -> list[_Taken]:
         x, y = case.truth.of(vector.owner or 0) if case.truth else (torch.empty(0), torch.empty(0))
         theta, used = theta.double(), state(case, vector)
         if len(found) < GRADIENTS and len(x) * theta.numel() <= NUMBERS:
-            each = task.gradients(theta.expand(len(x), -1).contiguous(), x.double()[:, None], y[:, None])
+            each = task.gradients(
+                theta.expand(len(x), -1).contiguous(), x.double()[:, None], y[:, None]
+            )
             found.append(_compared(vector.label, each, used, bound, whole=not case.number("batch")))
         return task.gradients(theta[None], x.double()[None], y[None])[0] if used is None else used
 

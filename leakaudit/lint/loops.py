@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from leakaudit.bounds import gaussian
-from leakaudit.bounds.curves import Adjacency
+from leakaudit.bounds.guarantee import Adjacency
 from leakaudit.trace import Json, Trace
 from leakaudit.verdict import Verdict
 from leakaudit.victim import Claim
@@ -44,13 +44,20 @@ def noise(params: Mapping[str, Json]) -> float:
 def adjacency(text: str) -> Adjacency | None:
     """Read an adjacency from the words of a claim, None where they name none."""
     said = text.lower().replace("_", " ").replace("-", " ")
-    if any(w in said for w in ("node's clipped", "node level", "all records", "user level")) or said == "node":
+    if (
+        any(w in said for w in ("node's clipped", "node level", "all records", "user level"))
+        or said == "node"
+    ):
         return Adjacency.NODE
     if any(w in said for w in ("add", "remove")):
         return Adjacency.ADD_REMOVE
     if any(w in said for w in ("empty", "zero")):
         return Adjacency.ZERO_OUT
-    return Adjacency.REPLACE if any(w in said for w in ("replace", "another", "differs", "substitut", "any other")) else None
+    return (
+        Adjacency.REPLACE
+        if any(w in said for w in ("replace", "another", "differs", "substitut", "any other"))
+        else None
+    )
 
 
 def claims(trace: Trace) -> tuple[Claim, ...]:
@@ -105,7 +112,9 @@ def odd(params: Mapping[str, Json]) -> Iterator[tuple[int, Verdict, str]]:
                 Verdict.UNSUPPORTED,
                 f"{name}={params[name]:g} carries a record into later messages; the clip bounds one gradient alone",
             )
-    steps = next((params[n] for n in ("local_steps", "local_epochs") if isinstance(params.get(n), int)), 1)
+    steps = next(
+        (params[n] for n in ("local_steps", "local_epochs") if isinstance(params.get(n), int)), 1
+    )
     if steps > 1:
         yield (
             5,

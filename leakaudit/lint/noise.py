@@ -62,10 +62,20 @@ def _size(samples: list[Sample]) -> Iterator[Pitfall]:
         f"the noise of {who} is at most {worst.limit:.3g} of the declared {declared:.3g} (measured {worst.size:.3g}"
         f"{', if it is normal' * one.hidden}; {worst.numbers} numbers, chance {tiny(worst.chance)})"
     )
-    figures: dict[str, Json] = {"nodes": [s.node for s in group], "declared": declared, "ratio": worst.size, "limit": worst.limit}
+    figures: dict[str, Json] = {
+        "nodes": [s.node for s in group],
+        "declared": declared,
+        "ratio": worst.size,
+        "limit": worst.limit,
+    }
     if not one.hidden and one.gaussian:
-        figures["interval"] = [declared * worst.size * float(np.sqrt(worst.numbers / chi2.ppf(q, worst.numbers))) for q in (0.995, 0.005)]
-    yield Pitfall(20, Verdict.REFUTED, says, {**figures, "chance": worst.chance, "numbers": worst.numbers})
+        figures["interval"] = [
+            declared * worst.size * float(np.sqrt(worst.numbers / chi2.ppf(q, worst.numbers)))
+            for q in (0.995, 0.005)
+        ]
+    yield Pitfall(
+        20, Verdict.REFUTED, says, {**figures, "chance": worst.chance, "numbers": worst.numbers}
+    )
 
 
 def _shared(samples: list[Sample]) -> Iterator[Pitfall]:
@@ -83,7 +93,18 @@ def _shared(samples: list[Sample]) -> Iterator[Pitfall]:
         f"the noise on {one} and on {other} is not independent (chance {tiny(chance)}); "
         f"so are {len(found)} of {len(pairs)} pairs that were compared"
     )
-    yield Pitfall(6, Verdict.REFUTED, says, {"first": one, "again": other, "chance": chance, "pairs": len(found), "compared": len(pairs)})
+    yield Pitfall(
+        6,
+        Verdict.REFUTED,
+        says,
+        {
+            "first": one,
+            "again": other,
+            "chance": chance,
+            "pairs": len(found),
+            "compared": len(pairs),
+        },
+    )
 
 
 def _where(sample: Sample, rows: Sequence[int]) -> str:
@@ -102,7 +123,9 @@ def _pairs(samples: list[Sample]) -> Iterator[tuple[Sample, list[int], Sample, l
         for i, j in itertools.combinations(rows[:16], 2):
             yield s, [i], s, [j]
     for a, b in itertools.combinations(samples, 2):
-        both = [(a.rounds.index(t), b.rounds.index(t)) for t in sorted(set(a.rounds) & set(b.rounds))]
+        both = [
+            (a.rounds.index(t), b.rounds.index(t)) for t in sorted(set(a.rounds) & set(b.rounds))
+        ]
         if both and a.alone and b.alone:
             yield a, [i for i, _ in both], b, [j for _, j in both]
 
@@ -126,7 +149,18 @@ def _alike(a: Sample, i: list[int], b: Sample, j: list[int], level: float, most:
             factor = a.factor[i] / a.std[i][:, None] + sign * b.factor[j] / b.std[j][:, None]
         else:
             factor = np.hstack([a.factor[i] / a.std[i][:, None], b.factor[j] / b.std[j][:, None]])
-        both = Sample(a.node, (), (), value, factor, a.norm, a.weight, a.coordinates, a.gaussian and b.gaussian, hidden=True)
+        both = Sample(
+            a.node,
+            (),
+            (),
+            value,
+            factor,
+            a.norm,
+            a.weight,
+            a.coordinates,
+            a.gaussian and b.gaussian,
+            hidden=True,
+        )
         q = quietness([both], level, ROUNDED)
         if q.size < most:
             chance = min(chance, 2 * q.chance)
@@ -148,13 +182,20 @@ def _tails(samples: list[Sample]) -> Iterator[Pitfall]:
             f"{above} of {n} numbers of node {s.node} lie beyond {level:g} standard deviations, where normal noise puts "
             f"{n * 2 * float(ndtr(-level)):.0f} or more (chance {tiny(chance)}): the noise has a boundary"
         )
-        yield Pitfall(10, Verdict.REFUTED, says, {"node": s.node, "beyond": above, "numbers": n, "level": level, "chance": chance})
+        yield Pitfall(
+            10,
+            Verdict.REFUTED,
+            says,
+            {"node": s.node, "beyond": above, "numbers": n, "level": level, "chance": chance},
+        )
 
 
 def _independent(sample: Sample) -> bool:
     """Whether the declared noise of the rows is uncorrelated, so that all numbers may be counted together."""
     gram = sample.factor @ sample.factor.T
-    return bool((np.abs(gram - np.diag(np.diag(gram))) <= 1e-6 * np.outer(sample.std, sample.std)).all())
+    return bool(
+        (np.abs(gram - np.diag(np.diag(gram))) <= 1e-6 * np.outer(sample.std, sample.std)).all()
+    )
 
 
 def _law(samples: list[Sample]) -> Iterator[Pitfall]:
@@ -164,5 +205,10 @@ def _law(samples: list[Sample]) -> Iterator[Pitfall]:
         numbers = numbers / max(1e-300, float(np.sqrt((numbers**2).mean())))
         if (chance := float(kstest(numbers, "norm").pvalue)) < LEVEL / len(samples):
             says = f"the noise of node {s.node} is not normal, as declared (Kolmogorov-Smirnov: {tiny(chance)}, {len(numbers)} numbers)"
-            yield Pitfall(13, Verdict.REFUTED, says, {"node": s.node, "numbers": len(numbers), "chance": chance})
+            yield Pitfall(
+                13,
+                Verdict.REFUTED,
+                says,
+                {"node": s.node, "numbers": len(numbers), "chance": chance},
+            )
             return

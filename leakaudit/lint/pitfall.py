@@ -12,21 +12,57 @@ from leakaudit.verdict import Verdict
 BAD = (Verdict.REFUTED, Verdict.UNSUPPORTED)
 ORDER = (*BAD, Verdict.INCONCLUSIVE, Verdict.UNCLAIMED, Verdict.NOT_REFUTED)
 NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
-    1: ("composition over rounds", "state epsilon of all rounds together: 'leakaudit bound' computes it, and the noise that it needs"),
-    2: ("adjacency", "name what two neighbouring data sets differ in, and calibrate the noise to it: replacing moves twice as far"),
-    3: ("whose privacy", "state the epsilon of what is to be protected: k records of one node cost k times mu"),
-    4: ("who listens", "state mu for every listener: 'leakaudit bound' lists outsider, neighbours and coalitions"),
-    5: ("unclipped gradients", "clip every record's gradient before it is used, and record norms before and after"),
+    1: (
+        "composition over rounds",
+        "state epsilon of all rounds together: 'leakaudit bound' computes it, and the noise that it needs",
+    ),
+    2: (
+        "adjacency",
+        "name what two neighbouring data sets differ in, and calibrate the noise to it: replacing moves twice as far",
+    ),
+    3: (
+        "whose privacy",
+        "state the epsilon of what is to be protected: k records of one node cost k times mu",
+    ),
+    4: (
+        "who listens",
+        "state mu for every listener: 'leakaudit bound' lists outsider, neighbours and coalitions",
+    ),
+    5: (
+        "unclipped gradients",
+        "clip every record's gradient before it is used, and record norms before and after",
+    ),
     6: ("noise used twice", "draw noise anew for every message with another signal"),
     7: ("visible participation", "use sampling rate 1: who takes part is seen on the wire"),
-    8: ("division by the data", "divide by a number that does not depend on the data, and state it"),
-    9: ("Poisson on paper", "sample as the accountant assumes, or account for the sampling that is used"),
-    10: ("noise with a boundary", "use noise without a boundary, in float64 or on a grid that is accounted for"),
-    13: ("another law than declared", "account for the law that is drawn: a mu is of Gaussian noise alone"),
+    8: (
+        "division by the data",
+        "divide by a number that does not depend on the data, and state it",
+    ),
+    9: (
+        "Poisson on paper",
+        "sample as the accountant assumes, or account for the sampling that is used",
+    ),
+    10: (
+        "noise with a boundary",
+        "use noise without a boundary, in float64 or on a grid that is accounted for",
+    ),
+    13: (
+        "another law than declared",
+        "account for the law that is drawn: a mu is of Gaussian noise alone",
+    ),
     14: ("a large delta", "choose a delta far below one over the number of records"),
-    18: ("classic calibration", "use the exact calibration: sensitivity / leakaudit.bounds.gaussian.least_mu(epsilon, delta)"),
-    19: ("a known seed", "seed the noise from the system's entropy and keep the seed out of every record"),
-    20: ("too little noise", "draw the noise that is declared and that the claim needs: 'leakaudit bound' computes it"),
+    18: (
+        "classic calibration",
+        "use the exact calibration: sensitivity / leakaudit.bounds.gaussian.least_mu(epsilon, delta)",
+    ),
+    19: (
+        "a known seed",
+        "seed the noise from the system's entropy and keep the seed out of every record",
+    ),
+    20: (
+        "too little noise",
+        "draw the noise that is declared and that the claim needs: 'leakaudit bound' computes it",
+    ),
 }
 
 
@@ -65,7 +101,14 @@ class Pitfall:
     def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
         figures = {k: "inf" if v == math.inf else v for k, v in self.figures.items()}
-        return {"code": self.code, "name": self.name, "verdict": self.verdict.name, "says": self.says, "figures": figures, "fix": self.fix}
+        return {
+            "code": self.code,
+            "name": self.name,
+            "verdict": self.verdict.name,
+            "says": self.says,
+            "figures": figures,
+            "fix": self.fix,
+        }
 
 
 def order(found: list[Pitfall]) -> list[Pitfall]:

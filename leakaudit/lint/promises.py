@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from leakaudit.accounting.pricing import price
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
-from leakaudit.bounds.curves import Adjacency
+from leakaudit.bounds.guarantee import Adjacency
 from leakaudit.bounds.mechanisms import classic_std
 from leakaudit.lint import loops
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
-from leakaudit.pricing import price
 from leakaudit.verdict import Verdict
 from leakaudit.victim import Claim
 
@@ -34,9 +34,15 @@ def check(case: Case) -> Iterator[Pitfall]:
         if (found := _priced(case, claim)) is not None:
             yield found
             break
-    if (nameless := next((c for c in case.claims if loops.adjacency(c.adjacency) is None), None)) is not None:
+    if (
+        nameless := next((c for c in case.claims if loops.adjacency(c.adjacency) is None), None)
+    ) is not None:
         said = repr(nameless.adjacency) if nameless.adjacency else "nothing"
-        yield Pitfall(2, Verdict.UNSUPPORTED, f"{_quote(nameless)} says {said} of what two neighbouring data sets differ in")
+        yield Pitfall(
+            2,
+            Verdict.UNSUPPORTED,
+            f"{_quote(nameless)} says {said} of what two neighbouring data sets differ in",
+        )
     yield from _node(case)
     yield from _delta(case)
     yield from _classic(case)
@@ -45,12 +51,21 @@ def check(case: Case) -> Iterator[Pitfall]:
 def _rounds(case: Case, claim: Claim) -> Pitfall:
     times = math.ceil(case.trace.rounds / (claim.rounds or 1))
     epsilon, delta = claim.epsilon or 0.0, claim.delta or 0.0
-    figures = {"claimed": epsilon, "rounds": case.trace.rounds, "covered": claim.rounds, "sum": times * epsilon}
+    figures = {
+        "claimed": epsilon,
+        "rounds": case.trace.rounds,
+        "covered": claim.rounds,
+        "sum": times * epsilon,
+    }
     says = f"{_quote(claim)} covers {claim.rounds} of the {case.trace.rounds} rounds: together {times * epsilon:.4g} by basic composition"
     if case.laws == {"gaussian"} and 0 < delta < 1:
-        figures["gaussian"] = gaussian.epsilon(delta, math.sqrt(times) * gaussian.least_mu(epsilon, delta))
+        figures["gaussian"] = gaussian.epsilon(
+            delta, math.sqrt(times) * gaussian.least_mu(epsilon, delta)
+        )
         says += f", {figures['gaussian']:.4g} for Gaussian noise"
-    return Pitfall(1, Verdict.UNCLAIMED if claim.rounds == 1 else Verdict.UNSUPPORTED, says, figures)
+    return Pitfall(
+        1, Verdict.UNCLAIMED if claim.rounds == 1 else Verdict.UNSUPPORTED, says, figures
+    )
 
 
 @dataclass(frozen=True)
@@ -71,44 +86,85 @@ def _priced(case: Case, claim: Claim) -> Pitfall | None:
     epsilon = claim.epsilon or 0.0
     if costs is None or costs.all <= epsilon * MORE:
         return None
-    figures = {"claimed": epsilon, "delta": claim.delta, "all": costs.all, "one": costs.alone, "add_or_remove": costs.added}
+    figures = {
+        "claimed": epsilon,
+        "delta": claim.delta,
+        "all": costs.all,
+        "one": costs.alone,
+        "add_or_remove": costs.added,
+    }
     if costs.all == math.inf:
         some = ", ".join(costs.leaking[:3]) if isinstance(costs, _Costs) else ""
-        return Pitfall(6, Verdict.UNSUPPORTED, f"{_quote(claim)}, but {some or 'a signal'} travels without noise: mu is infinite", figures)
+        return Pitfall(
+            6,
+            Verdict.UNSUPPORTED,
+            f"{_quote(claim)}, but {some or 'a signal'} travels without noise: mu is infinite",
+            figures,
+        )
     rounds = case.trace.rounds if case.protocol is None else min(case.trace.rounds, MOST)
     what = f"{_quote(claim)}; the recorded constants give {costs.all:.4g} over {rounds} rounds"
     if case.protocol is not None:
         what += " to an outsider, as linear losses reach it"
-    added, alone = (cost if epsilon / NEAR <= cost <= epsilon * MORE else 0.0 for cost in (costs.added, costs.alone))
+    added, alone = (
+        cost if epsilon / NEAR <= cost <= epsilon * MORE else 0.0
+        for cost in (costs.added, costs.alone)
+    )
     if added and added >= alone:
         says = f"{what} where a record is replaced, {costs.added:.4g} where one is added or removed"
         return Pitfall(2, Verdict.UNSUPPORTED, says, figures)
-    return Pitfall(1 if alone else 20, Verdict.UNSUPPORTED, f"{what}, and {costs.alone:.4g} for one round alone", figures)
+    return Pitfall(
+        1 if alone else 20,
+        Verdict.UNSUPPORTED,
+        f"{what}, and {costs.alone:.4g} for one round alone",
+        figures,
+    )
 
 
 def _exact(case: Case, claim: Claim) -> _Costs | None:
     """Price the outsider's view of one node at the claim's sensitivity; None where claim or view do not allow it."""
     protocol, relations = case.protocol, case.relations
-    if protocol is None or relations is None or claim.sensitivity is None or not claim.delta or claim.pair is not None:
+    if (
+        protocol is None
+        or relations is None
+        or claim.sensitivity is None
+        or not claim.delta
+        or claim.pair is not None
+    ):
         return None
-    node = max(case.holders, key=lambda i: (len(relations.gradients(i)), -case.trace.graph.degree(i)), default=0)
+    node = max(
+        case.holders,
+        key=lambda i: (len(relations.gradients(i)), -case.trace.graph.degree(i)),
+        default=0,
+    )
     first = min((relations.vectors[g.vector].round for g in relations.gradients(node)), default=1)
     found = [
-        next(price(replace(protocol, rounds=rounds), Adversary(), [node], claim.sensitivity, claim.delta))
+        next(
+            price(
+                replace(protocol, rounds=rounds),
+                Adversary(),
+                [node],
+                claim.sensitivity,
+                claim.delta,
+            )
+        )
         for rounds in (min(case.trace.rounds, MOST), max(1, first))
     ]
     mus = [p.reached for p in found if p.reached is not None]
     if len(mus) < len(found):
         return None
     replaced = loops.adjacency(claim.adjacency) in (Adjacency.REPLACE, Adjacency.NODE)
-    together, alone, added = (gaussian.epsilon(claim.delta, mu) for mu in (*mus, mus[0] / (2 if replaced else 1)))
+    together, alone, added = (
+        gaussian.epsilon(claim.delta, mu) for mu in (*mus, mus[0] / (2 if replaced else 1))
+    )
     return _Costs(together, alone, added, found[0].leaking)
 
 
 def _node(case: Case) -> Iterator[Pitfall]:
     """Say what a claim of one record means for a node with several."""
     k = max(case.records.values(), default=1)
-    claim = next((c for c in case.claims if loops.adjacency(c.adjacency) not in (None, Adjacency.NODE)), None)
+    claim = next(
+        (c for c in case.claims if loops.adjacency(c.adjacency) not in (None, Adjacency.NODE)), None
+    )
     if claim is None or k < 2:
         return
     epsilon, delta = claim.epsilon or 0.0, claim.delta or 0.0
@@ -130,7 +186,12 @@ def _classic(case: Case) -> Iterator[Pitfall]:
     """Find sqrt(2 log(1.25 / delta)) / epsilon at an epsilon for which it is not proved."""
     for claim in case.claims:
         epsilon, delta = claim.epsilon or 0.0, claim.delta or 0.0
-        if epsilon < 1 or not 0 < delta < 1 or "gaussian" not in case.laws or not _textbook(case, claim):
+        if (
+            epsilon < 1
+            or not 0 < delta < 1
+            or "gaussian" not in case.laws
+            or not _textbook(case, claim)
+        ):
             continue
         classic, needed = classic_std(epsilon, delta), 1 / gaussian.least_mu(epsilon, delta)
         figures = {"epsilon": epsilon, "delta": delta, "classic": classic, "needed": needed}

@@ -49,10 +49,14 @@ def quietness(samples: Sequence[Sample], level: float, least: float = 0.0) -> Qu
     energy = float((numbers**2).sum())
     size = math.sqrt(energy / n)
     if one.gaussian:
-        return Quiet(float(chi2.cdf(energy, n)), size, math.sqrt(energy / float(chi2.ppf(level, n))), n)
+        return Quiet(
+            float(chi2.cdf(energy, n)), size, math.sqrt(energy / float(chi2.ppf(level, n))), n
+        )
     spread = 2 * KURTOSIS * max(len(w) for w in white)
     chance = math.exp(-(max(0.0, n - energy) ** 2) / (spread * n))
-    return Quiet(chance, size, size / math.sqrt(max(1e-12, 1 - math.sqrt(spread * -math.log(level) / n))), n)
+    return Quiet(
+        chance, size, size / math.sqrt(max(1e-12, 1 - math.sqrt(spread * -math.log(level) / n))), n
+    )
 
 
 def _white(sample: Sample, least: float) -> Floats:

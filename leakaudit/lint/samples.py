@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leakaudit.adversary import Adversary
-from leakaudit.deduction import Deduction, Determined
 from leakaudit.errors import LeakauditError
+from leakaudit.extraction.deduction import Deduction, Determined
+from leakaudit.extraction.gradient_values import quietest
 from leakaudit.lint.case import Case
 from leakaudit.relations import Vector
-from leakaudit.values import quietest
 
 Floats = NDArray[np.float64]
 NODES, ROUNDS, WIDTH = 8, 16, 4096  # that are looked at
@@ -51,7 +51,11 @@ class Sample:
 
 def of_trace(case: Case) -> Iterator[Sample]:
     """Yield what an outsider determines of some nodes' gradients up to noise; nothing where messages hold NaN or are not heard."""
-    if case.protocol is None or case.relations is None or case.trace.columns[1] == case.trace.columns[0]:
+    if (
+        case.protocol is None
+        or case.relations is None
+        or case.trace.columns[1] == case.trace.columns[0]
+    ):
         return
     try:
         heard = Deduction(case.trace, Adversary())
@@ -70,7 +74,10 @@ def of_trace(case: Case) -> Iterator[Sample]:
 
 
 def _estimated(heard: Deduction, found: Determined, rounds: int) -> Sample:
-    vectors, rows = found.knowledge.declared.vectors, found.rows[len(found.rows) - found.noisy :][:rounds]
+    vectors, rows = (
+        found.knowledge.declared.vectors,
+        found.rows[len(found.rows) - found.noisy :][:rounds],
+    )
     estimate = quietest(heard, found.knowledge, rows)
     value, noise = estimate.apply(heard.fetch), [vectors[k] for k in found.knowledge.noise]
     return Sample(
@@ -114,8 +121,20 @@ def of_truth(case: Case) -> Iterator[Sample]:
 
 def state(case: Case, vector: Vector) -> Tensor | None:
     """Return a private vector of the truth by its declared name and round, None where it was not kept."""
-    kept = case.truth.states.get(vector.name if vector.index is None else f"{vector.name}.{vector.index}") if case.truth else None
-    if kept is None or vector.owner is None or kept.dim() != 3 or vector.round >= len(kept) or vector.owner >= kept.shape[1]:
+    kept = (
+        case.truth.states.get(
+            vector.name if vector.index is None else f"{vector.name}.{vector.index}"
+        )
+        if case.truth
+        else None
+    )
+    if (
+        kept is None
+        or vector.owner is None
+        or kept.dim() != 3
+        or vector.round >= len(kept)
+        or vector.owner >= kept.shape[1]
+    ):
         return None
     value = kept[vector.round, vector.owner]
     return None if bool(value.isnan().any()) else value

@@ -46,9 +46,13 @@ def _bare(case: Case, relations: Relations, nodes: list[int]) -> Iterator[Pitfal
         except LeakauditError:
             continue
         if leaking:
-            some = ", ".join(map(str, leaking[:SHOWN])) + (f" and {len(leaking) - SHOWN} more" if len(leaking) > SHOWN else "")
+            some = ", ".join(map(str, leaking[:SHOWN])) + (
+                f" and {len(leaking) - SHOWN} more" if len(leaking) > SHOWN else ""
+            )
             says = f"the protocol draws noise, and {some} of node {node} can be computed without any: mu is infinite"
-            yield Pitfall(6, case.broken, says, {"node": node, "leaking": [str(e) for e in leaking]})
+            yield Pitfall(
+                6, case.broken, says, {"node": node, "leaking": [str(e) for e in leaking]}
+            )
             return
 
 
@@ -56,9 +60,14 @@ def _listeners(case: Case, relations: Relations, nodes: list[int]) -> Iterator[P
     """Compare an outsider on all wires with the same and one neighbour, which knows its own noise and hears secure messages."""
     for node in nodes:
         found = dict[str, float]()
-        for name, who in (("outsider", Adversary()), ("neighbour", Adversary(corrupt=frozenset(case.trace.graph.neighbours[node][:1])))):
+        for name, who in (
+            ("outsider", Adversary()),
+            ("neighbour", Adversary(corrupt=frozenset(case.trace.graph.neighbours[node][:1]))),
+        ):
             try:
-                found[name] = account(know(relations, who), relations.gradients(node), 1.0, certify=False).attained
+                found[name] = account(
+                    know(relations, who), relations.gradients(node), 1.0, certify=False
+                ).attained
             except LeakauditError:
                 break
         if len(found) == 2 and found["neighbour"] > found["outsider"] * MORE:
@@ -67,7 +76,12 @@ def _listeners(case: Case, relations: Relations, nodes: list[int]) -> Iterator[P
                 f"what node {node} sends has mu {found['outsider']:.4g} to an outsider on all wires and {found['neighbour']:.4g} with "
                 f"neighbour {near}, at sensitivity 1 over {relations.round} rounds: one epsilon of the protocol does not exist"
             )
-            yield Pitfall(4, Verdict.UNCLAIMED, says, {"node": node, "neighbour": near, **{f"mu_{k}": v for k, v in found.items()}})
+            yield Pitfall(
+                4,
+                Verdict.UNCLAIMED,
+                says,
+                {"node": node, "neighbour": near, **{f"mu_{k}": v for k, v in found.items()}},
+            )
             return
 
 
@@ -79,7 +93,12 @@ def _pairs(case: Case, relations: Relations) -> Iterator[Pitfall]:
     claim = min(pairs, key=lambda c: c.epsilon or 0.0)
     node = claim.pair[1] if claim.pair else 0
     try:
-        mu = account(know(relations, Adversary()), relations.gradients(node), claim.sensitivity or 0.0, certify=False).attained
+        mu = account(
+            know(relations, Adversary()),
+            relations.gradients(node),
+            claim.sensitivity or 0.0,
+            certify=False,
+        ).attained
     except LeakauditError:
         return
     if (total := gaussian.epsilon(claim.delta or 0.0, mu)) > (claim.epsilon or 0.0) * MORE:
@@ -87,4 +106,6 @@ def _pairs(case: Case, relations: Relations) -> Iterator[Pitfall]:
             f"{claim.source} promises epsilon {claim.epsilon:.4g} of what one node sees of node {node}; an outsider on all wires has "
             f"{total:.4g} over {relations.round} rounds, of which it says nothing"
         )
-        yield Pitfall(4, Verdict.UNCLAIMED, says, {"node": node, "claimed": claim.epsilon, "outsider": total})
+        yield Pitfall(
+            4, Verdict.UNCLAIMED, says, {"node": node, "claimed": claim.epsilon, "outsider": total}
+        )

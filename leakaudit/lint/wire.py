@@ -17,7 +17,10 @@ from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
 
 LEVEL = 1e-5  # chance of a false alarm
-WIDE, DISTINCT = 256, 0.5  # coordinates from which on distinct values are counted, and their least share under continuous noise
+WIDE, DISTINCT = (
+    256,
+    0.5,
+)  # coordinates from which on distinct values are counted, and their least share under continuous noise
 LOOKED, PART = 64, 1 << 16  # payloads that are looked at, and how much of one
 Key = tuple[int, int, int, str]
 
@@ -50,7 +53,10 @@ def _undeclared(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
     allowed = set[Key]()
     for v in case.relations.vectors:
         if v.kind == "message" and v.owner is not None:
-            allowed |= {(v.round, v.owner, j, v.name) for j in (range(case.trace.graph.nodes) if v.dst is None else v.dst)}
+            allowed |= {
+                (v.round, v.owner, j, v.name)
+                for j in (range(case.trace.graph.nodes) if v.dst is None else v.dst)
+            }
     extra = sorted(key for key in sent if key not in allowed and key[0] <= case.relations.round)
     if extra:
         t, i, j, kind = extra[0]
@@ -58,16 +64,19 @@ def _undeclared(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
             f"{len(extra)} of {len(sent)} messages are not of the declared protocol; the first is {kind!r} {i} -> {j} in round {t}: "
             "participation, schedule or rounds are not as declared"
         )
-        yield Pitfall(7, case.broken, says, {"undeclared": len(extra), "messages": len(sent), "first": [t, i, j, kind]})
+        yield Pitfall(
+            7,
+            case.broken,
+            says,
+            {"undeclared": len(extra), "messages": len(sent), "first": [t, i, j, kind]},
+        )
 
 
 def _twice(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
     again = sorted(key for key, count in sent.items() if count > 1)
     if again:
         t, i, j, kind = again[0]
-        says = (
-            f"{len(again)} messages were sent more than once, the first is {kind!r} {i} -> {j} in round {t}: each is a release of its own"
-        )
+        says = f"{len(again)} messages were sent more than once, the first is {kind!r} {i} -> {j} in round {t}: each is a release of its own"
         yield Pitfall(1, case.broken, says, {"repeated": len(again), "first": [t, i, j, kind]})
 
 
@@ -88,7 +97,15 @@ def _participation(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
                 f"{max(counts)} of {n} nodes take part in a round; without that credit it is {costs.all:.4g}"
             )
             yield Pitfall(
-                7, Verdict.UNSUPPORTED, says, {"rate": rate, "claimed": claim.epsilon, "epsilon": costs.all, "participants": counts}
+                7,
+                Verdict.UNSUPPORTED,
+                says,
+                {
+                    "rate": rate,
+                    "claimed": claim.epsilon,
+                    "epsilon": costs.all,
+                    "participants": counts,
+                },
             )
     alike = float(np.sum(binom.pmf(np.arange(n + 1), n, rate) ** len(counts)))
     if len(set(counts)) == 1 and alike < LEVEL:
@@ -96,7 +113,12 @@ def _participation(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
             f"{counts[0]} of {n} nodes take part in each of {len(counts)} rounds; Poisson sampling at rate {rate:g} gives equal numbers "
             f"with chance {alike:.1g}"
         )
-        yield Pitfall(9, Verdict.REFUTED if case.claims else Verdict.UNCLAIMED, says, {"participants": counts[0], "chance": alike})
+        yield Pitfall(
+            9,
+            Verdict.REFUTED if case.claims else Verdict.UNCLAIMED,
+            says,
+            {"participants": counts[0], "chance": alike},
+        )
 
 
 def _coarse(case: Case) -> Iterator[Pitfall]:
@@ -110,11 +132,18 @@ def _coarse(case: Case) -> Iterator[Pitfall]:
     for m in case.trace.messages:
         for at in range(0, len(m), max(1, len(m) // LOOKED)):
             values = m.payload[int(m.row[at])][:PART]
-            if (loud is not None and m.kinds[int(m.kind[at])] not in loud) or bool(values.isnan().any()):
+            if (loud is not None and m.kinds[int(m.kind[at])] not in loud) or bool(
+                values.isnan().any()
+            ):
                 continue
-            if values.numel() >= WIDE and (share := len(values.unique()) / values.numel()) < DISTINCT:
+            if (
+                values.numel() >= WIDE
+                and (share := len(values.unique()) / values.numel()) < DISTINCT
+            ):
                 says = f"a message of {values.numel()} numbers has {share:.1%} distinct ones: no continuous noise is on it"
-                yield Pitfall(10, case.broken, says, {"distinct": share, "coordinates": values.numel()})
+                yield Pitfall(
+                    10, case.broken, says, {"distinct": share, "coordinates": values.numel()}
+                )
                 return
 
 
@@ -124,7 +153,11 @@ def _loud(case: Case) -> frozenset[str] | None:
         return None
     vectors, relations = case.relations.vectors, case.relations.relations
     made = case.relations.sent.items()
-    return frozenset(vectors[k].name for k, r in made if any(vectors[j].kind == "noise" for j in relations[r].terms))
+    return frozenset(
+        vectors[k].name
+        for k, r in made
+        if any(vectors[j].kind == "noise" for j in relations[r].terms)
+    )
 
 
 def _equal(case: Case) -> Iterator[Pitfall]:
@@ -137,7 +170,10 @@ def _equal(case: Case) -> Iterator[Pitfall]:
             payload, key = m.payload[row], (int(m.round[at]), int(m.src[at]))
             if not bool(payload.any()) or payload.numel() < 2:
                 continue
-            other = seen.setdefault(hashlib.blake2b(payload.contiguous().view(torch.uint8).numpy().tobytes()).digest(), key)
+            other = seen.setdefault(
+                hashlib.blake2b(payload.contiguous().view(torch.uint8).numpy().tobytes()).digest(),
+                key,
+            )
             if other != key:
                 where = f"round {other[0]} of node {other[1]}"
                 says = f"round {key[0]} of node {key[1]} repeats the message of {where} bit for bit, noise included"

@@ -18,7 +18,15 @@
 from leakaudit.relations.account import Bound, account
 from leakaudit.relations.checks import Residuals, consistent, residuals
 from leakaudit.relations.declare import Relation, Relations
-from leakaudit.relations.determine import Generic, determined, determined_each, explain, generic, is_determined, rank
+from leakaudit.relations.determine import (
+    Generic,
+    determined,
+    determined_each,
+    explain,
+    generic,
+    is_determined,
+    rank,
+)
 from leakaudit.relations.drift import Drift, drift
 from leakaudit.relations.estimate import Estimate, estimate, recorded
 from leakaudit.relations.expression import Expression, Form, Number, Vector, decimal, exact

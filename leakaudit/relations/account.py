@@ -50,7 +50,13 @@ class Bound:
     fisher: Array | None
 
 
-def account(knowledge: Knowledge, targets: Sequence[Expression], sensitivity: float | Sequence[float], *, certify: bool = True) -> Bound:
+def account(
+    knowledge: Knowledge,
+    targets: Sequence[Expression],
+    sensitivity: float | Sequence[float],
+    *,
+    certify: bool = True,
+) -> Bound:
     """Return the exact mu of a view for one node's targets, each of which changes by at most its sensitivity in Euclidean norm.
 
     Give the knowledge of the whole network: a part of the relations would not bound anything. certify=False leaves the
@@ -87,15 +93,27 @@ def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Array:
     for at in range(0, len(own), AT_ONCE):  # fewer right sides at once stay in faster memory
         hidden = -s.flat[:, own[at : at + AT_ONCE]].toarray()
         nothing = np.zeros((len(states), hidden.shape[1]))
-        e[:, at : at + AT_ONCE], _ = solve(noise, flat, nothing, hidden, lambda: spanning(knowledge, [knowledge.flat[j] for j in states]))
+        e[:, at : at + AT_ONCE], _ = solve(
+            noise,
+            flat,
+            nothing,
+            hidden,
+            lambda: spanning(knowledge, [knowledge.flat[j] for j in states]),
+        )
     return np.asarray(e.T @ e / scale**2)
 
 
 def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[float]) -> Array:
     """Return one sensitivity a target (T,). Raises LeakauditError where they are not finite, negative, or of another number."""
-    limits = np.full(len(targets), sensitivity, float) if isinstance(sensitivity, int | float) else np.array(sensitivity, float)
+    limits = (
+        np.full(len(targets), sensitivity, float)
+        if isinstance(sensitivity, int | float)
+        else np.array(sensitivity, float)
+    )
     if len(limits) != len(targets) or not (np.isfinite(limits) & (limits >= 0)).all():
-        raise LeakauditError(f"expected one finite sensitivity >= 0 for each of {len(targets)} targets, got {sensitivity}")
+        raise LeakauditError(
+            f"expected one finite sensitivity >= 0 for each of {len(targets)} targets, got {sensitivity}"
+        )
     return limits
 
 
@@ -105,13 +123,22 @@ def worst_case(knowledge: Knowledge, targets: Sequence[Expression]) -> tuple[Kno
     Outputs of nonlinear steps that this view determines are post-processing: known. Raises LeakauditError for what `account` refuses.
     """
     vectors, wanted = knowledge.declared.vectors, {t.vector for t in targets}
-    if len({vectors[k].owner for k in wanted}) != 1 or len(wanted) < len(targets) or not {vectors[k].kind for k in wanted} <= SECRET:
+    if (
+        len({vectors[k].owner for k in wanted}) != 1
+        or len(wanted) < len(targets)
+        or not {vectors[k].kind for k in wanted} <= SECRET
+    ):
         raise LeakauditError("account: expected secrets or gradients of one node, each once")
     if known := sorted(wanted & knowledge.known):
-        raise LeakauditError(f"account: this adversary knows {vectors[known[0]].label}; there is nothing to bound")
+        raise LeakauditError(
+            f"account: this adversary knows {vectors[known[0]].label}; there is nothing to bound"
+        )
     _no_prior(knowledge, wanted)
     others = {k for k, v in enumerate(vectors) if v.kind in SECRET} - wanted
-    worst, outs = replace(knowledge, known=knowledge.known | others), knowledge.declared.opaques.keys()
+    worst, outs = (
+        replace(knowledge, known=knowledge.known | others),
+        knowledge.declared.opaques.keys(),
+    )
     view = _reaching(worst)
     _post_processing(worst, view.used & outs)
     return replace(worst, known=worst.known | outs), replace(view, known=worst.known | outs)
@@ -147,19 +174,25 @@ def _post_processing(worst: Knowledge, outs: Collection[int]) -> None:
         for part in worst.declared.opaques[out]:
             if not past.holds(part):
                 label = worst.declared.vectors[out].label
-                raise LeakauditError(f"account: {label} is a nonlinear function of {part}, which this view does not determine")
+                raise LeakauditError(
+                    f"account: {label} is a nonlinear function of {part}, which this view does not determine"
+                )
 
 
 def _no_prior(knowledge: Knowledge, wanted: Collection[int]) -> None:
     """Raise LeakauditError where relations tie targets to each other or to noise without any message."""
     vectors, prime, rows = knowledge.declared.vectors, PRIMES[0], Staircase(PRIMES[0])
-    first = [v.kind in DEFINED for v in vectors]  # states and messages last, so that definitions cost nothing
+    first = [
+        v.kind in DEFINED for v in vectors
+    ]  # states and messages last, so that definitions cost nothing
     for r in knowledge.relations:
         rows.add({k + len(vectors) * first[k]: residue(v, prime) for k, v in r.terms.items()})
     for row in (row for column, row in rows.pivots.items() if column < len(vectors)):
         if any(k in wanted for k in row) and not any(vectors[k].kind == "public" for k in row):
             names = ", ".join(vectors[k].label for k in sorted(row))
-            raise LeakauditError(f"account: a relation between {names} alone is a prior, which a worst case does not have; leave it out")
+            raise LeakauditError(
+                f"account: a relation between {names} alone is a prior, which a worst case does not have; leave it out"
+            )
 
 
 def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
@@ -170,7 +203,10 @@ def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
     vectors, prime = worst.declared.vectors, PRIMES[0]
     if all(vectors[k].law == "gaussian" for k in worst.noise):
         return
-    rows = ({k: residue(v, prime) for k, v in r.terms.items() if k not in worst.known} for r in worst.relations)
+    rows = (
+        {k: residue(v, prime) for k, v in r.terms.items() if k not in worst.known}
+        for r in worst.relations
+    )
     targets = [t.vector for t in moving]
     left = eliminate(rows, (k for k in worst.flat if k not in targets), prime)
     seen, rows_left = set(targets), echelon(left, [*worst.noise, *targets], prime)

@@ -41,7 +41,9 @@ class Past:
         return {k: residue(v, PRIMES[0]) for k, v in form.terms.items() if k not in self.known}
 
 
-def certificates(worst: Knowledge, targets: Sequence[Expression], others: Collection[int]) -> tuple[int, ...]:
+def certificates(
+    worst: Knowledge, targets: Sequence[Expression], others: Collection[int]
+) -> tuple[int, ...]:
     """Return the certificate of every target, from the relations declared before each gradient.
 
     worst: all secrets but the targets are known. others: gradients that are no targets and reach the view; one whose point is no

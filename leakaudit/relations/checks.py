@@ -28,7 +28,9 @@ def consistent(declared: Relations) -> None:
     """
     vectors, prime = declared.vectors, PRIMES[0]
     rows = [{k: residue(v, prime) for k, v in r.terms.items()} for r in declared.relations]
-    for row in eliminate(rows, (k for k, v in enumerate(vectors) if v.kind in ("state", "message")), prime):
+    for row in eliminate(
+        rows, (k for k, v in enumerate(vectors) if v.kind in ("state", "message")), prime
+    ):
         kinds = {vectors[k].kind for k in row}
         if "public" in kinds or kinds >= {"noise", "secret"} or kinds >= {"noise", "gradient"}:
             continue
@@ -37,7 +39,9 @@ def consistent(declared: Relations) -> None:
         what = ", ".join(vectors[k].label for k in sorted(row))
         if short := {k: v for k, v in terms.items() if v is not None}:
             what = f"{Expression(vectors, short)} = 0" if len(short) == len(terms) else what
-        raise LeakauditError(f"contradiction: the relations force {what}, but these vectors are free; a state may be defined twice")
+        raise LeakauditError(
+            f"contradiction: the relations force {what}, but these vectors are free; a state may be defined twice"
+        )
 
 
 @dataclass(frozen=True)
@@ -90,8 +94,14 @@ def residuals(
             values[missing[0]] = _Value(total.value / scale, total.size / abs(scale))
             continue
         error = float(total.value.norm()) / total.size if total.size else 0.0
-        channel = max(abs(float(v)) * declared.vectors[k].std for k, v in known.items() if declared.vectors[k].kind != "noise")
-        allowed = tolerance + (CHANNEL * channel * math.sqrt(len(total.value)) / total.size if total.size else 0.0)
+        channel = max(
+            abs(float(v)) * declared.vectors[k].std
+            for k, v in known.items()
+            if declared.vectors[k].kind != "noise"
+        )
+        allowed = tolerance + (
+            CHANNEL * channel * math.sqrt(len(total.value)) / total.size if total.size else 0.0
+        )
         if not error <= allowed:
             raise LeakauditError(
                 f"round {relation.round}: the relation {relation.text} misses by {error:.1e} of its terms (allowed {allowed:.1e}); "
@@ -101,7 +111,12 @@ def residuals(
     return Residuals(worst, checked, skipped)
 
 
-def _take(declared: Relations, relation: Relation, values: dict[int, _Value], gradient: Callable[[Vector, Tensor], Tensor]) -> None:
+def _take(
+    declared: Relations,
+    relation: Relation,
+    values: dict[int, _Value],
+    gradient: Callable[[Vector, Tensor], Tensor],
+) -> None:
     """Put the gradients of a relation among the values, where the models are known at which they were taken."""
     for k in relation.terms:
         at = declared.points[k].at.terms if k in declared.points and k not in values else {}

@@ -60,7 +60,9 @@ class Relations:
     def rounds(self, count: int) -> Iterator[int]:
         """Iterate over rounds 1 to count; what is declared inside bears the round. A declaration has one such loop."""
         if self._ended or self.round:
-            raise LeakauditError("mixed rounds: a declaration has one rounds(…) loop; put both loops' relations into one")
+            raise LeakauditError(
+                "mixed rounds: a declaration has one rounds(…) loop; put both loops' relations into one"
+            )
         for t in range(1, count + 1):
             self.round = t
             yield t
@@ -70,21 +72,27 @@ class Relations:
         """Return a private vector about which nothing is known beforehand: data, a start value, a dual."""
         return self._new("secret", name, owner, index)
 
-    def grad(self, owner: int, at: Expression, index: int | None = None, name: str = "g") -> Expression:
+    def grad(
+        self, owner: int, at: Expression, index: int | None = None, name: str = "g"
+    ) -> Expression:
         """Return a gradient of the owner's loss, unknown; `at` is the model where it was taken."""
         self._same(at)
         g = self._new("gradient", name, owner, index)
         self.points[g.vector] = Point(at, len(self.relations))
         return g
 
-    def noise(self, name: str, std: float, owner: int, index: int | None = None, *, law: Law = "gaussian") -> Expression:
+    def noise(
+        self, name: str, std: float, owner: int, index: int | None = None, *, law: Law = "gaussian"
+    ) -> Expression:
         """Return fresh noise of standard deviation std per coordinate; use the vector twice where one draw is used twice.
 
         law: what it is drawn from, with mean 0. Estimates need its std alone; `account` prices Gaussian noise and refuses the others.
         """
         what = f"noise {name!r} of node {owner}"
         if not 0 < std < math.inf:
-            raise LeakauditError(f"{what}: expected std > 0 and finite, got {std!r}; leave the noise out where there is none")
+            raise LeakauditError(
+                f"{what}: expected std > 0 and finite, got {std!r}; leave the noise out where there is none"
+            )
         if law not in LAWS:
             raise LeakauditError(f"{what}: expected a law among {', '.join(LAWS)}, got {law!r}")
         return self._new("noise", name, owner, index, std=float(std), law=law)
@@ -93,7 +101,14 @@ class Relations:
         """Return a vector that everybody has."""
         return self._new("public", name, None, index)
 
-    def state(self, name: str, owner: int | None = None, index: int | None = None, *, eq: Form | None = None) -> Expression:
+    def state(
+        self,
+        name: str,
+        owner: int | None = None,
+        index: int | None = None,
+        *,
+        eq: Form | None = None,
+    ) -> Expression:
         """Return a vector that is known through relations alone; `eq` is its definition."""
         if eq is not None:
             self._same(eq)
@@ -106,7 +121,9 @@ class Relations:
         """Declare ``lhs = rhs``; with a noise vector in it, this is a prior."""
         difference = lhs - rhs
         if not isinstance(difference, Expression) or not difference.terms:
-            raise LeakauditError(f"round {self.round}: the relation {lhs} = {rhs} ties nothing together; expected two different vectors")
+            raise LeakauditError(
+                f"round {self.round}: the relation {lhs} = {rhs} ties nothing together; expected two different vectors"
+            )
         self._same(difference)
         self.relations.append(Relation(difference.terms, self.round, lhs, rhs))
 
@@ -131,9 +148,15 @@ class Relations:
         to = (dst,) if isinstance(dst, int) else None if dst is None else tuple(dst)
         what = f"round {self.round}: message {name!r} of node {src}"
         if to is not None and (not to or src in to):
-            raise LeakauditError(f"{what} goes to {'itself' if to else 'nobody'}; name another node, or dst=None for everybody")
-        if self.graph and (apart := [j for j in to or () if j not in self.graph.neighbours[self._node(src)]]):
-            raise LeakauditError(f"{what} goes to node {apart[0]}, but they share no edge; node {src} has {self.graph.neighbours[src]}")
+            raise LeakauditError(
+                f"{what} goes to {'itself' if to else 'nobody'}; name another node, or dst=None for everybody"
+            )
+        if self.graph and (
+            apart := [j for j in to or () if j not in self.graph.neighbours[self._node(src)]]
+        ):
+            raise LeakauditError(
+                f"{what} goes to node {apart[0]}, but they share no edge; node {src} has {self.graph.neighbours[src]}"
+            )
         if not isinstance(expr, Expression):
             raise LeakauditError(f"{what} is the number {expr!r}; send a vector")
         if not 0 <= std < math.inf:
@@ -149,12 +172,16 @@ class Relations:
         What is determined or estimated stays a valid lower bound; a mu is given only where the view determines every input.
         """
         if not of or self.vectors[out.vector].kind != "state":
-            raise LeakauditError(f"opaque({out}): expected a state without eq=, and the vectors of=[…] that it is made from")
+            raise LeakauditError(
+                f"opaque({out}): expected a state without eq=, and the vectors of=[…] that it is made from"
+            )
         for part in of:
             self._same(part)
         self.opaques[out.vector] = tuple(of)
 
-    def find(self, name: str, owner: int | None = None, round: int = 0, index: int | None = None) -> Expression:
+    def find(
+        self, name: str, owner: int | None = None, round: int = 0, index: int | None = None
+    ) -> Expression:
         """Return a vector by its name, messages excepted. Raises LeakauditError where it is not declared."""
         wanted = Vector("state", name, owner, round, index)
         if (place := self.place(wanted)) is None:
@@ -178,12 +205,16 @@ class Relations:
             self.vectors.append(later(vector, by))
         return place
 
-    def select(self, kind: Kind | None = None, owner: int | None = None, name: str | None = None) -> list[Expression]:
+    def select(
+        self, kind: Kind | None = None, owner: int | None = None, name: str | None = None
+    ) -> list[Expression]:
         """Return all vectors of a kind, an owner and a name, in the order of declaration."""
         return [
             self._form(k)
             for k, v in enumerate(self.vectors)
-            if kind in (None, v.kind) and (owner is None or v.owner == owner) and name in (None, v.name)
+            if kind in (None, v.kind)
+            and (owner is None or v.owner == owner)
+            and name in (None, v.name)
         ]
 
     def gradients(self, node: int) -> list[Expression]:
@@ -210,21 +241,38 @@ class Relations:
         secure: bool = False,
         law: Law = "gaussian",
     ) -> Expression:
-        vector = Vector(kind, name, None if owner is None else self._node(owner), self.round, index, std, dst, secure, law)
+        vector = Vector(
+            kind,
+            name,
+            None if owner is None else self._node(owner),
+            self.round,
+            index,
+            std,
+            dst,
+            secure,
+            law,
+        )
         if self.place(vector) is not None:
-            raise LeakauditError(f"{vector.label} is declared twice; reuse the first, or tell them apart by name or index=")
+            raise LeakauditError(
+                f"{vector.label} is declared twice; reuse the first, or tell them apart by name or index="
+            )
         self._places[self._key(vector)] = len(self.vectors)
         self.vectors.append(vector)
         return self._form(len(self.vectors) - 1)
 
     def _node(self, node: int) -> int:
         if node < 0 or (self.graph and node >= self.graph.nodes):
-            raise LeakauditError(f"there is no node {node}" + (f": the graph has nodes 0 to {self.graph.nodes - 1}" if self.graph else ""))
+            raise LeakauditError(
+                f"there is no node {node}"
+                + (f": the graph has nodes 0 to {self.graph.nodes - 1}" if self.graph else "")
+            )
         return node
 
     def _same(self, form: Form) -> None:
         if isinstance(form, Expression) and form.home is not self.vectors:
-            raise LeakauditError(f"{form} is used before it exists here: it belongs to another declaration")
+            raise LeakauditError(
+                f"{form} is used before it exists here: it belongs to another declaration"
+            )
 
 
 def later(vector: Vector, by: int) -> Vector:

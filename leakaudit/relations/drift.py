@@ -33,7 +33,12 @@ class Drift:
     mu: float
 
 
-def drift(knowledge: Knowledge, targets: Sequence[Expression], sensitivity: float | Sequence[float], smoothness: float) -> Drift:
+def drift(
+    knowledge: Knowledge,
+    targets: Sequence[Expression],
+    sensitivity: float | Sequence[float],
+    smoothness: float,
+) -> Drift:
     """Bound how one changed record moves all gradients of its node, for losses whose gradients are Lipschitz.
 
     sensitivity: of each gradient at the same point, 0 where the record takes no part. smoothness: Lipschitz constant L >= 0 of the
@@ -42,15 +47,27 @@ def drift(knowledge: Knowledge, targets: Sequence[Expression], sensitivity: floa
     """
     same_point = sensitivities(targets, sensitivity)
     if not 0 <= smoothness < math.inf:
-        raise LeakauditError(f"drift: expected a smoothness >= 0, the Lipschitz constant of the gradients, got {smoothness}")
+        raise LeakauditError(
+            f"drift: expected a smoothness >= 0, the Lipschitz constant of the gradients, got {smoothness}"
+        )
     worst, view = worst_case(knowledge, targets)
-    moves = _moved(worst, view.used, dict(zip((t.vector for t in targets), same_point.tolist(), strict=True)), smoothness)
+    moves = _moved(
+        worst,
+        view.used,
+        dict(zip((t.vector for t in targets), same_point.tolist(), strict=True)),
+        smoothness,
+    )
     limits = tuple(moves.of({t.vector: Fraction(1)}) or 0.0 for t in targets)
-    if determined(view, [t for t, limit in zip(targets, limits, strict=True) if limit and t.vector in view.used]):
+    if determined(
+        view,
+        [t for t, limit in zip(targets, limits, strict=True) if limit and t.vector in view.used],
+    ):
         return Drift(limits, math.inf)
     gaussian(view, targets)
     hidden = [(moves.of({k: Fraction(1)}), view.declared.vectors[k].std) for k in view.noise]
-    return Drift(limits, math.sqrt(sum((math.inf if s is None else s / std) ** 2 for s, std in hidden)))
+    return Drift(
+        limits, math.sqrt(sum((math.inf if s is None else s / std) ** 2 for s, std in hidden))
+    )
 
 
 class _Moves:
@@ -64,8 +81,14 @@ class _Moves:
 
     def of(self, terms: Mapping[int, Fraction]) -> float | None:
         """Return the bound of a form, None where one of its vectors has none."""
-        sizes = [(abs(float(c)), self.bound.get(k)) for k, c in terms.items() if k not in self.known]
-        return math.fsum(c * s for c, s in sizes if s is not None) if all(s is not None for _, s in sizes) else None
+        sizes = [
+            (abs(float(c)), self.bound.get(k)) for k, c in terms.items() if k not in self.known
+        ]
+        return (
+            math.fsum(c * s for c, s in sizes if s is not None)
+            if all(s is not None for _, s in sizes)
+            else None
+        )
 
     def settle(self, vector: int, bound: float) -> None:
         """Set a bound, and those that follow from it."""
@@ -74,7 +97,11 @@ class _Moves:
             k, size = todo.pop()
             self.bound[k] = size
             todo += [new for terms in self.waiting.pop(k, ()) for new in self._follows(terms)]
-            for out in [out for out, parts in self.pending.items() if all(self.of(part.terms) == 0 for part in parts)]:
+            for out in [
+                out
+                for out, parts in self.pending.items()
+                if all(self.of(part.terms) == 0 for part in parts)
+            ]:
                 del self.pending[out]
                 todo.append((out, 0.0))
 
@@ -93,7 +120,9 @@ class _Moves:
         return []
 
 
-def _moved(worst: Knowledge, reached: frozenset[int], same_point: Mapping[int, float], smoothness: float) -> _Moves:
+def _moved(
+    worst: Knowledge, reached: frozenset[int], same_point: Mapping[int, float], smoothness: float
+) -> _Moves:
     """Go through the declaration in time; every gradient's point must be bounded by the relations before it."""
     vectors, points, moves, at = worst.declared.vectors, worst.declared.points, _Moves(worst), 0
     for k in sorted(same_point.keys() | (points.keys() & reached)):
@@ -103,9 +132,13 @@ def _moved(worst: Knowledge, reached: frozenset[int], same_point: Mapping[int, f
         moved = moves.of(points[k].at.terms) if k in points else 0.0
         if k not in same_point:
             if moved != 0:
-                raise LeakauditError(f"drift: {vectors[k].label} reacts to the change and is no target; name all gradients of one node")
+                raise LeakauditError(
+                    f"drift: {vectors[k].label} reacts to the change and is no target; name all gradients of one node"
+                )
         elif moved is None:
-            raise LeakauditError(f"drift: what is seen before {vectors[k].label} and the node's own past do not bound where it was taken")
+            raise LeakauditError(
+                f"drift: what is seen before {vectors[k].label} and the node's own past do not bound where it was taken"
+            )
         else:
             moves.settle(k, same_point[k] + smoothness * moved)
     for relation in worst.relations[at:]:

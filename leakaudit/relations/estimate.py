@@ -57,9 +57,15 @@ class Estimate:
                 continue
             value = fetch(self.vectors[k])
             if out is None:
-                out = torch.zeros(len(weights), value.shape[-1], dtype=torch.float64, device=value.device)
+                out = torch.zeros(
+                    len(weights), value.shape[-1], dtype=torch.float64, device=value.device
+                )
             if channel in running:
-                value = sums[channel] = sums[channel].add_(value) if channel in sums else value.to(torch.float64, copy=True)
+                value = sums[channel] = (
+                    sums[channel].add_(value)
+                    if channel in sums
+                    else value.to(torch.float64, copy=True)
+                )
             for row in weights[:, k].nonzero()[0]:
                 out[row].add_(value, alpha=float(weights[row, k]))
         if out is None:
@@ -88,7 +94,9 @@ def _on_sums(vectors: tuple[Vector, ...], weights: Array) -> tuple[Array, frozen
     return weights, frozenset(running)
 
 
-def estimate(knowledge: Knowledge, combinations: Sequence[Expression], *, rounding: Rounding = 1e-7) -> Estimate:
+def estimate(
+    knowledge: Knowledge, combinations: Sequence[Expression], *, rounding: Rounding = 1e-7
+) -> Estimate:
     """Return the best linear unbiased estimate of every combination of unknown vectors.
 
     rounding: standard deviation of the rounding of a recorded message, such as 3e-8 times its size in float32, for all or by
@@ -98,24 +106,36 @@ def estimate(knowledge: Knowledge, combinations: Sequence[Expression], *, roundi
     sizes = [rounding] if isinstance(rounding, int | float) else list(rounding.values())
     if min(sizes, default=0.0) < 0:
         raise LeakauditError(f"rounding: expected a standard deviation >= 0, got {min(sizes)}")
-    loudest = max((knowledge.declared.vectors[k].std for k in knowledge.noise), default=max(sizes, default=0.0)) or 1.0
+    loudest = (
+        max(
+            (knowledge.declared.vectors[k].std for k in knowledge.noise),
+            default=max(sizes, default=0.0),
+        )
+        or 1.0
+    )
     s = system(knowledge, rounding, FLOOR * loudest)
     wanted = np.zeros((len(s.columns), len(combinations)))
     for at, combination in enumerate(combinations):
         for k, v in combination.terms.items():
             if k not in s.columns:
-                raise LeakauditError(f"{combination}: {knowledge.declared.vectors[k].label} is known, is noise, or occurs in no relation")
+                raise LeakauditError(
+                    f"{combination}: {knowledge.declared.vectors[k].label} is known, is noise, or occurs in no relation"
+                )
             wanted[s.columns[k], at] = float(v)
     scale = float(np.abs(s.noise.data).max(initial=0)) or 1.0
     nothing = np.zeros((s.flat.shape[0], len(combinations)))
-    _, r = solve(s.noise / scale, s.flat, wanted, nothing, lambda: spanning(knowledge, knowledge.flat))
+    _, r = solve(
+        s.noise / scale, s.flat, wanted, nothing, lambda: spanning(knowledge, knowledge.flat)
+    )
     weights, noise = -(s.seen.T @ r).T, (s.noise.T @ r).T * _true(knowledge, s, rounding)
     weights[np.abs(weights) < NOTHING * np.abs(weights).max(axis=1, keepdims=True, initial=0)] = 0
     used, loud = weights.any(axis=0), noise.any(axis=0)
     sent = np.array([knowledge.declared.vectors[k].kind == "message" for k in s.known], bool)
     return Estimate(
         combinations=tuple(combinations),
-        vectors=tuple(knowledge.declared.vectors[k] for k, keep in zip(s.known, used, strict=True) if keep),
+        vectors=tuple(
+            knowledge.declared.vectors[k] for k, keep in zip(s.known, used, strict=True) if keep
+        ),
         weights=weights[:, used],
         std=np.linalg.norm(noise, axis=1),
         noise=noise[:, loud],
@@ -140,11 +160,23 @@ def recorded(view: View) -> Fetch:
         if vector.kind == "public":
             if vector.name in view.tensors:
                 return view.public(vector.name)[slice(*view.columns)]
-            return torch.full((view.columns[1] - view.columns[0],), float(view.constant(vector.name)), dtype=torch.float64)
+            return torch.full(
+                (view.columns[1] - view.columns[0],),
+                float(view.constant(vector.name)),
+                dtype=torch.float64,
+            )
         if vector.kind != "message" or vector.owner is None:
-            raise LeakauditError(f"{vector.label} is not recorded in a trace; build the knowledge with own=False")
-        heard = vector.dst if vector.dst is not None else tuple(j for j in range(view.graph.nodes) if j != vector.owner)
-        to = next((j for j in heard if view.has(vector.round, vector.owner, j, vector.name)), heard[0])
+            raise LeakauditError(
+                f"{vector.label} is not recorded in a trace; build the knowledge with own=False"
+            )
+        heard = (
+            vector.dst
+            if vector.dst is not None
+            else tuple(j for j in range(view.graph.nodes) if j != vector.owner)
+        )
+        to = next(
+            (j for j in heard if view.has(vector.round, vector.owner, j, vector.name)), heard[0]
+        )
         return view.message(vector.round, vector.owner, to, vector.name)
 
     return fetch

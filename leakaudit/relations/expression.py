@@ -11,7 +11,9 @@ from typing import Literal, TypeAlias, get_args
 from leakaudit.errors import LeakauditError
 
 Kind: TypeAlias = Literal["secret", "gradient", "state", "noise", "public", "message"]
-Law: TypeAlias = Literal["gaussian", "laplace", "uniform", "truncated_laplace", "truncated_gaussian"]
+Law: TypeAlias = Literal[
+    "gaussian", "laplace", "uniform", "truncated_laplace", "truncated_gaussian"
+]
 LAWS: tuple[str, ...] = get_args(Law)
 Number: TypeAlias = int | float | str | Fraction
 LARGEST_DENOMINATOR = 10**5
@@ -33,7 +35,9 @@ def exact(value: Number) -> Fraction:
             return Fraction(operator.index(value))
         near = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
-        raise LeakauditError(f"coefficient {value!r}: expected an int, a Fraction, text such as '1/3', or a finite float") from None
+        raise LeakauditError(
+            f"coefficient {value!r}: expected an int, a Fraction, text such as '1/3', or a finite float"
+        ) from None
     if abs(float(near) - value) > 1e-14 * abs(value):
         raise LeakauditError(
             f"coefficient {value!r}: no fraction with denominator <= {LARGEST_DENOMINATOR} is this float; pass a Fraction or '{value!r}'"
@@ -93,10 +97,14 @@ class Expression:
         """Sum; 0 is accepted so that `sum` works."""
         if not isinstance(other, Expression):
             if other != 0:
-                raise LeakauditError(f"cannot add {other!r} to {self}: only vectors of the same declaration add up")
+                raise LeakauditError(
+                    f"cannot add {other!r} to {self}: only vectors of the same declaration add up"
+                )
             return self
         if other.home is not self.home:
-            raise LeakauditError(f"{self} and {other} belong to two declarations; write one protocol into one Relations")
+            raise LeakauditError(
+                f"{self} and {other} belong to two declarations; write one protocol into one Relations"
+            )
         terms = dict(self.terms)
         for k, v in other.terms.items():
             if k not in terms:
@@ -132,7 +140,9 @@ class Expression:
     def __mul__(self, factor: Number) -> Expression:
         """Multiple by an exact number."""
         if isinstance(factor, Expression):
-            raise LeakauditError(f"({self}) * ({factor}) is not linear; declare its result with opaque(…, of=[…])")
+            raise LeakauditError(
+                f"({self}) * ({factor}) is not linear; declare its result with opaque(…, of=[…])"
+            )
         scale = exact(factor)
         return Expression(self.home, {k: v * scale for k, v in self.terms.items()} if scale else {})
 
@@ -146,7 +156,9 @@ class Expression:
 
     def __eq__(self, other: object) -> bool:
         """Whether both are the same form over the same declaration."""
-        return isinstance(other, Expression) and other.home is self.home and other.terms == self.terms
+        return (
+            isinstance(other, Expression) and other.home is self.home and other.terms == self.terms
+        )
 
     def __hash__(self) -> int:
         """Equal forms hash alike."""
@@ -170,4 +182,6 @@ class Expression:
         return next(iter(self.terms))
 
 
-Form: TypeAlias = Expression | int | Fraction  # the only number allowed is 0, which `sum` begins with
+Form: TypeAlias = (
+    Expression | int | Fraction
+)  # the only number allowed is 0, which `sum` begins with

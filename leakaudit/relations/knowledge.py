@@ -38,12 +38,16 @@ class Knowledge:
     @cached_property
     def flat(self) -> list[int]:
         """Unknown vectors without a prior (F), in the order of declaration."""
-        return [k for k in sorted(self.used - self.known) if self.declared.vectors[k].kind != "noise"]
+        return [
+            k for k in sorted(self.used - self.known) if self.declared.vectors[k].kind != "noise"
+        ]
 
     @cached_property
     def noise(self) -> list[int]:
         """Unknown noise (B), in the order of declaration."""
-        return [k for k in sorted(self.used - self.known) if self.declared.vectors[k].kind == "noise"]
+        return [
+            k for k in sorted(self.used - self.known) if self.declared.vectors[k].kind == "noise"
+        ]
 
     def also(self, vectors: Iterable[Expression]) -> Knowledge:
         """Add vectors to what is known."""
@@ -51,7 +55,9 @@ class Knowledge:
 
     def within(self, rounds: range) -> Knowledge:
         """Use only the relations of these rounds."""
-        return replace(self, rows=tuple(r for r in self.rows if self.declared.relations[r].round in rounds))
+        return replace(
+            self, rows=tuple(r for r in self.rows if self.declared.relations[r].round in rounds)
+        )
 
     def before(self, gradient: Expression) -> Knowledge:
         """Use only the relations that were declared before this gradient."""
@@ -64,13 +70,18 @@ class Knowledge:
         touched = {r for node in nodes for k in by_owner[node] for r in by_vector[k]}
         around = {k for r in touched for k in relations[r].terms if k not in self.known}
         beside = {r for k in around for r in by_vector[k]}
-        rows = (r for r in beside if all(k in around or k in self.known for k in relations[r].terms))
+        rows = (
+            r for r in beside if all(k in around or k in self.known for k in relations[r].terms)
+        )
         return replace(self, rows=tuple(sorted(rows)))
 
     @cached_property
     def _index(self) -> tuple[dict[int | None, list[int]], dict[int, list[int]]]:
         """Unknown vectors in use by owner, and rows by unknown vector."""
-        by_owner, by_vector = defaultdict[int | None, list[int]](list), defaultdict[int, list[int]](list)
+        by_owner, by_vector = (
+            defaultdict[int | None, list[int]](list),
+            defaultdict[int, list[int]](list),
+        )
         for r in self.rows:
             for k in self.declared.relations[r].terms:
                 if k not in self.known:
@@ -87,8 +98,12 @@ def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Know
     it `knows` by name; with own=True all vectors of corrupt nodes. Nothing of a round after the window. own=False leaves what a
     recorded trace holds.
     """
-    if declared.graph and (missing := [n for n in sorted(adversary.corrupt) if n >= declared.graph.nodes]):
-        raise LeakauditError(f"there is no node {missing[0]}: the graph has nodes 0 to {declared.graph.nodes - 1}")
+    if declared.graph and (
+        missing := [n for n in sorted(adversary.corrupt) if n >= declared.graph.nodes]
+    ):
+        raise LeakauditError(
+            f"there is no node {missing[0]}: the graph has nodes 0 to {declared.graph.nodes - 1}"
+        )
     known = frozenset(k for k, v in enumerate(declared.vectors) if _knows(adversary, v, own))
     return Knowledge(declared, known, tuple(range(len(declared.relations))))
 
@@ -106,8 +121,14 @@ def _knows(adversary: Adversary, vector: Vector, own: bool) -> bool:
 
 def _hears(adversary: Adversary, message: Vector) -> bool:
     src, dst = message.owner, message.dst
-    if src in adversary.corrupt or (adversary.corrupt and (dst is None or not adversary.corrupt.isdisjoint(dst))):
+    if src in adversary.corrupt or (
+        adversary.corrupt and (dst is None or not adversary.corrupt.isdisjoint(dst))
+    ):
         return True
     if message.secure:
         return False
-    return dst is None or adversary.hears == "all" or any((src, j) in adversary.hears for j in dst if adversary.hears != "none")
+    return (
+        dst is None
+        or adversary.hears == "all"
+        or any((src, j) in adversary.hears for j in dst if adversary.hears != "none")
+    )

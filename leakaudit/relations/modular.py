@@ -12,7 +12,11 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 Row = dict[int, int]
-PRIMES = (2**61 - 1, 2**521 - 1, 2**4423 - 1)  # ranks take the first; a formula whose rationals are longer, the next
+PRIMES = (
+    2**61 - 1,
+    2**521 - 1,
+    2**4423 - 1,
+)  # ranks take the first; a formula whose rationals are longer, the next
 SLACK = 28  # bits: a residue that is no short rational passes for one with a chance of 2**-28
 
 
@@ -171,11 +175,15 @@ def echelon(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
     """Return the reduced row echelon form in the given order of columns; other columns must be absent."""
     left, done = list(rows), list[Row]()
     for column in order:
-        at = min((i for i, r in enumerate(left) if column in r), key=lambda i: len(left[i]), default=None)
+        at = min(
+            (i for i, r in enumerate(left) if column in r), key=lambda i: len(left[i]), default=None
+        )
         if at is None:
             continue
         pivot = normal(left.pop(at), column, prime)
-        left = [new for r in left if (new := subtract(r, pivot, column, prime) if column in r else r)]
+        left = [
+            new for r in left if (new := subtract(r, pivot, column, prime) if column in r else r)
+        ]
         done = [subtract(r, pivot, column, prime) if column in r else r for r in done] + [pivot]
     return done
 
@@ -197,4 +205,7 @@ def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[
         (begin, longer), shorter = sorted((ends[end], new), key=lambda pair: pair[0])
         ends[end] = shorter
         todo.append((begin, subtract(longer, normal(shorter[1], end, prime), end, prime)))
-    return [normal(row, order[begin], prime) for begin, row in sorted(ends.values(), key=lambda pair: pair[0])]
+    return [
+        normal(row, order[begin], prime)
+        for begin, row in sorted(ends.values(), key=lambda pair: pair[0])
+    ]

@@ -29,7 +29,9 @@ from leakaudit.relations.semidefinite import supremum
 HEARD = ("message", "public")
 OWN = ("gradient", "secret", "state", "noise")
 PATTERNS = 256  # choices of batches that are tried one by one
-Turns = Sequence[Sequence[Collection[int]]]  # one block an epoch; the gradients that a record can enter in it, one choice each
+Turns = Sequence[
+    Sequence[Collection[int]]
+]  # one block an epoch; the gradients that a record can enter in it, one choice each
 
 
 def alone(declared: Relations, node: int) -> Knowledge | None:
@@ -59,7 +61,9 @@ def alone(declared: Relations, node: int) -> Knowledge | None:
     return Knowledge(declared, known, tuple(rows))
 
 
-def with_models(knowledge: Knowledge, targets: Sequence[Expression], certificate: Sequence[int], below: int) -> Knowledge | None:
+def with_models(
+    knowledge: Knowledge, targets: Sequence[Expression], certificate: Sequence[int], below: int
+) -> Knowledge | None:
     """Return what is known to one who also sees the models at which targets with a certificate below `below` are taken.
 
     None if that adds nothing, or if one of these models is not one unknown state beside what is known.
@@ -76,7 +80,12 @@ def with_models(knowledge: Knowledge, targets: Sequence[Expression], certificate
     return replace(knowledge, known=knowledge.known | shown) if shown else None
 
 
-def reached(knowledge: Knowledge, targets: Sequence[Expression], enters: Collection[int], curvature: float = 0.0) -> float:
+def reached(
+    knowledge: Knowledge,
+    targets: Sequence[Expression],
+    enters: Collection[int],
+    curvature: float = 0.0,
+) -> float:
     """Return the mu that a record reaches which moves the gradients it enters by one vector of length 1, for quadratic losses.
 
     All nodes' losses have the Hessian `curvature` I: g = curvature x + a constant, so the reaction to the moved model, and to noise
@@ -92,7 +101,11 @@ def reached(knowledge: Knowledge, targets: Sequence[Expression], enters: Collect
     closed.vectors.append(Vector("secret", "moved", owner, 0))
     entered = {targets[at].vector for at in enters}
     bend = decimal(curvature)
-    reacting = [k for k in declared.points if k in wanted or (bend and k in knowledge.used and k not in knowledge.known)]
+    reacting = [
+        k
+        for k in declared.points
+        if k in wanted or (bend and k in knowledge.used and k not in knowledge.known)
+    ]
     for k in reacting:
         closed.vectors[k] = replace(closed.vectors[k], kind="state")
         terms = {k: Fraction(-1)}
@@ -118,7 +131,11 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
     blocks = [[tuple(sorted(some)) for some in choices] for choices in turns if choices]
     size = np.abs(m)
     if math.prod(len(choices) for choices in blocks) <= PATTERNS:
-        return _tried(m, size, [tuple(sorted(itertools.chain(*chosen))) for chosen in itertools.product(*blocks)])
+        return _tried(
+            m,
+            size,
+            [tuple(sorted(itertools.chain(*chosen))) for chosen in itertools.product(*blocks)],
+        )
     best = [max(choices, key=lambda some: _total(m, some, some)) for choices in blocks]
     entered = tuple(sorted(itertools.chain(*best)))
     low = math.sqrt(max(_total(m, entered, entered), 0.0))
@@ -129,7 +146,9 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
     return low, max(low, math.sqrt(total)), entered
 
 
-def _tried(m: Array, size: Array, patterns: Sequence[tuple[int, ...]]) -> tuple[float, float, tuple[int, ...]]:
+def _tried(
+    m: Array, size: Array, patterns: Sequence[tuple[int, ...]]
+) -> tuple[float, float, tuple[int, ...]]:
     """Return what `largest` does, over listed patterns; only those whose sum of |M| is larger than the largest mu are solved."""
     entered = max(patterns, key=lambda some: _total(m, some, some))
     low = high = math.sqrt(max(_total(m, entered, entered), 0.0))

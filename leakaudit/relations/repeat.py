@@ -26,7 +26,11 @@ def steady(declared: Relations, most: int | None = None) -> range:
         rows[r.round].append(r)
     first = last = declared.round
     shape = _shape(declared, rows[last])
-    while first > 1 and (most is None or last - first + 1 < most) and _shape(declared, rows[first - 1]) == shape:
+    while (
+        first > 1
+        and (most is None or last - first + 1 < most)
+        and _shape(declared, rows[first - 1]) == shape
+    ):
         first -= 1
     return range(first, last + 1) if last else range(0)
 
@@ -36,7 +40,12 @@ def _shape(declared: Relations, rows: Iterable[Relation]) -> set[frozenset[tuple
     shape = set[frozenset[tuple[object, ...]]]()
     for r in rows:
         terms = ((declared.vectors[k], c) for k, c in r.terms.items())
-        shape.add(frozenset((_moved(v, -r.round), v.name, v.owner, v.index, v.dst, v.std, v.law, c) for v, c in terms))
+        shape.add(
+            frozenset(
+                (_moved(v, -r.round), v.name, v.owner, v.index, v.dst, v.std, v.law, c)
+                for v, c in terms
+            )
+        )
     return shape
 
 
@@ -48,7 +57,8 @@ def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:
     """
     vectors = tuple(declared.vectors[_place(declared, v, by)] for v in estimate.vectors)
     combinations = tuple(
-        Expression(c.home, {_place(declared, c.home[k], by): v for k, v in c.terms.items()}) for c in estimate.combinations
+        Expression(c.home, {_place(declared, c.home[k], by): v for k, v in c.terms.items()})
+        for c in estimate.combinations
     )
     return replace(estimate, vectors=vectors, combinations=combinations)
 
@@ -61,7 +71,9 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
     """
     last = declared.round - 1
     if len(same) < 3:
-        raise LeakauditError("extend: the last three rounds of this declaration are not alike; declare all rounds that are needed")
+        raise LeakauditError(
+            "extend: the last three rounds of this declaration are not alike; declare all rounds that are needed"
+        )
     by_round = defaultdict[int, list[int]](list)
     for r in sorted(rows):
         by_round[declared.relations[r].round].append(r)
@@ -109,7 +121,9 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
     relation, to = declared.relations[row], places.to
     for k in relation.terms:
         if k in declared.points and places[k] not in to.points:
-            to.points[places[k]] = Point(places.moved(declared.points[k].at.terms), len(to.relations))
+            to.points[places[k]] = Point(
+                places.moved(declared.points[k].at.terms), len(to.relations)
+            )
         if declared.sent.get(k) == row:
             to.sent[places[k]] = len(to.relations)
         if k in declared.opaques:
@@ -125,5 +139,7 @@ def _moved(vector: Vector, by: int) -> tuple[str, int]:
 def _place(declared: Relations, vector: Vector, by: int) -> int:
     place = declared.place(vector, by)
     if place is None:
-        raise LeakauditError(f"{declare.later(vector, by).label} is not declared; the estimate cannot be moved by {by} rounds")
+        raise LeakauditError(
+            f"{declare.later(vector, by).label} is not declared; the estimate cannot be moved by {by} rounds"
+        )
     return place

@@ -23,7 +23,9 @@ def supremum(m: Array, limits: Array) -> tuple[float, float]:
     if n == 0 or float(x.min()) > -NEGATIVE * float(x.max()) or not x.any():
         aligned = math.sqrt(max(float(x.sum()), 0.0))
         return aligned, aligned
-    if (largest := float(x.diagonal().max())) <= 0:  # nothing but rounding: a matrix without a diagonal has no positive part
+    if (
+        largest := float(x.diagonal().max())
+    ) <= 0:  # nothing but rounding: a matrix without a diagonal has no positive part
         return 0.0, math.sqrt(float(np.abs(x).sum()))
     v = _mixed(x, largest)
     y = np.linalg.norm(x @ v, axis=1)

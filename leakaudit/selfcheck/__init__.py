@@ -19,12 +19,31 @@ from leakaudit.selfcheck.estimators import ESTIMATORS, Estimator
 from leakaudit.selfcheck.mechanism import Law, Mechanism, composed
 from leakaudit.trace import Json
 
-__all__ = ["ESTIMATORS", "PLANTED", "TRUE", "Estimator", "Law", "Mechanism", "Row", "check", "composed"]
+__all__ = [
+    "ESTIMATORS",
+    "PLANTED",
+    "TRUE",
+    "Estimator",
+    "Law",
+    "Mechanism",
+    "Row",
+    "check",
+    "composed",
+]
 
-SLACK, POWER, MISS = 1.5, 0.9, 0.05  # a rate of false alarms up to 1.5 alpha, power, and the chance that a limit is wrong
+SLACK, POWER, MISS = (
+    1.5,
+    0.9,
+    0.05,
+)  # a rate of false alarms up to 1.5 alpha, power, and the chance that a limit is wrong
 TRUE = ((0.0, 1), (0.5, 1), (1.0, 1), (2.0, 1), (0.5, 4))  # signal of a round, rounds
 MANY = 10  # rounds of which one is charged
-PLANTED = ("noise halved", "seed re-used", "composition forgotten", "replace-one charged as add/remove")
+PLANTED = (
+    "noise halved",
+    "seed re-used",
+    "composition forgotten",
+    "replace-one charged as add/remove",
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +107,11 @@ class Row:
 
 
 def check(
-    runs: int = 1000, trials: int = 1000, alpha: float = 0.05, seed: int = 0, estimators: Sequence[Estimator] = ESTIMATORS
+    runs: int = 1000,
+    trials: int = 1000,
+    alpha: float = 0.05,
+    seed: int = 0,
+    estimators: Sequence[Estimator] = ESTIMATORS,
 ) -> Iterator[Row]:
     """Yield the rates of every estimator: on true claims first, then on planted mistakes.
 
@@ -96,7 +119,9 @@ def check(
     below 1 or an alpha that is none.
     """
     if not (runs >= 1 and trials >= 1 and 0 < alpha < 1):
-        raise LeakauditError(f"expected runs, trials >= 1 and 0 < alpha < 1, got {runs}, {trials} and {alpha}")
+        raise LeakauditError(
+            f"expected runs, trials >= 1 and 0 < alpha < 1, got {runs}, {trials} and {alpha}"
+        )
     total, done = len(estimators) * (len(TRUE) + len(PLANTED)), 0
     generators = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(total))
 
@@ -104,7 +129,17 @@ def check(
         nonlocal done
         refuted = estimator.refuted(mechanism, claimed, runs, trials, alpha, next(generators))
         step("estimators", done := done + 1, total)
-        return Row(estimator.name, estimator.law, planted, mechanism.rounds, mechanism.known, claimed, refuted, runs, alpha)
+        return Row(
+            estimator.name,
+            estimator.law,
+            planted,
+            mechanism.rounds,
+            mechanism.known,
+            claimed,
+            refuted,
+            runs,
+            alpha,
+        )
 
     for estimator, (signal, rounds) in product(estimators, TRUE):
         honest = Mechanism(estimator.law, signal, rounds)

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from leakaudit.bounds import empirical, onerun, reconstruction
+from leakaudit.bounds import empirical, one_run, reconstruction
 from leakaudit.bounds.approximate import approximate
-from leakaudit.bounds.curves import Adjacency
 from leakaudit.bounds.gaussian import Gdp
+from leakaudit.bounds.guarantee import Adjacency
 from leakaudit.bounds.joint import joint_test
 from leakaudit.selfcheck.mechanism import Law, Mechanism
 
@@ -36,7 +36,15 @@ class Estimator:
     observe: Callable[[Mechanism, int, int, np.random.Generator], Outcomes]
     refutes: Callable[[tuple[int, ...], int, float, float], bool]
 
-    def refuted(self, mechanism: Mechanism, claimed: float, runs: int, trials: int, alpha: float, generator: np.random.Generator) -> int:
+    def refuted(
+        self,
+        mechanism: Mechanism,
+        claimed: float,
+        runs: int,
+        trials: int,
+        alpha: float,
+        generator: np.random.Generator,
+    ) -> int:
         """Return in how many of the runs the claim is refuted."""
         block, total = max(1, AT_ONCE // (2 * trials * mechanism.rounds)), 0
         for at in range(0, runs, block):
@@ -47,19 +55,28 @@ class Estimator:
         return total
 
 
-def _counts(mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator) -> Outcomes:
+def _counts(
+    mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator
+) -> Outcomes:
     """True and false positives of `trials` trials with the record and as many without.
 
     The threshold is fixed beforehand: in the middle for Gaussian noise; at the record's own value for Laplace noise, beyond which the
     likelihood ratio is the largest, e^epsilon.
     """
     absent, present = mechanism.ends
-    level = (absent + present) / 2 if mechanism.law == "gaussian" else absent + (present - absent) * CUT
-    found = [(mechanism.scores(np.full((runs, trials), there), generator) >= level).sum(1) for there in (True, False)]
+    level = (
+        (absent + present) / 2 if mechanism.law == "gaussian" else absent + (present - absent) * CUT
+    )
+    found = [
+        (mechanism.scores(np.full((runs, trials), there), generator) >= level).sum(1)
+        for there in (True, False)
+    ]
     return np.asarray(np.stack(found, 1), np.int64)
 
 
-def _guesses(mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator) -> Outcomes:
+def _guesses(
+    mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator
+) -> Outcomes:
     """Right guesses among the surest half of `trials` canaries of one run, each there by its own fair coin."""
     there = generator.random((runs, trials)) < 0.5
     far = mechanism.scores(there, generator) - sum(mechanism.ends) / 2
@@ -91,15 +108,19 @@ def _mu(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) -> boo
 
 
 def _one_run(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) -> bool:
-    return onerun.p_value(trials, _guessed(trials), seen[0], claimed, 0.0) <= alpha
+    return one_run.p_value(trials, _guessed(trials), seen[0], claimed, 0.0) <= alpha
 
 
 def _one_run_curve(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) -> bool:
-    return onerun.refutes(trials, _guessed(trials), seen[0], Gdp(claimed, Adjacency.ADD_REMOVE), alpha)
+    return one_run.refutes(
+        trials, _guessed(trials), seen[0], Gdp(claimed, Adjacency.ADD_REMOVE), alpha
+    )
 
 
 def _recovery(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) -> bool:
-    return empirical.lower(seen[0], trials, alpha) > reconstruction.success(Gdp(claimed, Adjacency.ADD_REMOVE), KAPPA)
+    return empirical.lower(seen[0], trials, alpha) > reconstruction.success(
+        Gdp(claimed, Adjacency.ADD_REMOVE), KAPPA
+    )
 
 
 ESTIMATORS = (

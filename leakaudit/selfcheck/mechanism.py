@@ -44,7 +44,11 @@ class Mechanism:
         """Return sum_t (-1)^t release_t of independent trials, of the shape of `there`: noise that is used twice cancels."""
         signs = (-1.0) ** np.arange(self.rounds)
         shape = (*there.shape, 1 if self.reused else self.rounds)
-        noise = generator.standard_normal(shape) if self.law == "gaussian" else generator.laplace(size=shape)
+        noise = (
+            generator.standard_normal(shape)
+            if self.law == "gaussian"
+            else generator.laplace(size=shape)
+        )
         absent = -self.signal if self.opposite else 0.0
         moved = np.where(there, self.signal, absent)[..., None] * signs
         return np.asarray((moved + noise) @ signs)

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
-from leakaudit.audit.canary import counted
-from leakaudit.audit.evidence import Canary, OneRun, Successes
-from leakaudit.audit.promise import Promise, detects
-from leakaudit.audit.replays import Replays
+from leakaudit.auditing.canary import counted
+from leakaudit.auditing.evidence import Canary, OneRun, Successes
+from leakaudit.auditing.promise import Promise, detects
+from leakaudit.auditing.replays import Replays
 from leakaudit.bounds import gaussian
 from leakaudit.bounds.empirical import Counts
 from leakaudit.bounds.joint import joint_test, perfect
@@ -41,7 +41,9 @@ def boundary(promise: Promise) -> tuple[Floats, Floats]:
     steep = math.exp(promise.epsilon)
     corner = (1 - promise.delta) / (1 + steep)
     q = np.concatenate([few, 1 - few, corner * np.linspace(0, 2, 401).clip(0, 1 / corner)])
-    return q, np.minimum(np.minimum(steep * q + promise.delta, 1 - (1 - promise.delta - q) / steep), 1.0)
+    return q, np.minimum(
+        np.minimum(steep * q + promise.delta, 1 - (1 - promise.delta - q) / steep), 1.0
+    )
 
 
 class Null:
@@ -71,14 +73,28 @@ def region(promise: Promise, positives: int, negatives: int, alpha: float) -> ND
     return np.arange(positives + 1)[:, None] >= least[None, :]
 
 
-PROMISES = [of_mu(0.0), of_mu(0.3), of_mu(1.0), of_mu(2.0), of_epsilon(0.0), of_epsilon(0.5), of_epsilon(1.0), of_epsilon(2.0, 0.0)]
+PROMISES = [
+    of_mu(0.0),
+    of_mu(0.3),
+    of_mu(1.0),
+    of_mu(2.0),
+    of_epsilon(0.0),
+    of_epsilon(0.5),
+    of_epsilon(1.0),
+    of_epsilon(2.0, 0.0),
+]
 # 150 counted replays of 200, with an even and an uneven draw of who was there; half as many, and twice as many
 USUAL = [(75, 75, 0.05), (75, 75, 0.01), (64, 86, 0.01), (38, 37, 0.05), (150, 150, 0.05)]
 
 
 @pytest.mark.parametrize(("positives", "negatives", "alpha"), USUAL)
-def test_the_level_is_between_six_tenths_of_alpha_and_alpha(positives: int, negatives: int, alpha: float) -> None:
-    levels = [Null(promise, positives, negatives).level(region(promise, positives, negatives, alpha)) for promise in PROMISES]
+def test_the_level_is_between_six_tenths_of_alpha_and_alpha(
+    positives: int, negatives: int, alpha: float
+) -> None:
+    levels = [
+        Null(promise, positives, negatives).level(region(promise, positives, negatives, alpha))
+        for promise in PROMISES
+    ]
     assert max(levels) <= alpha
     assert min(levels) >= 0.6 * alpha, [f"{level:.4f}" for level in levels]
 
@@ -92,24 +108,38 @@ def test_every_p_value_is_one(trials: tuple[int, int], promise: Promise) -> None
         assert null.level(values <= a) <= a
     for alpha in (0.2, 0.05, 0.003):
         assert (region(promise, *trials, alpha) == (values <= alpha)).all()
-    assert (np.diff(values, axis=0) <= 1e-12).all()  # more true positives never speak for the promise
+    assert (
+        np.diff(values, axis=0) <= 1e-12
+    ).all()  # more true positives never speak for the promise
     assert (np.diff(values, axis=1) >= -1e-12).all()
 
 
-def test_random_promises_and_trials_keep_their_level(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_random_promises_and_trials_keep_their_level(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     random = np.random.default_rng(fresh_seed)
     for case in range(fresh_cases(6)):
         positives, negatives = (int(n) for n in random.integers(1, 60, 2))
-        mu, epsilon, delta = random.exponential(1.5), random.exponential(1.5), float(10 ** random.uniform(-9, -0.5))
+        mu, epsilon, delta = (
+            random.exponential(1.5),
+            random.exponential(1.5),
+            float(10 ** random.uniform(-9, -0.5)),
+        )
         promise = of_mu(float(mu)) if case % 2 else of_epsilon(float(epsilon), delta)
         alpha = float(10 ** random.uniform(-4, -0.5))
-        found = Null(promise, positives, negatives).level(region(promise, positives, negatives, alpha))
+        found = Null(promise, positives, negatives).level(
+            region(promise, positives, negatives, alpha)
+        )
         assert found <= alpha, (fresh_seed, case, positives, negatives, promise, alpha, found)
 
 
 @pytest.mark.parametrize("promise", [of_mu(0.5), of_mu(3.0), of_epsilon(1.0), of_epsilon(4.0, 0.0)])
-@pytest.mark.parametrize(("positives", "negatives"), [(1, 1), (20, 30), (400, 90), (100_000, 100_000)])
-def test_a_perfect_attack_has_the_p_value_of_its_definition(promise: Promise, positives: int, negatives: int) -> None:
+@pytest.mark.parametrize(
+    ("positives", "negatives"), [(1, 1), (20, 30), (400, 90), (100_000, 100_000)]
+)
+def test_a_perfect_attack_has_the_p_value_of_its_definition(
+    promise: Promise, positives: int, negatives: int
+) -> None:
     """sup over the boundary of p^n1 (1 - q)^n0, rounded up by no more than a millionth."""
     q, p = boundary(promise)
     with np.errstate(divide="ignore"):
@@ -117,13 +147,20 @@ def test_a_perfect_attack_has_the_p_value_of_its_definition(promise: Promise, po
     found = perfect(promise.guarantee, positives, negatives)
     assert found >= near
     if promise.mu is not None and positives == negatives:
-        assert found == pytest.approx(norm.cdf(promise.mu / 2) ** (2 * positives), rel=1e-6 if positives < 1000 else 0.01)
+        assert found == pytest.approx(
+            norm.cdf(promise.mu / 2) ** (2 * positives), rel=1e-6 if positives < 1000 else 0.01
+        )
     if positives < 1000:
         assert found <= 1.02 * near
 
 
-@pytest.mark.parametrize(("trials", "promise"), [((100, 100), of_mu(0.5)), ((75, 75), of_epsilon(1.0)), ((200, 200), of_mu(1.0))])
-def test_the_power_is_that_of_its_region_at_the_thresholds_that_pilots_choose(trials: tuple[int, int], promise: Promise) -> None:
+@pytest.mark.parametrize(
+    ("trials", "promise"),
+    [((100, 100), of_mu(0.5)), ((75, 75), of_epsilon(1.0)), ((200, 200), of_mu(1.0))],
+)
+def test_the_power_is_that_of_its_region_at_the_thresholds_that_pilots_choose(
+    trials: tuple[int, int], promise: Promise
+) -> None:
     """No power exceeds that of the best threshold, and the choice of a pilot costs little of it: summed over all outcomes."""
     alpha = 0.05
     evidence = Canary(Counts(0, trials[0], 0, trials[1]))
@@ -163,16 +200,24 @@ def test_the_pilot_is_not_counted_and_chooses_without_the_rest() -> None:
     ratio = torch.tensor(random.normal(np.where(drawn == 0, 1.0, -1.0), 1.0))
     for promise in (None, of_mu(0.5), of_epsilon(0.5)):
         for rest in (torch.full((75,), -1e9), torch.full((75,), 1e9), torch.full((75,), math.nan)):
-            scores = torch.stack([torch.cat([ratio[:25], rest.double()]), torch.zeros(100, dtype=torch.float64)], 1)
+            scores = torch.stack(
+                [torch.cat([ratio[:25], rest.double()]), torch.zeros(100, dtype=torch.float64)], 1
+            )
             found = counted(Replays(drawn, scores), promise, 0.05)
             assert found.positives + found.negatives == 75
             present = int(bool(rest[0] > 0))
-            assert (found.true_positives, found.false_positives) == (present * found.positives, present * found.negatives)
+            assert (found.true_positives, found.false_positives) == (
+                present * found.positives,
+                present * found.negatives,
+            )
 
 
 def test_selfcheck_refutes_by_the_same_test() -> None:
     by_name = {estimator.name: estimator for estimator in ESTIMATORS}
-    for name, promise in (("mu, both error rates", of_mu(1.0)), ("epsilon, both error rates", of_epsilon(1.0, 0.0))):
+    for name, promise in (
+        ("mu, both error rates", of_mu(1.0)),
+        ("epsilon, both error rates", of_epsilon(1.0, 0.0)),
+    ):
         value = promise.epsilon if promise.mu is None else promise.mu
         for x in range(21):
             for y in range(21):
@@ -183,10 +228,17 @@ def test_selfcheck_refutes_by_the_same_test() -> None:
 def test_other_evidence_keeps_its_level_too() -> None:
     """Right guesses of one run at randomised response, and recoveries at their ceiling, each outcome summed."""
     for guesses, epsilon in ((5, 0.0), (20, 1.0), (50, 2.0)):
-        values = np.array([OneRun(2 * guesses, guesses, v).p_value(of_epsilon(epsilon, 0.0)) for v in range(guesses + 1)])
+        values = np.array(
+            [
+                OneRun(2 * guesses, guesses, v).p_value(of_epsilon(epsilon, 0.0))
+                for v in range(guesses + 1)
+            ]
+        )
         chance = binom.pmf(np.arange(guesses + 1), guesses, 1 / (1 + math.exp(-epsilon)))
         assert float(chance[values <= 0.05].sum()) <= 0.05
     for trials, kappa, mu in ((10, 0.1, 1.0), (100, 0.01, 3.0)):
-        values = np.array([Successes(v, trials, kappa).p_value(of_mu(mu)) for v in range(trials + 1)])
+        values = np.array(
+            [Successes(v, trials, kappa).p_value(of_mu(mu)) for v in range(trials + 1)]
+        )
         chance = binom.pmf(np.arange(trials + 1), trials, norm.cdf(norm.ppf(kappa) + mu))
         assert float(chance[values <= 0.05].sum()) <= 0.05

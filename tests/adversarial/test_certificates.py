@@ -17,13 +17,16 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit import gallery, recording, results, uniqueness
 from leakaudit.api import attack_one
 from leakaudit.cli import main
-from leakaudit.gridrepair import others_between
+from leakaudit.inversion.exact import uniqueness
+from leakaudit.inversion.exact.pixel_grid import others_between
+from leakaudit.inversion.exact.uniqueness import Rows
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate
-from leakaudit.scenario import Scenario
-from leakaudit.uniqueness import Rows
+from leakaudit.rendering import gallery
+from leakaudit.results import record_file
 
 D = torch.float64
 LOUD = (1e-6, 1e-4, 1e-3, 1e-2, 1.0)
@@ -31,7 +34,14 @@ LOUD = (1e-6, 1e-4, 1e-3, 1e-2, 1.0)
 
 def scenario(samples: int, seed: int = 0, **changes: Any) -> Scenario:
     """Three nodes in a ring with faces and a fully connected network."""
-    shape: dict[str, Any] = {"victim": "dpsgd", "nodes": 3, "graph": "ring", "rounds": 8, "data": "faces", "model": "mlp"}
+    shape: dict[str, Any] = {
+        "victim": "dpsgd",
+        "nodes": 3,
+        "graph": "ring",
+        "rounds": 8,
+        "data": "faces",
+        "model": "mlp",
+    }
     settings = {"hidden": 128, **changes.pop("set", {})}
     return Scenario(**{**shape, **changes}, samples=samples, seed=seed, set=settings)
 
@@ -45,7 +55,9 @@ def check(count: lookalikes.Count, least: float = 0.0) -> None:
 @pytest.mark.parametrize("family", lookalikes.FAMILIES)
 @pytest.mark.parametrize(("victim", "dtype"), [("dpsgd", "float32"), ("pdmm", "float64")])
 def test_images_that_are_alike(family: str, victim: str, dtype: str) -> None:
-    least = 1.0 if family in ("ordinary", "shifted", "mirrored", "posterised", "coarse sensor") else 0.0
+    least = (
+        1.0 if family in ("ordinary", "shifted", "mirrored", "posterised", "coarse sensor") else 0.0
+    )
     check(lookalikes.attacked(scenario(4, victim=victim, dtype=dtype, seed=5), family, 5), least)
 
 
@@ -54,10 +66,21 @@ def test_new_images_that_are_alike(fresh_seed: int, fresh_cases: Callable[[int],
     names = list(lookalikes.FAMILIES)
     for _ in range(fresh_cases(5)):
         seed, samples = int(g.integers(1 << 30)), int(g.choice([2, 3, 4, 6]))
-        victim, dtype = str(g.choice(["dpsgd", "pdmm", "fedsgd", "dpnorm"])), str(g.choice(["float32", "float64"]))
+        victim, dtype = (
+            str(g.choice(["dpsgd", "pdmm", "fedsgd", "dpnorm"])),
+            str(g.choice(["float32", "float64"])),
+        )
         rounds, hidden = int(g.integers(2, 14)), int(g.choice([32, 64, 128, 256]))
         changed: dict[str, Any] = {"graph": "star"} if victim == "fedsgd" else {}
-        case = scenario(samples, seed, victim=victim, dtype=dtype, rounds=rounds, set={"hidden": hidden}, **changed)
+        case = scenario(
+            samples,
+            seed,
+            victim=victim,
+            dtype=dtype,
+            rounds=rounds,
+            set={"hidden": hidden},
+            **changed,
+        )
         check(lookalikes.attacked(case, str(g.choice(names)), seed))
 
 
@@ -65,7 +88,13 @@ def test_new_images_that_are_alike(fresh_seed: int, fresh_cases: Callable[[int],
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize(("victim", "name"), [("dpsgd", "sigma"), ("pdmm", "quantize")])
 def test_protective_noise_is_no_licence(victim: str, name: str, samples: int, noise: float) -> None:
-    check(lookalikes.attacked(scenario(samples, victim=victim, set={name: noise}), "noise of one level" if samples > 1 else "ordinary", 1))
+    check(
+        lookalikes.attacked(
+            scenario(samples, victim=victim, set={name: noise}),
+            "noise of one level" if samples > 1 else "ordinary",
+            1,
+        )
+    )
 
 
 @pytest.mark.parametrize("noise", [1e-6, 1e-4, 1e-3])
@@ -76,16 +105,23 @@ def test_rgap_under_noise(noise: float) -> None:
 
 @pytest.mark.parametrize("noise", [0.0, 1e-4, 1e-2])
 def test_rgap_of_data_without_a_grid_is_never_exact(noise: float) -> None:
-    case = scenario(1, rounds=3, data="gaussians", set={"hidden": 8, "act": "sigmoid", "sigma": noise})
+    case = scenario(
+        1, rounds=3, data="gaussians", set={"hidden": 8, "act": "sigmoid", "sigma": noise}
+    )
     recorder = recording.record(recording.plan(case), None)
     found = la.attack(la.leaks(recorder.trace), "rgap", generator=Generator().manual_seed(0))
     assert all(one.certificate is not Certificate.EXACT for one in found)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("batch", "model", "rounds"), [(1, "logistic", 1), (1, "mlp", 1), (1, "logistic", 4), (2, "mlp", 6)])
+@pytest.mark.parametrize(
+    ("batch", "model", "rounds"),
+    [(1, "logistic", 1), (1, "mlp", 1), (1, "logistic", 4), (2, "mlp", 6)],
+)
 def test_half_precision(dtype: torch.dtype, batch: int, model: str, rounds: int) -> None:
-    for family in ("ordinary", "binary", "noise of one level") if batch > 1 else ("ordinary", "binary"):
+    for family in (
+        ("ordinary", "binary", "noise of one level") if batch > 1 else ("ordinary", "binary")
+    ):
         check(lookalikes.half(family, dtype, batch, 0, model, rounds))
 
 
@@ -93,17 +129,27 @@ def sparse(count: int, generator: Generator) -> Tensor:
     """Dark images with a few bright pixels, (12, 1, 1, 28, 28)."""
     x = torch.zeros(12, 784)
     for image in x:
-        image[torch.randperm(784, generator=generator)[:count]] = torch.randint(1, 256, (count,), generator=generator).float() / 255
+        image[torch.randperm(784, generator=generator)[:count]] = (
+            torch.randint(1, 256, (count,), generator=generator).float() / 255
+        )
     return x.reshape(12, 1, 1, 28, 28)
 
 
 @pytest.mark.parametrize("count", [10, 40, 76])
 @pytest.mark.parametrize(("classes", "rounds"), [(10, 1), (3, 1), (10, 4)])
-def test_zeros_hide_the_rounding_of_a_half_precision_wire(count: int, classes: int, rounds: int, generator: Generator) -> None:
+def test_zeros_hide_the_rounding_of_a_half_precision_wire(
+    count: int, classes: int, rounds: int, generator: Generator
+) -> None:
     """Their rounding is relative: an average over all pixels says nothing about the bright ones."""
     x = sparse(count, generator).double()
     y = torch.randint(0, classes, (12, 1), generator=generator)
-    found, _ = exchanged(la.TaskSpec("logistic", shape=(1, 28, 28), classes=classes, levels=255), x, y, rounds, torch.bfloat16)
+    found, _ = exchanged(
+        la.TaskSpec("logistic", shape=(1, 28, 28), classes=classes, levels=255),
+        x,
+        y,
+        rounds,
+        torch.bfloat16,
+    )
     for one in found:
         check(lookalikes.claimed(one, x[one.node], "sparse"))
 
@@ -129,7 +175,15 @@ def exchanged(
     w = task.init(Generator().manual_seed(0)).double() if start is None else start
     graph = la.Graph(n + 1, tuple((i, n) for i in range(n)))
     public = {"w0": w} if heard else {}
-    with la.Recorder(None, protocol="fedsgd", task=spec, graph=graph, params={"lr": lr, **params}, dtype=dtype, public=public) as r:
+    with la.Recorder(
+        None,
+        protocol="fedsgd",
+        task=spec,
+        graph=graph,
+        params={"lr": lr, **params},
+        dtype=dtype,
+        public=public,
+    ) as r:
         for t in range(1, rounds + 1):
             if heard:
                 r.send(round=t, src=n, dst=list(range(n)), kind="w", value=w)
@@ -158,7 +212,17 @@ def test_one_row_is_no_evidence(model: str, generator: Generator) -> None:
 @pytest.mark.parametrize("data", ["faces", "gaussians"])
 def test_weight_decay_of_unknown_models_is_not_taken_for_the_input(data: str) -> None:
     for rounds in (2, 3, 4):
-        case = Scenario("pdmm", nodes=3, graph="ring", rounds=rounds, data=data, samples=1, model="logistic", set={"l2": 0.5}, seed=1)
+        case = Scenario(
+            "pdmm",
+            nodes=3,
+            graph="ring",
+            rounds=rounds,
+            data=data,
+            samples=1,
+            model="logistic",
+            set={"l2": 0.5},
+            seed=1,
+        )
         recorder = recording.record(recording.plan(case), None)
         for one in la.attack(la.leaks(recorder.trace), generator=Generator().manual_seed(0)):
             truth = recorder.truth_record.of(one.node)[0]
@@ -170,12 +234,25 @@ def test_weight_decay_of_unknown_models_is_not_taken_for_the_input(data: str) ->
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize(
-    ("victim", "samples", "extra"), [("dpsgd", 1, {}), ("dpsgd", 1, {"sigma": 1e-4}), ("pdmm", 2, {}), ("fedsgd", 2, {})]
+    ("victim", "samples", "extra"),
+    [("dpsgd", 1, {}), ("dpsgd", 1, {"sigma": 1e-4}), ("pdmm", 2, {}), ("fedsgd", 2, {})],
 )
-def test_intervals_hold_the_truth(victim: str, samples: int, extra: dict[str, float], seed: int) -> None:
+def test_intervals_hold_the_truth(
+    victim: str, samples: int, extra: dict[str, float], seed: int
+) -> None:
     graph = "star" if victim == "fedsgd" else "ring"
     settings = {"hidden": 64, **extra}
-    case = Scenario(victim, nodes=3, graph=graph, rounds=10, data="gaussians", samples=samples, model="mlp", set=settings, seed=seed)
+    case = Scenario(
+        victim,
+        nodes=3,
+        graph=graph,
+        rounds=10,
+        data="gaussians",
+        samples=samples,
+        model="mlp",
+        set=settings,
+        seed=seed,
+    )
     recorder = recording.record(recording.plan(case), None)
     found = la.attack(la.leaks(recorder.trace), generator=Generator().manual_seed(0))
     held = [one for one in found if one.interval is not None]
@@ -191,7 +268,11 @@ def planted(active: Tensor, rounds: int, generator: Generator, noise: float = 1e
     """Rows of a batch of unit vectors that fires as `active` (units, b) says."""
     units, b = active.shape
     slopes = torch.randn(units, rounds, b, generator=generator, dtype=D) * active[:, None]
-    return Rows(slopes + noise * torch.randn(slopes.shape, generator=generator, dtype=D), noise, torch.arange(units))
+    return Rows(
+        slopes + noise * torch.randn(slopes.shape, generator=generator, dtype=D),
+        noise,
+        torch.arange(units),
+    )
 
 
 def test_activity_proves_the_right_inputs_and_no_mixture(generator: Generator) -> None:
@@ -206,7 +287,9 @@ def test_activity_proves_the_right_inputs_and_no_mixture(generator: Generator) -
         assert uniqueness.companions(data, mixed, 9, generator)[a]
 
 
-def test_an_input_that_always_fires_with_another_one_has_it_as_a_companion(generator: Generator) -> None:
+def test_an_input_that_always_fires_with_another_one_has_it_as_a_companion(
+    generator: Generator,
+) -> None:
     active = torch.rand(80, 4, generator=generator) < 0.7
     active[:, 1] &= active[:, 0]
     data = planted(active, 6, generator)
@@ -219,7 +302,9 @@ def test_an_input_that_always_fires_with_another_one_has_it_as_a_companion(gener
 def test_two_that_fire_together_are_companions_of_each_other(generator: Generator) -> None:
     active = torch.rand(80, 4, generator=generator) < 0.7
     active[:, 1] = active[:, 0]
-    found = uniqueness.companions(planted(active, 6, generator), torch.eye(4, dtype=D), 9, generator)
+    found = uniqueness.companions(
+        planted(active, 6, generator), torch.eye(4, dtype=D), 9, generator
+    )
     assert found[0] == {1}
     assert found[1] == {0}
 
@@ -227,8 +312,16 @@ def test_two_that_fire_together_are_companions_of_each_other(generator: Generato
 def test_two_classes_in_one_round_prove_nothing(generator: Generator) -> None:
     """All neurons with one pattern see the same combination, which looks like an input of its own."""
     active = torch.rand(200, 2, generator=generator) < 0.7
-    slopes = torch.randn(200, 1, 1, generator=generator, dtype=D) * torch.tensor([0.4, 0.6], dtype=D) * active[:, None]
-    data = Rows(slopes + 1e-12 * torch.randn(slopes.shape, generator=generator, dtype=D), 1e-12, torch.arange(200))
+    slopes = (
+        torch.randn(200, 1, 1, generator=generator, dtype=D)
+        * torch.tensor([0.4, 0.6], dtype=D)
+        * active[:, None]
+    )
+    data = Rows(
+        slopes + 1e-12 * torch.randn(slopes.shape, generator=generator, dtype=D),
+        1e-12,
+        torch.arange(200),
+    )
     assert any(uniqueness.companions(data, torch.eye(2, dtype=D), 1, generator))
 
 
@@ -246,7 +339,9 @@ def test_all_other_images_between_are_listed(count: int, generator: Generator) -
         solution = torch.linalg.lstsq(sides.double().T, apart.T).solution
         inside = (sides.double().T @ solution - apart.T).abs().amax(0) < 1e-9
         given = torch.stack([x, *others])
-        want = {tuple(row.tolist()) for row in every[inside]} - {tuple(row.tolist()) for row in given}
+        want = {tuple(row.tolist()) for row in every[inside]} - {
+            tuple(row.tolist()) for row in given
+        }
         found = others_between(x.double() / levels, torch.stack(others).double() / levels, levels)
         assert found is not None
         assert {tuple((row * levels).round().long().tolist()) for row in found} == want
@@ -285,27 +380,52 @@ def doubled(spec: la.TaskSpec, seed: int) -> Tensor:
 
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("samples", [2, 3])
-@pytest.mark.parametrize(("loss", "heard"), [("cross_entropy", True), ("cross_entropy", False), ("squared", True), ("binary", True)])
-def test_equal_slopes_make_no_input_of_a_mixture(samples: int, told: bool, loss: str, heard: bool) -> None:
+@pytest.mark.parametrize(
+    ("loss", "heard"),
+    [("cross_entropy", True), ("cross_entropy", False), ("squared", True), ("binary", True)],
+)
+def test_equal_slopes_make_no_input_of_a_mixture(
+    samples: int, told: bool, loss: str, heard: bool
+) -> None:
     """Records of one label at a model without outputs have one slope, and all neurons where both fire show their average."""
-    source = recording.plan(Scenario(victim="fedsgd", nodes=7, graph="star", data="faces", samples=samples))
+    source = recording.plan(
+        Scenario(victim="fedsgd", nodes=7, graph="star", data="faces", samples=samples)
+    )
     x = (source.source.x[source.rows[-6:]].double() * 255 / 8).round().clamp(0, 31) * 8 / 255
     classes = 2 if loss == "binary" else 10
-    spec = la.TaskSpec("mlp", {"hidden": 128}, shape=tuple(x.shape[2:]), classes=classes, levels=255, loss=loss)
+    spec = la.TaskSpec(
+        "mlp", {"hidden": 128}, shape=tuple(x.shape[2:]), classes=classes, levels=255, loss=loss
+    )
     labels = torch.arange(6)[:, None].expand(6, samples)
-    targets = {"squared": torch.nn.functional.one_hot(labels, 10).double(), "binary": (labels % 2).double()}
+    targets = {
+        "squared": torch.nn.functional.one_hot(labels, 10).double(),
+        "binary": (labels % 2).double(),
+    }
     count: dict[str, Any] = {"samples": samples} if told else {}
-    found, _ = exchanged(spec, x, targets.get(loss, labels), 1, D, start=doubled(spec, 0), heard=heard, **count)
+    found, _ = exchanged(
+        spec, x, targets.get(loss, labels), 1, D, start=doubled(spec, 0), heard=heard, **count
+    )
     for one in found:
         check(lookalikes.claimed(one, x[one.node], "equal slopes"))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, D])
-@pytest.mark.parametrize(("model", "pixels"), [("mlp", 1), ("mlp", 3), ("logistic", 1), ("logistic", 300)])
-def test_twins_do_not_pass_for_one_image(model: str, pixels: int, dtype: torch.dtype, generator: Generator) -> None:
+@pytest.mark.parametrize(
+    ("model", "pixels"), [("mlp", 1), ("mlp", 3), ("logistic", 1), ("logistic", 300)]
+)
+def test_twins_do_not_pass_for_one_image(
+    model: str, pixels: int, dtype: torch.dtype, generator: Generator
+) -> None:
     """Two images that differ by two levels in a few pixels have an average on the grid, and nobody told that there are two."""
-    source = recording.plan(Scenario(victim="fedsgd", nodes=5, graph="star", data="faces", samples=1))
-    x = (source.source.x[source.rows[-4:]].double() * 255).round().clamp(1, 254).repeat(1, 2, 1, 1, 1)
+    source = recording.plan(
+        Scenario(victim="fedsgd", nodes=5, graph="star", data="faces", samples=1)
+    )
+    x = (
+        (source.source.x[source.rows[-4:]].double() * 255)
+        .round()
+        .clamp(1, 254)
+        .repeat(1, 2, 1, 1, 1)
+    )
     for pair in x.flatten(2):
         places = torch.randperm(pair.shape[1], generator=generator)[:pixels]
         pair[0, places] -= 1
@@ -323,13 +443,22 @@ def test_rounding_that_a_state_keeps_is_in_the_interval(samples: int) -> None:
     """Gradient tracking adds its messages up, and so their rounding: rounds do not average it."""
     missed = number = 0
     for seed in range(12):
-        shape: dict[str, Any] = {"nodes": 4, "graph": "ring", "rounds": 6, "data": "gaussians", "model": "mlp", "dtype": "float64"}
+        shape: dict[str, Any] = {
+            "nodes": 4,
+            "graph": "ring",
+            "rounds": 6,
+            "data": "gaussians",
+            "model": "mlp",
+            "dtype": "float64",
+        }
         case = Scenario(victim="tracking", samples=samples, set={"hidden": 128}, seed=seed, **shape)
         recorder = recording.record(recording.plan(case), None)
         leaks = la.leaks(recorder.trace)
         task = la.Task.build(leaks.task, dtype=D)
         for leak in leaks:
-            one = attack_one(leak, task, "analytic" if samples == 1 else "exact", Generator().manual_seed(0))
+            one = attack_one(
+                leak, task, "analytic" if samples == 1 else "exact", Generator().manual_seed(0)
+            )
             if one.interval is None:
                 continue
             truth = recorder.truth_record.of(one.node)[0].double()
@@ -342,8 +471,15 @@ def test_rounding_that_a_state_keeps_is_in_the_interval(samples: int) -> None:
 
 def test_mini_batches_are_no_proof_of_the_number_of_samples(generator: Generator) -> None:
     """Batches A, A, A, B, B, B of two twins each: four samples look like two inputs, the averages of the twins."""
-    source = recording.plan(Scenario(victim="fedsgd", nodes=5, graph="star", data="faces", samples=2))
-    x = (source.source.x[source.rows[-4:]].double() * 255).round().clamp(1, 254).repeat_interleave(2, 1)
+    source = recording.plan(
+        Scenario(victim="fedsgd", nodes=5, graph="star", data="faces", samples=2)
+    )
+    x = (
+        (source.source.x[source.rows[-4:]].double() * 255)
+        .round()
+        .clamp(1, 254)
+        .repeat_interleave(2, 1)
+    )
     for node in x.flatten(2):
         for first in (0, 2):
             place = int(torch.randint(node.shape[1], (1,), generator=generator))
@@ -356,7 +492,15 @@ def test_mini_batches_are_no_proof_of_the_number_of_samples(generator: Generator
     w = task.init(generator).double()
     params = {"lr": 0.1, "samples": 2}
     graph = la.Graph(5, tuple((i, 4) for i in range(4)))
-    with la.Recorder(None, protocol="fedsgd", task=spec, graph=graph, params=params, dtype=torch.float32, public={"w0": w}) as r:
+    with la.Recorder(
+        None,
+        protocol="fedsgd",
+        task=spec,
+        graph=graph,
+        params=params,
+        dtype=torch.float32,
+        public={"w0": w},
+    ) as r:
         for t in range(1, 13):
             half = slice(0, 2) if t <= 6 else slice(2, 4)
             gradients = [task.gradient(w, x[i, half], y[i, half]) for i in range(4)]
@@ -375,9 +519,13 @@ def test_more_records_than_a_node_is_said_to_hold_are_refused() -> None:
     spec = la.TaskSpec("logistic", shape=(1, 4, 4), classes=10, levels=255)
     task = la.Task.build(spec)
     graph = la.Graph(2, ((0, 1),))
-    with la.Recorder(None, protocol="fedsgd", task=spec, graph=graph, params={"lr": 0.1, "samples": 2}) as r:
+    with la.Recorder(
+        None, protocol="fedsgd", task=spec, graph=graph, params={"lr": 0.1, "samples": 2}
+    ) as r:
         r.send(round=1, src=1, dst=[0], kind="w", value=task.init(Generator().manual_seed(0)))
-        with pytest.raises(la.LeakauditError, match="samples = 2 records, got 4; samples is how many"):
+        with pytest.raises(
+            la.LeakauditError, match="samples = 2 records, got 4; samples is how many"
+        ):
             r.truth(node=0, x=torch.zeros(4, 1, 4, 4), y=torch.zeros(4, dtype=torch.long))
 
 
@@ -388,7 +536,9 @@ def test_saturated_outputs_make_no_input_of_an_average(lr: float) -> None:
     start = torch.randint(0, 30, (4, 1, 36), generator=g)
     x = ((start + torch.randint(0, 2, (4, 2, 36), generator=g)).double() * 6 / 255).clamp(0, 1)
     y = torch.randint(0, 10, (4, 1), generator=g).expand(4, 2)
-    found, _ = exchanged(la.TaskSpec("logistic", shape=(36,), classes=10, levels=255), x, y, 8, D, lr=lr, samples=2)
+    found, _ = exchanged(
+        la.TaskSpec("logistic", shape=(36,), classes=10, levels=255), x, y, 8, D, lr=lr, samples=2
+    )
     for one in found:
         check(lookalikes.claimed(one, x[one.node], "saturated"))
 
@@ -399,7 +549,14 @@ def test_noise_is_no_input_where_no_other_direction_is_left(seed: int) -> None:
     g = Generator().manual_seed(seed)
     x = torch.nn.functional.one_hot(torch.randint(0, 12, (20, 4), generator=g), 12).double()
     y = torch.randint(0, 10, (20, 4), generator=g)
-    found, _ = exchanged(la.TaskSpec("mlp", {"hidden": 128}, shape=(12,), classes=10, levels=1), x, y, 6, torch.float32, samples=4)
+    found, _ = exchanged(
+        la.TaskSpec("mlp", {"hidden": 128}, shape=(12,), classes=10, levels=1),
+        x,
+        y,
+        6,
+        torch.float32,
+        samples=4,
+    )
     total = lookalikes.Count()
     for one in found:
         total.add(lookalikes.claimed(one, x[one.node], "one-hot"))
@@ -413,15 +570,29 @@ def largest(gradient: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("heard", [True, False])
-@pytest.mark.parametrize(("model", "sent"), [("logistic", torch.sign), ("mlp", torch.sign), ("logistic", largest)])
-def test_gradients_that_were_changed_entry_by_entry(model: str, sent: Callable[[Tensor], Tensor], heard: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "sent"), [("logistic", torch.sign), ("mlp", torch.sign), ("logistic", largest)]
+)
+def test_gradients_that_were_changed_entry_by_entry(
+    model: str, sent: Callable[[Tensor], Tensor], heard: bool
+) -> None:
     """The signs of a gradient of one sample have rank one as well, and so has one row of it."""
     if sent is largest and not heard:
         pytest.skip("one row, blind: nothing tells that its small entries were left out")
-    source = recording.plan(Scenario(victim="fedsgd", nodes=5, graph="star", data="faces", samples=1))
+    source = recording.plan(
+        Scenario(victim="fedsgd", nodes=5, graph="star", data="faces", samples=1)
+    )
     x = source.source.x[source.rows[-4:]].double()
-    spec = la.TaskSpec(model, {"hidden": 64} if model == "mlp" else {}, shape=tuple(x.shape[2:]), classes=10, levels=255)
-    found, _ = exchanged(spec, x, torch.arange(4)[:, None], 1, torch.float32, heard=heard, sent=sent, samples=1)
+    spec = la.TaskSpec(
+        model,
+        {"hidden": 64} if model == "mlp" else {},
+        shape=tuple(x.shape[2:]),
+        classes=10,
+        levels=255,
+    )
+    found, _ = exchanged(
+        spec, x, torch.arange(4)[:, None], 1, torch.float32, heard=heard, sent=sent, samples=1
+    )
     for one in found:
         check(lookalikes.claimed(one, x[one.node], "changed"))
         assert one.interval is None
@@ -435,7 +606,15 @@ def test_intervals_on_half_precision_wires(classes: int, rounds: int, dtype: tor
     x = torch.randn(12, 1, 30, generator=g, dtype=D)
     y = torch.randint(0, classes, (12, 1), generator=g)
     start = torch.zeros(31 * classes, dtype=D)
-    found, _ = exchanged(la.TaskSpec("logistic", shape=(30,), classes=classes), x, y, rounds, dtype, start=start, samples=1)
+    found, _ = exchanged(
+        la.TaskSpec("logistic", shape=(30,), classes=classes),
+        x,
+        y,
+        rounds,
+        dtype,
+        start=start,
+        samples=1,
+    )
     for one in found:
         assert one.interval is not None
         assert bool(((one.x - x[one.node]).abs() <= one.interval).all())
@@ -463,9 +642,11 @@ def test_candidates_are_kept_and_shown_in_the_report(tmp_path: Path) -> None:
     case = scenario(3, victim="pdmm", dtype="float64", seed=2)
     recording.record(lookalikes.planned(case, "noise in few pixels", 2), tmp_path / "trace.pt")
     out, page = tmp_path / "out", tmp_path / "page.html"
-    assert main(["attack", str(tmp_path / "trace.pt"), "--attack", "exact", "-o", str(out), "-q"]) == 0
-    record = results.read(out / "results.json")
-    several = [one for one in results.load_reconstructions(record, out) if one.choices]
+    assert (
+        main(["attack", str(tmp_path / "trace.pt"), "--attack", "exact", "-o", str(out), "-q"]) == 0
+    )
+    record = record_file.read(out / "results.json")
+    several = [one for one in record_file.load_reconstructions(record, out) if one.choices]
     assert several
     sections = gallery.with_pictures(record, out)["gallery"]
     shown = [image for section in sections for image in section["images"] if image["others"]]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import integrate, optimize, stats
 
 from leakaudit.bounds import gaussian
-from leakaudit.claims import (
+from leakaudit.papers import (
     ROWS,
     Quality,
     Row,
@@ -25,7 +25,7 @@ from leakaudit.claims import (
     select,
     tabletwo,
 )
-from leakaudit.claims.runs import planned, run
+from leakaudit.papers.runs import planned, run
 from leakaudit.verdict import Verdict
 
 Array = NDArray[np.float64]
@@ -53,7 +53,9 @@ def test_every_row_says_how_well_it_knows_its_claim_and_what_it_assumes(row: Row
     assert (row.quality is Quality.RECONSTRUCTED) == (row.paper == "001")
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.paper in FIVE], ids=lambda row: f"row{row.number}")
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.paper in FIVE], ids=lambda row: f"row{row.number}"
+)
 def test_its_words_stand_in_the_paper(row: Row, paper: Callable[[str], str]) -> None:
     text = normal(paper(row.paper))
     for quote in row.quotes:
@@ -68,7 +70,9 @@ def test_other_words_do_not_stand_in_the_paper(paper: Callable[[str], str]) -> N
 def test_what_is_lost_or_not_repeated_is_never_judged() -> None:
     """Formulas of paper 001 are reconstructed, so that none of its rows may be refuted; rows 19, 25, 35 and 36 lack data or constants."""
     for found in judge(select(numbers=[10, 11, 22, 25, 26, 27])):
-        assert all(finding.verdict is not Verdict.REFUTED for finding in found.findings), found.row.number
+        assert all(finding.verdict is not Verdict.REFUTED for finding in found.findings), (
+            found.row.number
+        )
     for found in judge(select(numbers=[19, 25, 35, 36])):
         assert found.verdict in (Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE)
 
@@ -76,8 +80,12 @@ def test_what_is_lost_or_not_repeated_is_never_judged() -> None:
 # --- rows 8 and 21: sampling ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "place", "replaced"), [(8, 0, True), (8, 1, False), (21, 0, True)])
-def test_sampling_is_credited_as_privacy_loss_distributions_do(number: int, place: int, replaced: bool) -> None:
+@pytest.mark.parametrize(
+    ("number", "place", "replaced"), [(8, 0, True), (8, 1, False), (21, 0, True)]
+)
+def test_sampling_is_credited_as_privacy_loss_distributions_do(
+    number: int, place: int, replaced: bool
+) -> None:
     """They are upper bounds, the rows' thresholds lower ones: both within .001."""
     pld = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     steps, rate = 20_000, 0.5
@@ -88,7 +96,9 @@ def test_sampling_is_credited_as_privacy_loss_distributions_do(number: int, plac
         21: 2 * rate * math.sqrt(2 * steps * math.log(1250)),
     }[number]
     relation = pld.NeighborRel.REPLACE_ONE if replaced else pld.NeighborRel.ADD_OR_REMOVE_ONE
-    one = pld.from_gaussian_mechanism(noise, value_discretization_interval=1e-4, sampling_prob=rate, neighboring_relation=relation)
+    one = pld.from_gaussian_mechanism(
+        noise, value_discretization_interval=1e-4, sampling_prob=rate, neighboring_relation=relation
+    )
     upper = one.self_compose(steps).get_epsilon_for_delta(1e-3)
     (found,) = judge(select(numbers=[number]))
     lower = found.findings[place].figures["epsilon" if number == 8 else "secret"]
@@ -96,7 +106,9 @@ def test_sampling_is_credited_as_privacy_loss_distributions_do(number: int, plac
     assert upper - 1e-3 < lower <= upper + 1e-6
 
 
-def test_a_threshold_on_one_release_is_the_best_test(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_a_threshold_on_one_release_is_the_best_test(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     """One release: the likelihood ratio rises, so the exact epsilon solves integral (p - e^epsilon q)+ = delta."""
     random = np.random.default_rng(fresh_seed)
     for _ in range(fresh_cases(6)):
@@ -108,15 +120,25 @@ def test_a_threshold_on_one_release_is_the_best_test(fresh_seed: int, fresh_case
         moves = [(1.0, -1.0), (1.0, 0.0)][random.integers(2)]
 
         x = np.linspace(-2 - 9 * noise, 2 + 9 * noise, 40_001)
-        laws = {move: (1 - rate) * stats.norm.pdf(x, 0, noise) + rate * stats.norm.pdf(x, move, noise) for move in moves}
+        laws = {
+            move: (1 - rate) * stats.norm.pdf(x, 0, noise) + rate * stats.norm.pdf(x, move, noise)
+            for move in moves
+        }
 
-        def missing(epsilon: float, high: Array, low: Array, delta: float = delta, x: Array = x) -> float:
-            return float(integrate.trapezoid(np.maximum(0.0, high - math.exp(epsilon) * low), x)) - delta
+        def missing(
+            epsilon: float, high: Array, low: Array, delta: float = delta, x: Array = x
+        ) -> float:
+            return (
+                float(integrate.trapezoid(np.maximum(0.0, high - math.exp(epsilon) * low), x))
+                - delta
+            )
 
         exact = 0.0
         for first, second in (moves, moves[::-1]):
             pair = laws[first], laws[second]
-            exact = max(exact, optimize.brentq(missing, 0, 60, args=pair) if missing(0, *pair) > 0 else 0.0)
+            exact = max(
+                exact, optimize.brentq(missing, 0, 60, args=pair) if missing(0, *pair) > 0 else 0.0
+            )
         found = tabletwo.reached(1, rate, noise, moves, delta)
         assert found <= exact + 1e-5, (rate, noise, delta, moves)
         assert found == pytest.approx(exact, abs=2e-3), (rate, noise, delta, moves)
@@ -146,13 +168,19 @@ def test_the_memorising_algorithm_by_enumeration() -> None:
         other = np.zeros(items)
         other[[data[0], data[1], (data[2] + 1) % items]] = 1
         second = {tuple(other): delta, (0.0,) * items: 1 - delta}
-        distance = sum(abs(law.get(k, 0) - second.get(k, 0)) for k in law.keys() | second.keys()) / 2
+        distance = (
+            sum(abs(law.get(k, 0) - second.get(k, 0)) for k in law.keys() | second.keys()) / 2
+        )
         assert distance <= delta + 1e-12  # so it is (0, delta)-private
-    assert np.mean(gaps) == pytest.approx(dkmtheory.memorised(delta, loss, items, records), rel=1e-12)
+    assert np.mean(gaps) == pytest.approx(
+        dkmtheory.memorised(delta, loss, items, records), rel=1e-12
+    )
     assert np.mean(gaps) > delta * 1 == dkmtheory.bound(0.0, delta, 1, loss)  # one agent
 
 
-def test_no_algorithm_on_one_bit_has_a_larger_gap_than_the_repaired_bound(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_no_algorithm_on_one_bit_has_a_larger_gap_than_the_repaired_bound(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     """Random (epsilon, delta)-private answers to one record of two values: the gap stays within Theorem 2 with R delta."""
     random = np.random.default_rng(fresh_seed)
     for _ in range(fresh_cases(200)):
@@ -166,7 +194,9 @@ def test_no_algorithm_on_one_bit_has_a_larger_gap_than_the_repaired_bound(fresh_
         )
         gap = loss * (right - wrong).mean() / 2  # the true loss is a mean over both values
         if private:
-            assert abs(gap) <= -math.expm1(-epsilon) * loss + math.exp(-epsilon) * loss * delta + 1e-12
+            assert (
+                abs(gap) <= -math.expm1(-epsilon) * loss + math.exp(-epsilon) * loss * delta + 1e-12
+            )
 
 
 def gaussian_mu(shift: Array, noise: Array) -> float:
@@ -187,7 +217,10 @@ def test_two_agents_by_their_covariance() -> None:
                     noise[agent, t] = noise[:, 0].mean(0)
                 shift[agent, t] += agent == mine
                 noise[agent, t, 2 * t + agent] += std[agent]
-        apart = [gaussian_mu(shift[agent], noise[agent]) if shift[agent].any() else 0.0 for agent in range(2)]
+        apart = [
+            gaussian_mu(shift[agent], noise[agent]) if shift[agent].any() else 0.0
+            for agent in range(2)
+        ]
         return apart, gaussian_mu(shift.reshape(4), noise.reshape(4, 4))
 
     (found,) = judge(select(numbers=[30]))
@@ -198,7 +231,9 @@ def test_two_agents_by_their_covariance() -> None:
     assert figures["marginal"] == pytest.approx(alone, rel=1e-9)
     assert figures["joint"] == pytest.approx(joint, rel=1e-9)
     deltas = [gaussian.delta(epsilon, mu) for epsilon, mu in zip((1.0, 0.05), alone, strict=True)]
-    most = 2 * (1 - np.prod([1 - d / (1 + math.exp(e)) for d, e in zip(deltas, (1.0, 0.05), strict=True)]))
+    most = 2 * (
+        1 - np.prod([1 - d / (1 + math.exp(e)) for d, e in zip(deltas, (1.0, 0.05), strict=True)])
+    )
     assert figures["claimed_delta"] == pytest.approx(most, rel=1e-6)
     assert gaussian.delta(1.05, joint) > 10 * most
 
@@ -299,14 +334,18 @@ def test_inner_steps_hide_no_input(fresh_seed: int) -> None:
     weight = alpha * sum(kept**k for k in range(inner))
     for i in range(nodes):
         j = near[i][0]
-        moves = [sign(i, j) * (heard[t][j, i] - heard[t - 1][i, j]) / (2 * rho) for t in range(1, rounds)]  # w^{t+1} - w^t
+        moves = [
+            sign(i, j) * (heard[t][j, i] - heard[t - 1][i, j]) / (2 * rho) for t in range(1, rounds)
+        ]  # w^{t+1} - w^t
         t = 2
         pulled = sum(sign(i, k) * heard[t - 1][i, k] for k in near[i])
         direction = moves[t - 1] - kept**inner * moves[t - 2] + weight * pulled
         assert direction[:3] / direction[3] == pytest.approx(x[i, :3], rel=1e-6, abs=1e-8)
 
 
-def test_the_condition_on_mu_by_running_it(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_the_condition_on_mu_by_running_it(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     """Own QA-PDMM on scalar quadratics: above the limit it converges; where `contracts` has nothing left, so does the run."""
     random = np.random.default_rng(fresh_seed)
     graph = planned(nodes=6, graph="ring", rounds=1, data="gaussians", model="logistic").graph
@@ -320,7 +359,9 @@ def test_the_condition_on_mu_by_running_it(fresh_seed: int, fresh_cases: Callabl
         w = np.zeros(6)
         z = {arc: random.normal() for arc in graph.arcs}
         for _ in range(3000):
-            pull = [sum((1 if i < j else -1) * z[i, j] for j in graph.neighbours[i]) for i in range(6)]
+            pull = [
+                sum((1 if i < j else -1) * z[i, j] for j in graph.neighbours[i]) for i in range(6)
+            ]
             w = (mu * w - curvature * (w - targets) - pull) / (mu + 2 * rho)
             z = {(j, i): z[i, j] + 2 * rho * (1 if i < j else -1) * w[i] for i, j in graph.arcs}
         assert np.abs(w - best).max() < 1e-6, (condition, rho, mu)

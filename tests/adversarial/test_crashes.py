@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from leakaudit import results
 from leakaudit.cli import main
+from leakaudit.results import record_file
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
@@ -25,8 +25,18 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
 # --- leakaudit itself ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", [OverflowError("int too large"), IndexError("list\nindex"), MemoryError(), RecursionError("deep")])
-def test_a_defect_is_one_line_and_code_4(error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OverflowError("int too large"),
+        IndexError("list\nindex"),
+        MemoryError(),
+        RecursionError("deep"),
+    ],
+)
+def test_a_defect_is_one_line_and_code_4(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def broken(args: object) -> int:
         raise error
 
@@ -34,7 +44,10 @@ def test_a_defect_is_one_line_and_code_4(error: Exception, monkeypatch: pytest.M
     monkeypatch.delenv("LEAKAUDIT_DEBUG", raising=False)
     assert main(["list", "graphs"]) == 4
     said = one_line(capsys)
-    assert f"leakaudit itself broke, which is neither a pass nor a leak: {type(error).__name__}" in said
+    assert (
+        f"leakaudit itself broke, which is neither a pass nor a leak: {type(error).__name__}"
+        in said
+    )
     assert "LEAKAUDIT_DEBUG=1" in said
     monkeypatch.setenv("LEAKAUDIT_DEBUG", "1")
     assert main(["list", "graphs"]) == 4
@@ -58,14 +71,30 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Results of two runs of one shape, in the folders a and b."""
     monkeypatch.chdir(tmp_path)
     for name, seed in (("a", "0"), ("b", "1")):
-        record = ["record", "fedsgd", "-o", f"{name}.pt", "--nodes", "2", "--rounds", "1", "--model", "logistic", "--seed", seed, "-q"]
+        record = [
+            "record",
+            "fedsgd",
+            "-o",
+            f"{name}.pt",
+            "--nodes",
+            "2",
+            "--rounds",
+            "1",
+            "--model",
+            "logistic",
+            "--seed",
+            seed,
+            "-q",
+        ]
         assert main(record) == 0
         assert main(["attack", f"{name}.pt", "-o", name, "-q"]) == 0
     return tmp_path
 
 
 @pytest.mark.parametrize("file", ["reconstructions.npz", "originals.npz", "reconstructions.png"])
-def test_pictures_of_another_run_are_refused(pair: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pictures_of_another_run_are_refused(
+    pair: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As a kill leaves them: some files are of run b, results.json is still that of run a."""
     before = (pair / "a" / "results.json").read_bytes()
     shutil.copy(pair / "b" / file, pair / "a" / file)
@@ -83,7 +112,7 @@ def test_honest_pairs_are_shown_and_scored_and_stay_pairs(pair: Path) -> None:
     for _ in range(2):
         assert main(["score", "a", "--truth", "a.truth.pt", "-q"]) == 0
         assert main(["report", "a", "-o", "page.html", "-q"]) == 0
-    made = results.read(pair / "a" / "results.json")
+    made = record_file.read(pair / "a" / "results.json")
     assert set(made["files"]) == {"originals.npz", "reconstructions.npz", "reconstructions.png"}
     (pair / "a" / "originals.npz").unlink()
     assert main(["report", "a", "-o", "page.html", "-q"]) == 0, "originals may be deleted"
@@ -109,7 +138,9 @@ out() { echo "{\\"gate\\": {\\"code\\": $1}}" > "$o/results.json"; }
 
 
 @pytest.mark.parametrize("name", FAKES)
-def test_the_action_believes_the_record_of_its_own_step_only(project: Path, tmp_path: Path, name: str) -> None:
+def test_the_action_believes_the_record_of_its_own_step_only(
+    project: Path, tmp_path: Path, name: str
+) -> None:
     """With a command that ends in every way, in a repository that has a folder leakaudit/ and results of an earlier step."""
     body, code, verdict = FAKES[name]
     command = tmp_path / "bin" / "leakaudit"
@@ -126,8 +157,16 @@ def test_the_action_believes_the_record_of_its_own_step_only(project: Path, tmp_
     told = tmp_path / "output"
     told.write_text("")
     environ = {
-        **{"PATH": f"{command.parent}:/usr/bin:/bin", "RUNNER_TEMP": str(tmp_path), "GITHUB_OUTPUT": str(told)},
-        **{"GITHUB_STEP_SUMMARY": str(tmp_path / "summary"), "LEAKAUDIT_CHECKS": "a *", "LEAKAUDIT_STRICT": "true"},
+        **{
+            "PATH": f"{command.parent}:/usr/bin:/bin",
+            "RUNNER_TEMP": str(tmp_path),
+            "GITHUB_OUTPUT": str(told),
+        },
+        **{
+            "GITHUB_STEP_SUMMARY": str(tmp_path / "summary"),
+            "LEAKAUDIT_CHECKS": "a *",
+            "LEAKAUDIT_STRICT": "true",
+        },
     }
     bash = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
     done = subprocess.run(bash, cwd=repo, env=environ, capture_output=True, text=True, check=False)

@@ -16,21 +16,22 @@ import torch
 from impulses import Key, Response
 from quadratics import path, problem, protocol
 
-from leakaudit import gaps, recording
+from leakaudit.accounting.ledger import entries
+from leakaudit.accounting.listeners import named
+from leakaudit.accounting.pricing import price
 from leakaudit.adversary import Adversary
+from leakaudit.capture.gloo import engine
+from leakaudit.capture.gloo.faults import Fault
+from leakaudit.capture.gloo.setup import Options
 from leakaudit.cli import main
-from leakaudit.declared import Protocol, played
 from leakaudit.errors import LeakauditError
-from leakaudit.gloo import engine
-from leakaudit.gloo.faults import Fault
-from leakaudit.gloo.setup import Options
-from leakaudit.graph import make
-from leakaudit.ledger import entries
-from leakaudit.listeners import named
-from leakaudit.mixing import metropolis
-from leakaudit.pricing import price
-from leakaudit.scenario import Scenario
+from leakaudit.protocols import recording
+from leakaudit.protocols.declared import Protocol, played
+from leakaudit.protocols.mixing import metropolis
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.protocols.topology import make
 from leakaudit.trace import Graph, Trace
+from leakaudit.traces import gaps
 from leakaudit.verdict import Verdict
 
 ROUNDING = 1e-6
@@ -45,7 +46,9 @@ def lossy(made: Protocol, holds: int = 1) -> Protocol:
 Lost = Callable[[int, int, int], bool]  # round, src, dst
 
 
-def loop(graph: Graph, rounds: int, order: str, own: str, curvature: list[float], lost: Lost) -> Response:
+def loop(
+    graph: Graph, rounds: int, order: str, own: str, curvature: list[float], lost: Lost
+) -> Response:
     """Run D-PSGD with noise on its messages, losing some: a node goes on with the last model that it has of a neighbour.
 
     Written from the paper's two lines, for quadratic losses from w0 = 0. Coordinate i is the impulse of node i's record, the others
@@ -89,34 +92,55 @@ def loop(graph: Graph, rounds: int, order: str, own: str, curvature: list[float]
 def plan_of_faults(rng: random.Random, graph: Graph, rounds: int) -> Lost:
     """Draw lost messages, and perhaps a node that stops."""
     some = rng.choice([0.1, 0.3, 0.6])
-    dropped = {(t, i, j) for t in range(1, rounds + 1) for i, j in graph.arcs if rng.random() < some}
+    dropped = {
+        (t, i, j) for t in range(1, rounds + 1) for i, j in graph.arcs if rng.random() < some
+    }
     stopped, last = rng.choice([(-1, 0), (rng.randrange(graph.nodes), rng.randrange(rounds))])
     return lambda t, i, j: (t, i, j) in dropped or (i == stopped and t > last)
 
 
 def test_the_loop_is_the_run_of_the_victim_without_faults() -> None:
     graph = make("star", 4, torch.Generator())
-    for order, own in [("combine", "noised"), ("combine", "plain"), ("adapt", "noised"), ("adapt", "plain")]:
+    for order, own in [
+        ("combine", "noised"),
+        ("combine", "plain"),
+        ("adapt", "noised"),
+        ("adapt", "plain"),
+    ]:
         made = protocol("dpsgd", graph, 4, order=order, own=own, alpha=ALPHA, sigma=SIGMA)
         response = loop(graph, 4, order, own, [0.0] * 4, lambda t, i, j: False)
         for node, adversary in ((0, "eavesdropper"), (1, "node:0"), (2, "node:1")):
             who = Adversary.parse(adversary)
             (found,) = price(made, who, [node])
-            assert found.linear == pytest.approx(response.mu(node, 0, who), rel=ROUNDING), (order, own, node)
+            assert found.linear == pytest.approx(response.mu(node, 0, who), rel=ROUNDING), (
+                order,
+                own,
+                node,
+            )
 
 
 @pytest.mark.slow
-def test_a_run_with_faults_never_reaches_more_than_its_price(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_a_run_with_faults_never_reaches_more_than_its_price(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     """100 random fault plans of D-PSGD, with curvature: the price counts all rounds and every message."""
     priced = 0
     for seed in range(fresh_seed, fresh_seed + fresh_cases(100)):
         rng = random.Random(seed)
-        graph = make(rng.choice(["ring", "star", "complete"]), rng.choice([3, 4, 5]), torch.Generator())
-        rounds, order, own = rng.choice([2, 4, 6]), rng.choice(["combine", "adapt"]), rng.choice(["noised", "plain"])
+        graph = make(
+            rng.choice(["ring", "star", "complete"]), rng.choice([3, 4, 5]), torch.Generator()
+        )
+        rounds, order, own = (
+            rng.choice([2, 4, 6]),
+            rng.choice(["combine", "adapt"]),
+            rng.choice(["noised", "plain"]),
+        )
         bend = rng.choice([0.0, 1.0, 4.0])
         curvature = [rng.uniform(-bend, bend) for _ in range(graph.nodes)]
         response = loop(graph, rounds, order, own, curvature, plan_of_faults(rng, graph, rounds))
-        made = lossy(protocol("dpsgd", graph, rounds, order=order, own=own, alpha=ALPHA, sigma=SIGMA))
+        made = lossy(
+            protocol("dpsgd", graph, rounds, order=order, own=own, alpha=ALPHA, sigma=SIGMA)
+        )
         for node in range(graph.nodes):
             near = graph.neighbours[node][0]
             for who in (Adversary(), Adversary(hears="none", corrupt=frozenset({near}))):
@@ -125,7 +149,12 @@ def test_a_run_with_faults_never_reaches_more_than_its_price(fresh_seed: int, fr
                     assert not found.refused
                     assert found.rounds_priced == rounds
                     if found.mu is not None:
-                        assert response.mu(node, 0, who) <= found.mu * (1 + ROUNDING) + 1e-9, (seed, node, str(who), found)
+                        assert response.mu(node, 0, who) <= found.mu * (1 + ROUNDING) + 1e-9, (
+                            seed,
+                            node,
+                            str(who),
+                            found,
+                        )
                         priced += 1
     assert priced
 
@@ -140,9 +169,13 @@ def test_no_fault_lowers_a_price(fresh_seed: int, fresh_cases: Callable[[int], i
         for smoothness in (None, 1.0):
             (whole,) = price(one.protocol, one.adversary, [one.node], smoothness=smoothness)
             for holds in {0, random.Random(seed).randrange(rounds)}:
-                (found,) = price(lossy(one.protocol, holds), one.adversary, [one.node], smoothness=smoothness)
+                (found,) = price(
+                    lossy(one.protocol, holds), one.adversary, [one.node], smoothness=smoothness
+                )
                 assert found.rounds_priced == rounds, one.says
-                assert found.linear is None or found.gradients == 0 or found.mu == math.inf, one.says
+                assert found.linear is None or found.gradients == 0 or found.mu == math.inf, (
+                    one.says
+                )
                 if found.mu is None:
                     assert found.epsilon is None
                     continue
@@ -153,7 +186,14 @@ def test_no_fault_lowers_a_price(fresh_seed: int, fresh_cases: Callable[[int], i
 
 
 def scenario(victim: str, **constants: Any) -> Scenario:
-    base: dict[str, Any] = {"nodes": 4, "graph": "ring", "rounds": 8, "data": "gaussians", "model": "logistic", "dtype": "float64"}
+    base: dict[str, Any] = {
+        "nodes": 4,
+        "graph": "ring",
+        "rounds": 8,
+        "data": "gaussians",
+        "model": "logistic",
+        "dtype": "float64",
+    }
     return Scenario(victim, set=constants, **base)
 
 
@@ -182,7 +222,9 @@ def test_an_edited_provenance_never_lowers_a_price(holds: Any) -> None:
     for constants in ({"order": "adapt"}, {"order": "combine"}):
         plan = recording.plan(scenario("dpsgd", sigma=0.5, alpha=0.1, **constants))
         trace = recording.record(plan, None).trace
-        edited = replace(trace, provenance={**trace.provenance, "holds_until": holds, "missing": []})
+        edited = replace(
+            trace, provenance={**trace.provenance, "holds_until": holds, "missing": []}
+        )
         (whole,) = price(played(trace), Adversary(), [1])
         if not isinstance(holds, int | None):
             with pytest.raises(LeakauditError, match="holds_until"):
@@ -194,7 +236,9 @@ def test_an_edited_provenance_never_lowers_a_price(holds: Any) -> None:
         assert found.node_mu == pytest.approx(whole.node_mu)
 
 
-def test_table_and_json_say_how_many_rounds_are_priced_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_and_json_say_how_many_rounds_are_priced_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A claim of DP-Norm is not settled by two rounds of eight; quiet output says so as well."""
     file = tmp_path / "trace.pt"
     faulty("dpnorm", "drop:0-1@3", file, sigma=0.5)
@@ -209,7 +253,18 @@ def test_table_and_json_say_how_many_rounds_are_priced_and_why(tmp_path: Path, c
 
 
 def test_a_claim_is_not_refuted_nor_upheld_by_what_a_faulty_run_is_not_known_to_reach() -> None:
-    made = protocol("dpsgd", path(4), 6, alpha=0.03, epsilon=1.0, noise="step", horizon=6, samples=4000, steps=1, order="adapt")
+    made = protocol(
+        "dpsgd",
+        path(4),
+        6,
+        alpha=0.03,
+        epsilon=1.0,
+        noise="step",
+        horizon=6,
+        samples=4000,
+        steps=1,
+        order="adapt",
+    )
     (whole,) = entries(made, named([Adversary()], [1], 4))
     (found,) = entries(lossy(made), named([Adversary()], [1], 4))
     assert whole.verdict is Verdict.REFUTED

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit import recording, registry
+from leakaudit import registry
 from leakaudit.gate.config import Check
 from leakaudit.gate.fidelity import Fidelity
 from leakaudit.gate.rules import Rule, Status
 from leakaudit.gate.runs import Recorded
-from leakaudit.scenario import Scenario
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.trace import Trace
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -32,16 +33,24 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "fedavg": [{}, {"epochs": 3}, {"batch": 1}],
     "muffliato": [{}, {"clip": 0.5}],
 }
-CASES = [(name, settings) for name in registry.names("victims") for settings in SETTINGS.get(name, [{}])]
+CASES = [
+    (name, settings) for name in registry.names("victims") for settings in SETTINGS.get(name, [{}])
+]
 
 
 def run(name: str, settings: dict[str, Any], seed: int) -> Recorded:
     """One honest recording; the protocols that solve a small problem exactly need a convex one."""
     exact = name in ("mradmm", "pvpadmm", "rwadmm")
-    task: dict[str, Any] = {"data": "gaussians", "model": "logistic"} if exact else {"data": "faces", "model": "mlp"}
-    size: dict[str, Any] = {"nodes": 9, "graph": "complete"} if name == "secured" else {"nodes": 6, "graph": "ring"}
+    task: dict[str, Any] = (
+        {"data": "gaussians", "model": "logistic"} if exact else {"data": "faces", "model": "mlp"}
+    )
+    size: dict[str, Any] = (
+        {"nodes": 9, "graph": "complete"} if name == "secured" else {"nodes": 6, "graph": "ring"}
+    )
     hidden = {} if exact else {"hidden": 8}
-    plan = recording.plan(Scenario(name, rounds=5, samples=2, seed=seed, set={**hidden, **settings}, **task, **size))
+    plan = recording.plan(
+        Scenario(name, rounds=5, samples=2, seed=seed, set={**hidden, **settings}, **task, **size)
+    )
     made = recording.record(plan, None)
     # A program's own Recorder announces its rounds; the victims' engine need not.
     said = {**made.trace.provenance, "checked": True, "planned": made.trace.rounds}
@@ -57,13 +66,17 @@ def judged(runs: list[Recorded], **named: Any) -> list[Rule]:
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=[f"{n}-{s}" for n, s in CASES])
-def test_honest_recordings_of_every_protocol_raise_no_alarm(name: str, settings: dict[str, Any], fresh_seed: int) -> None:
+def test_honest_recordings_of_every_protocol_raise_no_alarm(
+    name: str, settings: dict[str, Any], fresh_seed: int
+) -> None:
     (rule,) = judged([run(name, settings, fresh_seed + k) for k in range(2)])
     assert rule.status is Status.OK, rule.says
 
 
 def payloads(trace: Trace, change: Callable[[torch.Tensor], torch.Tensor]) -> Trace:
-    return replace(trace, messages=tuple(replace(m, payload=change(m.payload.clone())) for m in trace.messages))
+    return replace(
+        trace, messages=tuple(replace(m, payload=change(m.payload.clone())) for m in trace.messages)
+    )
 
 
 def other_truth(one: Recorded) -> Recorded:
@@ -92,13 +105,18 @@ def one_infinite(one: Recorded) -> Recorded:
 
 def other_step(one: Recorded) -> Recorded:
     name = next(n for n in ("alpha", "lr", "rho") if n in one.trace.params)
-    return replace(one, trace=replace(one.trace, params={**one.trace.params, name: 1.2 * one.trace.params[name]}))
+    return replace(
+        one,
+        trace=replace(one.trace, params={**one.trace.params, name: 1.2 * one.trace.params[name]}),
+    )
 
 
 def one_message_less(one: Recorded) -> Recorded:
     keep = torch.arange(len(one.trace.messages[0])) != len(one.trace.messages[0]) - 1
     columns = ("round", "src", "dst", "kind", "row", "secure")
-    less = replace(one.trace.messages[0], **{n: getattr(one.trace.messages[0], n)[keep] for n in columns})
+    less = replace(
+        one.trace.messages[0], **{n: getattr(one.trace.messages[0], n)[keep] for n in columns}
+    )
     return replace(one, trace=replace(one.trace, messages=(less,)))
 
 
@@ -106,8 +124,12 @@ CHANGES = [other_truth, other_labels, last_half_zero, one_infinite, other_step, 
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("name", ["dpsgd", "fedsgd", "fedavg", "gossip", "pdmm", "nids", "tracking", "fedsplit"])
-def test_one_thing_exchanged_in_a_recording_without_noise_is_told(name: str, change: Callable[[Recorded], Recorded]) -> None:
+@pytest.mark.parametrize(
+    "name", ["dpsgd", "fedsgd", "fedavg", "gossip", "pdmm", "nids", "tracking", "fedsplit"]
+)
+def test_one_thing_exchanged_in_a_recording_without_noise_is_told(
+    name: str, change: Callable[[Recorded], Recorded]
+) -> None:
     rules = judged([change(run(name, {}, 3))])
     assert [r.status for r in rules] == [Status.VOID], [r.says for r in rules]
 
@@ -116,7 +138,9 @@ def test_noise_that_only_later_runs_lack_is_told() -> None:
     """The lint looks at the first recording; here the second has a tenth of the noise."""
     settings = {"sigma": 0.3, "noise": "message", "order": "adapt"}
     honest, quiet = run("dpsgd", settings, 0), run("dpsgd", {**settings, "sigma": 0.03}, 1)
-    (rule,) = judged([honest, replace(quiet, trace=replace(quiet.trace, params=honest.trace.params))])
+    (rule,) = judged(
+        [honest, replace(quiet, trace=replace(quiet.trace, params=honest.trace.params))]
+    )
     assert (rule.status, rule.measure) == (Status.CONTRADICTED, "P20"), rule.says
 
 

@@ -50,7 +50,9 @@ def edit(file: Path, *edits: tuple[str, str]) -> None:
 def piped(*argv: str) -> int:
     """Run the command line with a stdout whose reader is gone; returns its code."""
     code = "import sys; from leakaudit.cli import main; sys.exit(main(sys.argv[1:]))"
-    process = subprocess.Popen([sys.executable, "-c", code, *argv], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *argv], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     assert process.stdout is not None
     process.stdout.close()
     return process.wait(120)
@@ -62,7 +64,9 @@ def test_a_leak_that_nobody_reads_is_a_leak(repo: Path) -> None:
     assert piped("check", "-q", "-f", "json", "-f", "markdown") == 1
 
 
-def test_a_recording_of_an_earlier_program_is_refused(repo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recording_of_an_earlier_program_is_refused(
+    repo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     edit(repo / "train.py", (START, COPIED + START), ("    return w\n\n\nif", TO_KEEP))
     (repo / "kept").mkdir()
     assert main(["check", "-q"]) == 0
@@ -81,7 +85,7 @@ def test_a_run_that_broke_leaves_no_verdict_of_an_earlier_one(repo: Path) -> Non
     assert not made.exists()
 
 
-TASK = 'la.TaskSpec("logistic", shape=(1, SIDE, SIDE), classes=CLASSES, levels=255, data="lfw_subset, 8x8")'
+TASK = '"logistic", shape=(1, SIDE, SIDE), classes=CLASSES, levels=255, data="lfw_subset, 8x8"'
 NET = """import atexit, multiprocessing, os
 import torch
 
@@ -101,8 +105,14 @@ IN_THE_GATE = "if multiprocessing.parent_process() is None: os._exit(0)"
 FACTORIES = {
     "pass": (0, ""),
     "os._exit(0)": (4, "building the model model:build failed: its process ended with code 0"),
-    "raise SystemExit(0)": (4, "building the model model:build failed: it called sys.exit(0) in model.py, line 13"),
-    "atexit.register(os._exit, 0)": (4, "building the model model:build failed: its process ended with code 0 when it ended"),
+    "raise SystemExit(0)": (
+        4,
+        "building the model model:build failed: it called sys.exit(0) in model.py, line 13",
+    ),
+    "atexit.register(os._exit, 0)": (
+        4,
+        "building the model model:build failed: its process ended with code 0 when it ended",
+    ),
     IN_THE_GATE: (4, "os._exit(0) was called in model.py, line 13, in the gate's own process"),
 }
 
@@ -113,7 +123,7 @@ def test_a_factory_of_a_model_ends_no_gate(repo: Path, line: str) -> None:
     edit(
         repo / "train.py",
         (TASK, TASK.replace('"logistic"', '"model:build"')),
-        ("rounds=ROUNDS) as recorder", "rounds=ROUNDS, layout=LAYOUT) as recorder"),
+        ("rounds=ROUNDS,", "rounds=ROUNDS, layout=LAYOUT,"),
         (
             "SIGMA = 0.25",
             'from leakaudit.trace import Layout\nLAYOUT = Layout(("linear.weight", "linear.bias"), ((2, 64), (2,)))\nSIGMA = 0.25',
@@ -122,13 +132,21 @@ def test_a_factory_of_a_model_ends_no_gate(repo: Path, line: str) -> None:
     (repo / "model.py").write_text(NET.format(line))
     code, says = FACTORIES[line]
     command = "import sys; from leakaudit.cli import main; sys.exit(main())"
-    done = subprocess.run([sys.executable, "-c", command, "check", "-q"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", command, "check", "-q"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == code, done.stderr
     assert says in done.stderr
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_few_seeds_of_an_honest_program_pass(repo: Path, seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_seeds_of_an_honest_program_pass(
+    repo: Path, seeds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     """More runs are recorded where few do not tell, and a seed that a fresh process repeats is no noise that repeats."""
     edit(repo / "leakaudit.toml", ("seeds = 2", f"seeds = {seeds}"))
     assert main(["check", "-q"]) == 0, capsys.readouterr().out

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import convert, lint, results, scoring, tracefile
+from leakaudit import lint
 from leakaudit.cli import main
+from leakaudit.results import record_file
+from leakaudit.traces import convert, trace_file
 
 SPEC = la.TaskSpec("logistic", shape=(1, 4, 4), classes=2, levels=255)
 REPORTS = ("text", "markdown", "html", "json", "junit", "sarif", "github")
@@ -24,7 +26,14 @@ def record(path: Path, seed: int, **settings: object) -> tuple[la.Trace, la.Trut
     task = la.Task.build(SPEC)
     graph = la.Graph(3, ((0, 2), (1, 2)))
     w = torch.randn(task.layout.size, generator=random) * 0.1
-    about = {"protocol": "fedsgd", "task": SPEC, "graph": graph, "params": {"lr": 0.1}, "public": {"w0": w}, **settings}
+    about = {
+        "protocol": "fedsgd",
+        "task": SPEC,
+        "graph": graph,
+        "params": {"lr": 0.1},
+        "public": {"w0": w},
+        **settings,
+    }
     with la.Recorder(path, rounds=1, id="nightly", **about) as recorder:  # type: ignore[arg-type]
         recorder.send(0, 2, [0, 1], "w", w)
         for node in (0, 1):
@@ -42,7 +51,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, seed in (("a", 1), ("b", 2)):
         record(Path(f"{name}.pt"), seed)
     for folder, truth in (("blind", "none"), ("seen", "auto")):
-        assert main(["attack", "a.pt", "--attack", "analytic", "-o", folder, "--truth", truth, "-q"]) == 0
+        assert (
+            main(["attack", "a.pt", "--attack", "analytic", "-o", folder, "--truth", truth, "-q"])
+            == 0
+        )
     return tmp_path
 
 
@@ -62,14 +74,20 @@ def without(path: Path, **changes: object) -> None:
 # --- trace, truth and results -------------------------------------------------------------------------------------------
 
 
-def test_an_attack_refuses_the_truth_of_another_run_of_the_same_id(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_attack_refuses_the_truth_of_another_run_of_the_same_id(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     assert main(["attack", "a.pt", "--truth", "b.truth.pt", "-o", "mixed", "-q"]) == 2
-    assert "has the id 'nightly' that was expected, but belongs to another recording" in one_line(capsys)
+    assert "has the id 'nightly' that was expected, but belongs to another recording" in one_line(
+        capsys
+    )
     assert not (place / "mixed").exists()
 
 
-def test_a_score_refuses_the_truth_of_another_run_of_the_same_id(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_score_refuses_the_truth_of_another_run_of_the_same_id(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Results without a truth were scored with that of any run of the id before."""
     before = (place / "blind" / "results.json").read_bytes()
     capsys.readouterr()
@@ -77,13 +95,13 @@ def test_a_score_refuses_the_truth_of_another_run_of_the_same_id(place: Path, ca
     assert "belongs to another recording than these results" in one_line(capsys)
     assert (place / "blind" / "results.json").read_bytes() == before
     assert main(["score", "blind", "--truth", "a.truth.pt", "-q"]) == 0
-    assert "unverified" not in results.read(place / "blind" / "results.json")
+    assert "unverified" not in record_file.read(place / "blind" / "results.json")
 
 
 def test_a_recording_is_told_apart_wherever_trace_and_truth_meet(tmp_path: Path) -> None:
     (trace, truth), (_, other) = (record(tmp_path / f"{k}.pt", k, keep_states=True) for k in (1, 2))
-    assert scoring.same_run(trace, truth)
-    for both in (scoring.same_run, lint.lint):
+    assert trace_file.same_run(trace, truth)
+    for both in (trace_file.same_run, lint.lint):
         with pytest.raises(la.LeakauditError, match="another recording"):
             both(trace, other)
 
@@ -92,7 +110,7 @@ def test_a_run_that_is_recorded_again_with_the_same_data_is_another_one(tmp_path
     """Equal data do not make two runs one: their noise and their schedules may differ."""
     (trace, _), (_, other) = (record(tmp_path / f"{k}.pt", 1) for k in (1, 2))
     with pytest.raises(la.LeakauditError, match="another recording"):
-        scoring.same_run(trace, other)
+        trace_file.same_run(trace, other)
 
 
 @pytest.mark.parametrize("form", ["copy.npz", "copy/", "again.pt"])
@@ -102,7 +120,7 @@ def test_a_converted_trace_keeps_its_truth(tmp_path: Path, form: str) -> None:
     if form.endswith(".npz"):
         convert.convert(tmp_path / form, tmp_path / "back.pt")
         form = "back.pt"
-    assert scoring.same_run(tracefile.load(tmp_path / form), truth)
+    assert trace_file.same_run(trace_file.load(tmp_path / form), truth)
 
 
 def test_a_user_cannot_give_two_recordings_one_number(tmp_path: Path) -> None:
@@ -117,37 +135,53 @@ def test_a_user_cannot_give_two_recordings_one_number(tmp_path: Path) -> None:
 
 def bare(path: Path, change: Callable[[la.Truth], la.Truth] = lambda truth: truth) -> None:
     """Take the number out of a truth file, as a program of the user's own writes one."""
-    truth = tracefile.load_truth(path)
+    truth = trace_file.load_truth(path)
     plain = {k: v for k, v in truth.provenance.items() if k != "recording"}
-    tracefile.save_truth(change(replace(truth, provenance=plain)), path)
-    tracefile.write_sidecar(path)
+    trace_file.save_truth(change(replace(truth, provenance=plain)), path)
+    trace_file.write_sidecar(path)
 
 
-def test_a_truth_tied_by_its_id_only_is_said_to_be_wherever_it_is_shown(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truth_tied_by_its_id_only_is_said_to_be_wherever_it_is_shown(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bare(place / "a.truth.pt")
-    for command in (["attack", "a.pt", "--attack", "analytic", "-o", "plain", "-q"], ["score", "blind", "--truth", "a.truth.pt", "-q"]):
+    for command in (
+        ["attack", "a.pt", "--attack", "analytic", "-o", "plain", "-q"],
+        ["score", "blind", "--truth", "a.truth.pt", "-q"],
+    ):
         capsys.readouterr()
         assert main(command) == 0
-        assert results.ID_ONLY in " ".join(capsys.readouterr().out.split())
+        assert record_file.ID_ONLY in " ".join(capsys.readouterr().out.split())
     for folder in ("plain", "blind"):
-        assert results.read(place / folder / "results.json")["unverified"] == [results.ID_ONLY]
-        assert "only its id ties the truth to the trace" in (place / folder / "report.md").read_text()
+        assert record_file.read(place / folder / "results.json")["unverified"] == [
+            record_file.ID_ONLY
+        ]
+        assert (
+            "only its id ties the truth to the trace" in (place / folder / "report.md").read_text()
+        )
         for format in REPORTS:
             assert main(["report", folder, "-f", format, "-o", "page", "-q"]) == 0
-            assert "only its id ties the truth" in " ".join((place / "page").read_text().split()), format
+            assert "only its id ties the truth" in " ".join((place / "page").read_text().split()), (
+                format
+            )
         assert main(["report", folder, "--redact", "-o", "page", "-q"]) == 0
         assert "only its id ties the truth" in (place / "page").read_text()
 
 
-def test_a_truth_of_another_task_is_refused_without_a_number(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truth_of_another_task_is_refused_without_a_number(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The id alone ties them, and what the files hold shows that it does so wrongly."""
-    trace = tracefile.load(place / "a.pt")
-    truth = tracefile.load_truth(place / "a.truth.pt")
+    trace = trace_file.load(place / "a.pt")
+    truth = trace_file.load_truth(place / "a.truth.pt")
     plain = replace(truth, provenance={})
-    assert scoring.same_run(trace, plain) is False
-    for other in (replace(plain, task=replace(SPEC, classes=10)), replace(plain, node=truth.node + 2)):
+    assert trace_file.same_run(trace, plain) is False
+    for other in (
+        replace(plain, task=replace(SPEC, classes=10)),
+        replace(plain, node=truth.node + 2),
+    ):
         with pytest.raises(la.LeakauditError, match="another task or more nodes"):
-            scoring.same_run(trace, other)
+            trace_file.same_run(trace, other)
     bare(place / "a.truth.pt", lambda truth: replace(truth, task=replace(SPEC, data="other")))
     capsys.readouterr()
     assert main(["score", "blind", "--truth", "a.truth.pt", "-q"]) == 2
@@ -157,8 +191,12 @@ def test_a_truth_of_another_task_is_refused_without_a_number(place: Path, capsys
 # --- results without digests --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [["report", "seen"], ["score", "seen", "--truth", "a.truth.pt"]])
-def test_a_record_that_lost_its_digests_is_refused(place: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "command", [["report", "seen"], ["score", "seen", "--truth", "a.truth.pt"]]
+)
+def test_a_record_that_lost_its_digests_is_refused(
+    place: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     """With them out of the way, pictures of any run were shown as those of the record."""
     without(place / "seen" / "results.json")
     capsys.readouterr()
@@ -171,12 +209,16 @@ def test_every_picture_needs_its_digest(place: Path) -> None:
     whole = json.loads(path.read_text())
     assert set(whole["files"]) == {"originals.npz", "reconstructions.npz", "reconstructions.png"}
     for name in whole["files"]:
-        path.write_text(json.dumps({**whole, "files": {k: v for k, v in whole["files"].items() if k != name}}))
+        path.write_text(
+            json.dumps({**whole, "files": {k: v for k, v in whole["files"].items() if k != name}})
+        )
         with pytest.raises(la.LeakauditError, match=name):
-            results.read(path)
+            record_file.read(path)
 
 
-def test_a_record_of_version_1_without_digests_is_shown_as_unverified(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_of_version_1_without_digests_is_shown_as_unverified(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     without(place / "seen" / "results.json", version=1)
     for format in REPORTS:
         assert main(["report", "seen", "-f", format, "-o", "page", "-q"]) == 0
@@ -185,13 +227,16 @@ def test_a_record_of_version_1_without_digests_is_shown_as_unverified(place: Pat
     capsys.readouterr()
     assert main(["score", "seen", "-q"]) == 0
     assert "UNVERIFIED" in capsys.readouterr().out
-    again = results.read(place / "seen" / "results.json")
-    assert again["unverified"] == [results.UNTIED]
+    again = record_file.read(place / "seen" / "results.json")
+    assert again["unverified"] == [record_file.UNTIED]
     assert again["summary"].count("UNVERIFIED") == 1
-    assert (again["version"], set(again["files"])) == (2, {"originals.npz", "reconstructions.npz", "reconstructions.png"})
+    assert (again["version"], set(again["files"])) == (
+        2,
+        {"originals.npz", "reconstructions.npz", "reconstructions.png"},
+    )
 
 
 def test_a_record_of_version_1_with_digests_is_believed(place: Path) -> None:
     path = place / "seen" / "results.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 1}))
-    assert "unverified" not in results.read(path)
+    assert "unverified" not in record_file.read(path)

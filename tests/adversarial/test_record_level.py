@@ -21,15 +21,15 @@ from quadratics import DRAWS, Problem, path, problem, protocol
 from torch import Tensor
 
 from leakaudit import registry
+from leakaudit.accounting.ledger import entries
+from leakaudit.accounting.listeners import named
+from leakaudit.accounting.pricing import price
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.cli import main
-from leakaudit.declared import Protocol
 from leakaudit.errors import LeakauditError
-from leakaudit.graph import make
-from leakaudit.ledger import entries
-from leakaudit.listeners import named
-from leakaudit.pricing import price
+from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.topology import make
 from leakaudit.relations import Relations
 from leakaudit.trace import Graph
 from leakaudit.verdict import Verdict
@@ -55,7 +55,9 @@ def test_every_victim_is_drawn_or_says_why_not() -> None:
 
 
 @pytest.mark.slow
-def test_no_printed_epsilon_is_below_what_a_record_reaches(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_no_printed_epsilon_is_below_what_a_record_reaches(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     """Without a smoothness, and with one that is just the curvature of the node's own loss; others' losses may bend more."""
     printed = bounded = exceeded_before = 0
     for seed in range(fresh_seed, fresh_seed + fresh_cases(120)):
@@ -69,19 +71,27 @@ def test_no_printed_epsilon_is_below_what_a_record_reaches(fresh_seed: int, fres
             if found.mu is not None:
                 assert true <= found.mu * (1 + ROUNDING) + 1e-9, (one.says, found)
                 assert found.epsilon == pytest.approx(gaussian.epsilon(1e-5, found.mu))
-                assert found.reached is None or found.reached <= found.mu * (1 + ROUNDING) + 1e-9, one.says
+                assert found.reached is None or found.reached <= found.mu * (1 + ROUNDING) + 1e-9, (
+                    one.says
+                )
             else:
                 assert found.epsilon is None
         printed += plain.mu is not None and plain.mu < math.inf
         bounded += smooth.mu is not None and smooth.mu < math.inf
-        exceeded_before += plain.mu is None and plain.node_mu is not None and true > plain.node_mu * (1 + 1e-3)
+        exceeded_before += (
+            plain.mu is None and plain.node_mu is not None and true > plain.node_mu * (1 + 1e-3)
+        )
     assert printed, "no case had an epsilon"
     assert bounded > printed, "a smoothness gave no case an epsilon"
-    assert exceeded_before, "no case would have exceeded the figure that was printed for records before"
+    assert exceeded_before, (
+        "no case would have exceeded the figure that was printed for records before"
+    )
 
 
 @pytest.mark.slow
-def test_what_is_said_to_be_reached_is_reached(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_what_is_said_to_be_reached_is_reached(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     """linear: constant gradients. reached: also least squares of curvature plus and minus the smoothness, at all nodes."""
     drawn = exact = 0
     for seed in range(fresh_seed, fresh_seed + fresh_cases(60)):
@@ -89,18 +99,26 @@ def test_what_is_said_to_be_reached_is_reached(fresh_seed: int, fresh_cases: Cal
         nodes = one.protocol.graph.nodes
         bend = abs(one.curvature[one.node])
         found = one.price(smoothness=bend)
-        truths = [one.respond((c,) * nodes).mu(one.node, 0, one.adversary) for c in (0.0, bend, -bend)]
-        if found.linear is None:  # the view itself was too ill-conditioned; nothing is said to be reached
+        truths = [
+            one.respond((c,) * nodes).mu(one.node, 0, one.adversary) for c in (0.0, bend, -bend)
+        ]
+        if (
+            found.linear is None
+        ):  # the view itself was too ill-conditioned; nothing is said to be reached
             continue
         assert found.linear == pytest.approx(truths[0], rel=ROUNDING, abs=1e-7), one.says
         if found.mu != math.inf and found.reached is not None:
             drawn += 1
             exact += found.reached == pytest.approx(max(truths), rel=1e-5, abs=1e-7)
             assert found.reached <= max(truths) * (1 + 1e-5) + 1e-7, one.says
-    assert exact >= 0.95 * drawn, "what cannot be solved in float64 is not said to be reached, and that is rare"
+    assert exact >= 0.95 * drawn, (
+        "what cannot be solved in float64 is not said to be reached, and that is rare"
+    )
 
 
-def test_mini_batches_count_once_in_every_pass(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_mini_batches_count_once_in_every_pass(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     """A record enters the gradients of its own batches only; no order that is drawn exceeds the price, and single steps reach it."""
     for seed in range(fresh_seed, fresh_seed + fresh_cases(20)):
         rng = random.Random(seed)
@@ -110,13 +128,35 @@ def test_mini_batches_count_once_in_every_pass(fresh_seed: int, fresh_cases: Cal
         if rng.random() < 0.5:
             steps, noise = rng.choice([(1, "message"), (1, "step"), (2, "step"), (3, "step")])
             made = protocol(
-                "dpsgd", graph, rounds, batch=batch, samples=samples, steps=steps, noise=noise, order="adapt", sigma=0.5, alpha=0.3
+                "dpsgd",
+                graph,
+                rounds,
+                batch=batch,
+                samples=samples,
+                steps=steps,
+                noise=noise,
+                order="adapt",
+                sigma=0.5,
+                alpha=0.3,
             )
         else:
             steps = rng.choice([1, 2, 3])
-            made = protocol("dpnorm", graph, rounds, batch=batch, records=samples, inner=steps, sigma=0.5, mu=0.3)
-        response = respond(made.victim, graph, rounds, (0.0,) * 3, made.public, holders=3, samples=samples)
-        truths = [response.mu(node, record, Adversary()) for node in range(3) for record in range(samples)]
+            made = protocol(
+                "dpnorm",
+                graph,
+                rounds,
+                batch=batch,
+                records=samples,
+                inner=steps,
+                sigma=0.5,
+                mu=0.3,
+            )
+        response = respond(
+            made.victim, graph, rounds, (0.0,) * 3, made.public, holders=3, samples=samples
+        )
+        truths = [
+            response.mu(node, record, Adversary()) for node in range(3) for record in range(samples)
+        ]
         (found,) = price(made, Adversary(), [0])
         whole = next(price(replace(made, victim=_all_records(made.victim)), Adversary(), [0]))
         assert found.enters is not None
@@ -125,7 +165,9 @@ def test_mini_batches_count_once_in_every_pass(fresh_seed: int, fresh_cases: Cal
         assert whole.linear is not None
         assert max(truths) <= found.linear * (1 + ROUNDING), (seed, made.victim)
         if found.enters < found.gradients:
-            assert found.linear < whole.linear * (1 - 1e-3), "a record would count in every gradient"
+            assert found.linear < whole.linear * (1 - 1e-3), (
+                "a record would count in every gradient"
+            )
         if isinstance(made.victim, registry.get("victims", "dpsgd")):
             assert found.enters < found.gradients
             assert found.mu is not None
@@ -146,7 +188,9 @@ def test_the_default_dpsgd_has_no_epsilon_for_records_and_with_a_smoothness_the_
     """A star, 5 rounds, curvature 6: mu 1.342 was printed, 5.005 is reached."""
     made = protocol("dpsgd", STAR, 5, alpha=0.3, sigma=0.5)
     case = Problem(made, (6.0,) * 4, Adversary(), 1, "")
-    true = max(replace(case, node=node).respond((6.0,) * 4).mu(node, 0, Adversary()) for node in range(4))
+    true = max(
+        replace(case, node=node).respond((6.0,) * 4).mu(node, 0, Adversary()) for node in range(4)
+    )
     assert true == pytest.approx(5.005, abs=1e-3)
     plain = list(price(made, Adversary(), range(4)))
     assert all(one.mu is None and one.epsilon is None for one in plain)
@@ -255,7 +299,11 @@ class Averaging:
 
 
 def test_data_that_enters_without_gradients_is_not_priced_as_nothing() -> None:
-    (found,) = price(Protocol(cast(Victim, Averaging()), make("ring", 3, torch.Generator()), 2, {}), Adversary(), [0])
+    (found,) = price(
+        Protocol(cast(Victim, Averaging()), make("ring", 3, torch.Generator()), 2, {}),
+        Adversary(),
+        [0],
+    )
     assert found.mu is None
     assert "does not enter by gradients" in found.refused
 
@@ -263,7 +311,9 @@ def test_data_that_enters_without_gradients_is_not_priced_as_nothing() -> None:
 def test_a_claim_about_records_is_not_settled_by_the_figure_of_the_node() -> None:
     """DP-Norm without a smoothness: neither verdict; with one, what the bound says."""
     made = protocol("dpnorm", make("ring", 4, torch.Generator()), 4, sigma=0.1, records=8)
-    (plain,), (smooth,) = (entries(made, named([Adversary()], [0], 4), smoothness=s) for s in (None, 0.5))
+    (plain,), (smooth,) = (
+        entries(made, named([Adversary()], [0], 4), smoothness=s) for s in (None, 0.5)
+    )
     assert plain.verdict is Verdict.INCONCLUSIVE
     assert "give a smoothness" in plain.why
     assert plain.exact is None
@@ -304,7 +354,12 @@ most = 7.0
 @pytest.mark.parametrize(
     ("order", "smoothness", "code", "said"),
     [
-        ("combine", "", 3, "add smoothness = L, a Lipschitz constant of a node's gradients, to [check.main]"),
+        (
+            "combine",
+            "",
+            3,
+            "add smoothness = L, a Lipschitz constant of a node's gradients, to [check.main]",
+        ),
         ("combine", "smoothness = 6.0", 1, "epsilon of one record 189.8"),
         ("combine", "smoothness = 0.0", 0, "epsilon of one record 6.174, at most 7"),
         ("adapt", "", 0, "epsilon of one record 6.174, at most 7"),

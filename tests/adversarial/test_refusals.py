@@ -14,29 +14,38 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit import api, results
-from leakaudit.audit.evidence import Successes
-from leakaudit.audit.levels import levels
-from leakaudit.audit.measure import Blind, Measured, _attacked
-from leakaudit.audit.plan import AuditPlan
-from leakaudit.audit.replays import Replays
-from leakaudit.audit.simulate import Simulated, simulate
+from leakaudit.auditing.evidence import Successes
+from leakaudit.auditing.levels import levels
+from leakaudit.auditing.measure import Blind, Measured, _attacked
+from leakaudit.auditing.plan import AuditPlan
+from leakaudit.auditing.replays import Replays
+from leakaudit.auditing.simulate import Simulated, simulate
 from leakaudit.cli import main
 from leakaudit.errors import AttackError
+from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Reconstruction
-from leakaudit.scenario import Scenario
-from leakaudit.sweep import work
+from leakaudit.results import record_file
+from leakaudit.sweeping import work
 from leakaudit.trace import Truth
 
-SMALL = Scenario("dpsgd", nodes=4, graph="ring", rounds=2, data="faces", model="mlp", set={"hidden": 64, "order": "adapt"})
+SMALL = Scenario(
+    "dpsgd",
+    nodes=4,
+    graph="ring",
+    rounds=2,
+    data="faces",
+    model="mlp",
+    set={"hidden": 64, "order": "adapt"},
+)
 PLAN = AuditPlan(SMALL, attacks=("analytic",), seeds=2, nodes=(0, 1, 2))
 Refuse = Callable[[int, int], bool]  # how many attacks were made before, and the node
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, refuse: Refuse) -> None:
     """Let `attack_one` refuse some nodes."""
-    one, calls = api.attack_one, [0]
+    one, calls = attacking.attack_one, [0]
 
     def chosen(leak: GradientLeak, *args: Any, **settings: Any) -> Reconstruction:
         calls[0] += 1
@@ -44,7 +53,7 @@ def refusing(monkeypatch: pytest.MonkeyPatch, refuse: Refuse) -> None:
             raise AttackError("it needs more than this")
         return one(leak, *args, **settings)
 
-    monkeypatch.setattr(api, "attack_one", chosen)
+    monkeypatch.setattr(attacking, "attack_one", chosen)
 
 
 def made(plan: AuditPlan = PLAN) -> Simulated:
@@ -63,7 +72,9 @@ def blind(truth: Truth, node: int) -> list[float]:
 
 
 @pytest.mark.parametrize("refused", [{1}, {0, 2}])
-def test_refused_nodes_count_as_the_mean_image(monkeypatch: pytest.MonkeyPatch, refused: set[int]) -> None:
+def test_refused_nodes_count_as_the_mean_image(
+    monkeypatch: pytest.MonkeyPatch, refused: set[int]
+) -> None:
     """They dropped out of the mean before: what was left of an attack looked as strong as ever."""
     plan = replace(PLAN, seeds=1)
     whole = made(plan).values("psnr", 0, "eavesdropper", "analytic")
@@ -75,7 +86,9 @@ def test_refused_nodes_count_as_the_mean_image(monkeypatch: pytest.MonkeyPatch, 
     values = [v for o in part.outcomes for v in o.score.psnr or () if v is not None]
     assert len(values) == 3 - len(refused)
     wanted = [*values, *(v for node in refused for v in blind(part.truth, node))]
-    assert found == pytest.approx({"best": max(wanted), "median": median(wanted), "mean": fmean(wanted)}, rel=1e-5)
+    assert found == pytest.approx(
+        {"best": max(wanted), "median": median(wanted), "mean": fmean(wanted)}, rel=1e-5
+    )
     assert len(part.refused(0, "eavesdropper", "analytic")) == len(refused)
 
 
@@ -104,7 +117,9 @@ def test_a_seed_that_was_refused_is_a_trial_that_failed(monkeypatch: pytest.Monk
     part = made(plan)
     none = Replays(torch.empty(0), torch.empty(0, 0))
     view = Measured(0, "eavesdropper", 0, none, none, (0, 0, 0, ""), 0.0)
-    counted = [evidence for _, _, evidence, _ in _attacked(plan, Blind(97, 1, 0.01, 0.01, ""), view, part)]
+    counted = [
+        evidence for _, _, evidence, _ in _attacked(plan, Blind(97, 1, 0.01, 0.01, ""), view, part)
+    ]
     assert {(e.hits, e.trials) for e in counted if isinstance(e, Successes)} == {(2, 4)}
 
 
@@ -138,10 +153,13 @@ def test_every_report_of_an_audit_shows_how_many_nodes_were_refused(
     out = tmp_path / "out"
     assert main(["audit", str(tmp_path / "a.toml"), "-o", str(out), "-q"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    (curve,) = results.read(out / "results.json")["audit"]["curves"]
+    (curve,) = record_file.read(out / "results.json")["audit"]["curves"]
     assert (curve["attacked"], curve["refused"], curve["psnr"]["images"]) == (3, 1, 3)
     mean = f"{curve['psnr']['mean']:.1f}"
-    pages = {"printed": printed, "report.md": " ".join((out / "report.md").read_text().replace("\\", "").split())}
+    pages = {
+        "printed": printed,
+        "report.md": " ".join((out / "report.md").read_text().replace("\\", "").split()),
+    }
     pages |= {format: text_of(out, capsys, format) for format in ("text", "markdown", "html")}
     for name, page in pages.items():
         assert "1 of 3" in page, name
@@ -158,21 +176,43 @@ def test_every_report_of_an_audit_shows_how_many_nodes_were_refused(
 def test_a_sweep_counts_refused_nodes_as_the_mean_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "s.toml").write_text(TOML.replace("sigma = 0.5", "") + '[sweep]\nattacks = ["analytic"]\nseeds = 2\n')
+    (tmp_path / "s.toml").write_text(
+        TOML.replace("sigma = 0.5", "") + '[sweep]\nattacks = ["analytic"]\nseeds = 2\n'
+    )
     usable = work._usable
 
     def some(cell: Any, leaks: Any, task: Any) -> Any:
         fit, why = usable(cell, leaks, task)
         refused = {leak.node for leak in fit if leak.node == 1 or cell.scenario.seed == 1}
-        return [leak for leak in fit if leak.node not in refused], why | dict.fromkeys(refused, "it needs more than this")
+        return [leak for leak in fit if leak.node not in refused], why | dict.fromkeys(
+            refused, "it needs more than this"
+        )
 
     points = {}
     for name, patched in (("whole", usable), ("part", some)):
         monkeypatch.setattr(work, "_usable", patched)
-        assert main(["sweep", str(tmp_path / "s.toml"), "-o", str(tmp_path / name), "--workers", "0", "-q"]) == 0
-        (points[name],) = results.read(tmp_path / name / "results.json")["sweep"]["points"]
+        assert (
+            main(
+                [
+                    "sweep",
+                    str(tmp_path / "s.toml"),
+                    "-o",
+                    str(tmp_path / name),
+                    "--workers",
+                    "0",
+                    "-q",
+                ]
+            )
+            == 0
+        )
+        (points[name],) = record_file.read(tmp_path / name / "results.json")["sweep"]["points"]
     whole, part = points["whole"], points["part"]
-    assert (whole["attacked"], whole["refused"], whole["records"], whole["recovered"]) == (6, 0, 6, 6)
+    assert (whole["attacked"], whole["refused"], whole["records"], whole["recovered"]) == (
+        6,
+        0,
+        6,
+        6,
+    )
     assert (part["attacked"], part["refused"], part["records"], part["recovered"]) == (6, 4, 6, 2)
     cells = [json.loads(p.read_text()) for p in (tmp_path / "part" / "cells").glob("*.json")]
     kept = [v for c in cells for f in c["findings"] for v in f["scores"]["psnr"]["per_image"]]
@@ -189,10 +229,24 @@ def test_a_sweep_counts_refused_nodes_as_the_mean_image(
     assert "4 of 6" in (tmp_path / "part" / "report.md").read_text()
 
 
-def test_a_sweep_in_which_every_node_is_refused_has_no_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_in_which_every_node_is_refused_has_no_mean(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "s.toml").write_text(TOML + '[sweep]\nattacks = ["analytic"]\nseeds = 1\n')
-    monkeypatch.setattr(work, "_usable", lambda cell, leaks, task: ([], {leak.node: "no" for leak in leaks}))
-    assert main(["sweep", str(tmp_path / "s.toml"), "-o", str(tmp_path / "out"), "--workers", "0", "-q"]) == 0
-    (point,) = results.read(tmp_path / "out" / "results.json")["sweep"]["points"]
-    assert (point["attacked"], point["refused"], point["recovered"], point["labels_found"]) == (3, 3, 0, None)
+    monkeypatch.setattr(
+        work, "_usable", lambda cell, leaks, task: ([], {leak.node: "no" for leak in leaks})
+    )
+    assert (
+        main(
+            ["sweep", str(tmp_path / "s.toml"), "-o", str(tmp_path / "out"), "--workers", "0", "-q"]
+        )
+        == 0
+    )
+    (point,) = record_file.read(tmp_path / "out" / "results.json")["sweep"]["points"]
+    assert (point["attacked"], point["refused"], point["recovered"], point["labels_found"]) == (
+        3,
+        3,
+        0,
+        None,
+    )
     assert "psnr" not in point

@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit import data, explanation, findings, recording, wording
-from leakaudit.audit.simulate import identified
+from leakaudit.auditing.simulate import identified
+from leakaudit.extraction import explanation
 from leakaudit.leak import GradientLeak
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.scenario import Scenario
-from leakaudit.scoring import Score, score
-from leakaudit.sweep import points
+from leakaudit.results import findings, wording
+from leakaudit.scoring.scoring import Score, score
+from leakaudit.sweeping import points
+from leakaudit.tasks import data
 from leakaudit.trace import TaskSpec, Truth
 
 FACES = data.load("faces", None, False, torch.Generator().manual_seed(0))
@@ -30,7 +33,15 @@ VECTORS = TaskSpec("logistic", shape=(3,), data="gaussians")
 def truth(x: Tensor, pool: Tensor, spec: TaskSpec = VECTORS, y: Tensor | None = None) -> Truth:
     index = torch.arange(len(x))
     labels = torch.zeros(len(x), dtype=torch.int64) if y is None else y
-    return Truth(id="a", task=spec, x=x, y=labels, node=torch.zeros(len(x), dtype=torch.int64), index=index, pool=pool)
+    return Truth(
+        id="a",
+        task=spec,
+        x=x,
+        y=labels,
+        node=torch.zeros(len(x), dtype=torch.int64),
+        index=index,
+        pool=pool,
+    )
 
 
 def handed_in(x: Tensor, y: Tensor | None = None) -> Reconstruction:
@@ -65,7 +76,9 @@ def brute_force(records: Tensor, size: int, guessed: list[Tensor]) -> float:
 
 
 @pytest.mark.parametrize(("total", "size"), [(5, 1), (6, 2), (6, 3), (5, 4)])
-def test_the_chance_is_that_of_blind_records_after_every_matching(total: int, size: int, fresh_seed: int) -> None:
+def test_the_chance_is_that_of_blind_records_after_every_matching(
+    total: int, size: int, fresh_seed: int
+) -> None:
     """Guesses that are records of the data set reach it, up to the matches that cost one of them its record."""
     records = torch.tensor(np.random.default_rng(fresh_seed + total).normal(size=(total, 3)))
     guessed = [records[list(rows)] for rows in itertools.combinations(range(total), size)]
@@ -77,7 +90,9 @@ def test_the_chance_is_that_of_blind_records_after_every_matching(total: int, si
     assert exact >= 0.8 * said
 
 
-def test_no_blind_guess_exceeds_the_chance(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_no_blind_guess_exceeds_the_chance(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     """Whatever the guesses are: near the mean, between two records, far away, many alike, fewer than the records."""
     random = np.random.default_rng(fresh_seed)
     for case in range(fresh_cases(12)):
@@ -112,7 +127,9 @@ def test_a_batch_of_blind_faces_is_identified_as_often_as_the_chance_says() -> N
         hits = 0
         for _ in range(runs):
             order, guess = (torch.randperm(100, generator=random) for _ in range(2))
-            found = scored(FACES.x[guess[:size]], FACES.x[order[:size]], FACES.x[order[size:]], IMAGES)
+            found = scored(
+                FACES.x[guess[:size]], FACES.x[order[:size]], FACES.x[order[size:]], IMAGES
+            )
             hits += sum(map(bool, found.identified or ()))
         assert found.chance == size / 100
         spread = math.sqrt(size / 100 / (runs * size))
@@ -138,16 +155,29 @@ def test_handing_in_the_whole_data_set_is_no_better_than_its_first_records() -> 
     assert (hit, total) == (int(order[0]) < 4, 100)
 
 
-def test_extra_guesses_never_raise_a_score(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_extra_guesses_never_raise_a_score(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     random = torch.Generator().manual_seed(fresh_seed)
     for case in range(fresh_cases(8)):
         size = 1 + case % 3
-        own, more = torch.rand(size, 1, 8, 8, generator=random), torch.rand(30, 1, 8, 8, generator=random)
+        own, more = (
+            torch.rand(size, 1, 8, 8, generator=random),
+            torch.rand(30, 1, 8, 8, generator=random),
+        )
         first = torch.rand(size, 1, 8, 8, generator=random)
         pool = torch.rand(20, 1, 8, 8, generator=random)
         spec = TaskSpec("mlp", shape=(1, 8, 8), classes=10, levels=255)
-        alone, many = scored(first, own, pool, spec), scored(torch.cat([first, more, own]), own, pool, spec)
-        assert (many.psnr, many.exact, many.identified, many.chance) == (alone.psnr, alone.exact, alone.identified, alone.chance)
+        alone, many = (
+            scored(first, own, pool, spec),
+            scored(torch.cat([first, more, own]), own, pool, spec),
+        )
+        assert (many.psnr, many.exact, many.identified, many.chance) == (
+            alone.psnr,
+            alone.exact,
+            alone.identified,
+            alone.chance,
+        )
 
 
 def test_labels_beyond_the_records_do_not_count() -> None:
@@ -173,7 +203,10 @@ def test_missed_records_count_as_the_mean_of_all_others() -> None:
     order = torch.randperm(100, generator=torch.Generator().manual_seed(3))
     own, pool = FACES.x[order[:4]], FACES.x[order[4:]]
     found = scored(own[:1], own, pool, IMAGES)
-    blind = [-10 * math.log10(float((pool.double().mean(0) - x.double()).square().mean())) for x in own[1:]]
+    blind = [
+        -10 * math.log10(float((pool.double().mean(0) - x.double()).square().mean()))
+        for x in own[1:]
+    ]
     assert found.psnr == (200.0, None, None, None)
     assert found.missed["psnr"] == pytest.approx(blind, rel=1e-5)
     wanted = {"min": min(blind), "median": median([200.0, *blind]), "mean": fmean([200.0, *blind])}
@@ -185,16 +218,24 @@ def test_missed_records_count_as_the_mean_of_all_others() -> None:
     plain = found.to_json()
     assert plain is not None
     assert plain["psnr"]["missed"] == pytest.approx(blind, rel=1e-5)
-    assert wording._spread(plain, "psnr", "{:.1f}") == f"{wanted['median']:.1f} ({wanted['min']:.1f} to 200.0)"
+    assert (
+        wording._spread(plain, "psnr", "{:.1f}")
+        == f"{wanted['median']:.1f} ({wanted['min']:.1f} to 200.0)"
+    )
     column = points.columns([{"scores": plain, "certified": 0}], 4, 10.0)
-    assert (column["recovered"], len(column["psnr"])) == (1, 4)  # the mean image has 14 dB, and recovers nothing
+    assert (column["recovered"], len(column["psnr"])) == (
+        1,
+        4,
+    )  # the mean image has 14 dB, and recovers nothing
 
 
 def test_the_more_records_are_missed_the_lower_is_the_mean(fresh_seed: int) -> None:
     random = torch.Generator().manual_seed(fresh_seed)
     own, pool = torch.rand(5, 1, 8, 8, generator=random), torch.rand(30, 1, 8, 8, generator=random)
     spec = TaskSpec("mlp", shape=(1, 8, 8), classes=10, levels=255)
-    means = [scored(own[:n], own, pool, spec).statistics("psnr")["mean"] or 0.0 for n in range(1, 6)]
+    means = [
+        scored(own[:n], own, pool, spec).statistics("psnr")["mean"] or 0.0 for n in range(1, 6)
+    ]
     assert means == sorted(means)
     assert len(set(means)) == 5
 
@@ -214,7 +255,16 @@ VICTIMS = ["dpsgd", "fedavg", "fedsgd", "pdmm", "tracking", "extra", "dpnorm", "
 def test_explain_attack_and_the_trace_count_rounds_alike(victim: str) -> None:
     """A round is that of the messages, from 1 to the number that `trace info` names; 0 is before the first message."""
     graph = "star" if victim.startswith("fed") else "ring"
-    scenario = Scenario(victim, nodes=4, graph=graph, rounds=6, data="gaussians", samples=2, model="logistic", dtype="float64")
+    scenario = Scenario(
+        victim,
+        nodes=4,
+        graph=graph,
+        rounds=6,
+        data="gaussians",
+        samples=2,
+        model="logistic",
+        dtype="float64",
+    )
     trace = recording.record(recording.plan(scenario), None).trace
     said = {one.node: one for one in explanation.explain(trace, la.Adversary()) if one.rows}
     leaks = [leak for leak in la.leaks(trace) if leak.node in said]
@@ -228,8 +278,14 @@ def test_explain_attack_and_the_trace_count_rounds_alike(victim: str) -> None:
         latest = max(latest, *explained)
         named = {f"[{leak.node},{t}]" for t in explained}
         assert all(any(name in row.combination for name in named) for row in said[leak.node].rows)
-        (lost,) = score([Reconstruction(leak.node, "none", torch.empty(0), None, Certificate.FAILED, 1.0)], None)
-        entry = findings.finding(leak, Reconstruction(leak.node, "none", torch.empty(0), None, Certificate.FAILED, 1.0), lost)
+        (lost,) = score(
+            [Reconstruction(leak.node, "none", torch.empty(0), None, Certificate.FAILED, 1.0)], None
+        )
+        entry = findings.finding(
+            leak,
+            Reconstruction(leak.node, "none", torch.empty(0), None, Certificate.FAILED, 1.0),
+            lost,
+        )
         span = entry["leak"]["rounds"]
         assert (span["first"], span["last"]) == (int(leak.rounds.min()), int(leak.rounds.max()))
     assert latest == last
@@ -238,7 +294,15 @@ def test_explain_attack_and_the_trace_count_rounds_alike(victim: str) -> None:
 def test_the_models_of_a_leak_have_rounds_of_their_own() -> None:
     """The gradient of round t of D-PSGD is taken at w^(t-1), and is that of the truth there."""
     scenario = Scenario(
-        "dpsgd", nodes=4, graph="ring", rounds=5, data="gaussians", samples=2, model="logistic", dtype="float64", states=True
+        "dpsgd",
+        nodes=4,
+        graph="ring",
+        rounds=5,
+        data="gaussians",
+        samples=2,
+        model="logistic",
+        dtype="float64",
+        states=True,
     )
     plan = recording.plan(scenario)
     done = recording.record(plan, None)

@@ -35,14 +35,22 @@ class Shape:
         return self.runs, self.nodes, self.rounds, self.width
 
 
-def drawn(shape: Shape, noise: Floats, random: np.random.Generator, again: Floats | None = None) -> Draws:
+def drawn(
+    shape: Shape, noise: Floats, random: np.random.Generator, again: Floats | None = None
+) -> Draws:
     """Give noise (runs, nodes, rounds, width) to the tests, with gradients that are not quite the truth's."""
-    layers = {"weight": slice(0, shape.width - shape.last), "bias": slice(shape.width - shape.last, shape.width)}
+    layers = {
+        "weight": slice(0, shape.width - shape.last),
+        "bias": slice(shape.width - shape.last, shape.width),
+    }
     found = Draws()
     for k, run in enumerate([*noise, *([] if again is None else [again])]):
         signal = random.normal(size=run.shape)
         signal *= SIGNAL / np.linalg.norm(signal, axis=2, keepdims=True)
-        of_nodes = [_noise(node, run[node] + WRONG * signal[node], signal[node]) for node in range(shape.nodes)]
+        of_nodes = [
+            _noise(node, run[node] + WRONG * signal[node], signal[node])
+            for node in range(shape.nodes)
+        ]
         name = Run(k) if k < shape.runs else Run(shape.runs - 1, process=1)
         found.add(name, of_nodes, layers, dict.fromkeys(range(shape.nodes), 1e-7))
     return found
@@ -51,7 +59,15 @@ def drawn(shape: Shape, noise: Floats, random: np.random.Generator, again: Float
 def _noise(node: int, rest: Floats, signal: Floats) -> Noise:
     rounds = tuple(range(1, len(rest) + 1))
     labels = tuple(f"x[{node},{t}]" for t in rounds)
-    return Noise(node=node, labels=labels, rounds=rounds, rest=rest, signal=signal, better=signal, gaussian=True)
+    return Noise(
+        node=node,
+        labels=labels,
+        rounds=rounds,
+        rest=rest,
+        signal=signal,
+        better=signal,
+        gaussian=True,
+    )
 
 
 def told(found: Draws) -> list[tuple[str, str]]:
@@ -63,7 +79,9 @@ def random(fresh_seed: int) -> np.random.Generator:
     return np.random.default_rng(fresh_seed)
 
 
-def test_independent_noise_raises_no_alarm(random: np.random.Generator, fresh_cases: Callable[[int], int]) -> None:
+def test_independent_noise_raises_no_alarm(
+    random: np.random.Generator, fresh_cases: Callable[[int], int]
+) -> None:
     for _ in range(fresh_cases(40)):
         runs, nodes, rounds = (int(k) for k in random.integers(1, 8, 3))
         width = int(random.integers(2, 300))
@@ -72,12 +90,16 @@ def test_independent_noise_raises_no_alarm(random: np.random.Generator, fresh_ca
         assert not told(drawn(shape, noise, random, again=noise[-1]))
 
 
-def test_the_rate_of_false_alarms_is_the_level(random: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_of_false_alarms_is_the_level(
+    random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At a level of 5 %, each of five families finds something in 5 % of honest checks at most."""
     monkeypatch.setattr(draws, "LEVEL", 0.05)
     shape = Shape(runs=2, rounds=4, width=40, last=5)
     trials = 200
-    alarms = sum(bool(told(drawn(shape, random.normal(size=shape.cube), random))) for _ in range(trials))
+    alarms = sum(
+        bool(told(drawn(shape, random.normal(size=shape.cube), random))) for _ in range(trials)
+    )
     assert alarms < trials * (5 * 0.05 + 4 * 0.03)  # 4 standard deviations of the share
     assert alarms > 0
 
@@ -124,7 +146,11 @@ def mirrored(z: Floats, random: np.random.Generator) -> Floats:
 
 def few_dimensions(z: Floats, random: np.random.Generator) -> Floats:
     turn, _ = np.linalg.qr(random.normal(size=(130, 130)))
-    return np.asarray((z @ turn[:, :110]) @ turn[:, :110].T * (130 / 110) ** 0.5) if z.shape[-1] == 130 else z
+    return (
+        np.asarray((z @ turn[:, :110]) @ turn[:, :110].T * (130 / 110) ** 0.5)
+        if z.shape[-1] == 130
+        else z
+    )
 
 
 def a_quiet_coordinate(z: Floats, random: np.random.Generator) -> Floats:
@@ -178,16 +204,22 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("change", "kinds"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
+@pytest.mark.parametrize(
+    ("change", "kinds"), CHANGES, ids=[change.__name__ for change, _ in CHANGES]
+)
 def test_noise_that_is_shared_or_missing_is_told(
-    change: Callable[[Floats, np.random.Generator], Floats], kinds: set[str], random: np.random.Generator
+    change: Callable[[Floats, np.random.Generator], Floats],
+    kinds: set[str],
+    random: np.random.Generator,
 ) -> None:
     shape = Shape(runs=12)
     noise = change(random.normal(size=shape.cube), random)
     assert {kind for kind, _ in told(drawn(shape, noise, random))} & kinds
 
 
-def test_a_process_that_starts_anew_repeats_an_honest_seed_only(random: np.random.Generator) -> None:
+def test_a_process_that_starts_anew_repeats_an_honest_seed_only(
+    random: np.random.Generator,
+) -> None:
     shape = Shape(runs=3)
     noise = random.normal(size=shape.cube)
     assert not told(drawn(shape, noise, random, again=noise[-1]))
@@ -214,6 +246,8 @@ def test_noise_on_a_grid_is_no_alarm(random: np.random.Generator) -> None:
     layers = {"weight": slice(0, 128), "bias": slice(128, 130)}
     found = Draws()
     for k, run in enumerate(noise):
-        of_nodes = [_noise(node, run[node], np.zeros_like(run[node])) for node in range(shape.nodes)]
+        of_nodes = [
+            _noise(node, run[node], np.zeros_like(run[node])) for node in range(shape.nodes)
+        ]
         found.add(Run(k), of_nodes, layers, dict.fromkeys(range(shape.nodes), grid))
     assert not told(found)

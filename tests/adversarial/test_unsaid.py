@@ -11,12 +11,13 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import gaps, recording, tracefile
+from leakaudit.accounting.pricing import price
 from leakaudit.cli import main
-from leakaudit.declared import clipped, played
-from leakaudit.pricing import price
-from leakaudit.recorder import Recorder
-from leakaudit.scenario import Scenario
+from leakaudit.protocols import recording
+from leakaudit.protocols.declared import clipped, played
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.traces import gaps, trace_file
+from leakaudit.traces.recorder import Recorder
 
 ALPHA, SIGMA = 0.1, 0.5
 SPEC = la.TaskSpec("logistic", shape=(6,), classes=2)
@@ -56,16 +57,26 @@ def loop(recorder: la.Recorder, rounds: int, stop: int, ends: bool) -> list[set[
 @pytest.mark.parametrize("announced", [False, True])
 @pytest.mark.parametrize("ends", [False, True])
 @pytest.mark.parametrize("how", ["exception", "kill"])
-def test_a_run_killed_at_any_message_is_priced_for_all_that_it_sent(tmp_path: Path, how: str, ends: bool, announced: bool) -> None:
+def test_a_run_killed_at_any_message_is_priced_for_all_that_it_sent(
+    tmp_path: Path, how: str, ends: bool, announced: bool
+) -> None:
     """A killed run without rounds= was priced one round short: each message of a node costs (alpha / sigma)^2 of mu^2."""
     rounds, messages = 3, 3 * 2 * len(RING.edges)
     for stop in range(1, messages):
         path = tmp_path / f"{stop}.pt"
         about = {"rounds": rounds} if announced else {}
-        recorder = la.Recorder(path, protocol="dpsgd", task=SPEC, graph=RING, params=PARAMS, hash=False, **about)  # type: ignore[arg-type]
+        recorder = la.Recorder(
+            path,
+            protocol="dpsgd",
+            task=SPEC,
+            graph=RING,
+            params=PARAMS,
+            hash=False,
+            **about,  # type: ignore[arg-type]
+        )
         if how == "kill":
             sent = loop(recorder, rounds, stop, ends)
-            trace = tracefile.load(path)
+            trace = trace_file.load(path)
         else:
             try:
                 with recorder:
@@ -82,8 +93,12 @@ def test_a_run_killed_at_any_message_is_priced_for_all_that_it_sent(tmp_path: Pa
             assert found.mu >= paid * (1 - 1e-9), (stop, node)
 
 
-def test_the_round_that_was_begun_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorder = la.Recorder(tmp_path / "cut.pt", protocol="dpsgd", task=SPEC, graph=RING, params=PARAMS, hash=False)
+def test_the_round_that_was_begun_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = la.Recorder(
+        tmp_path / "cut.pt", protocol="dpsgd", task=SPEC, graph=RING, params=PARAMS, hash=False
+    )
     loop(recorder, 3, 11, True)
     assert main(["bound", str(tmp_path / "cut.pt"), "--node", "0", "-q"]) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -91,17 +106,34 @@ def test_the_round_that_was_begun_is_named(tmp_path: Path, capsys: pytest.Captur
 
 
 VICTIMS: dict[str, dict[str, object]] = {
-    **{"dpsgd": {"sigma": 0.5}, "dpnorm": {"sigma": 0.1}, "recal": {"sigma": 0.5}, "rwadmm": {}, "tracking": {"noise": "message"}},
+    **{
+        "dpsgd": {"sigma": 0.5},
+        "dpnorm": {"sigma": 0.1},
+        "recal": {"sigma": 0.5},
+        "rwadmm": {},
+        "tracking": {"noise": "message"},
+    },
     **{"muffliato": {"sigma": 0.5}, "nids": {}, "fedavg": {}, "fedsgd": {}, "extra": {}},
 }
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_victim_killed_after_any_round_is_priced_for_the_next_one(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_victim_killed_after_any_round_is_priced_for_the_next_one(
+    victim: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By what `record` writes, which plans no rounds; a schedule shows that there was no round after its last."""
     rounds = 3
     known = registered(victim, VICTIMS[victim])
-    scenario = Scenario(victim, nodes=4, graph="ring", rounds=rounds, data="gaussians", samples=2, model="logistic", set=known)
+    scenario = Scenario(
+        victim,
+        nodes=4,
+        graph="ring",
+        rounds=rounds,
+        data="gaussians",
+        samples=2,
+        model="logistic",
+        set=known,
+    )
     end = Recorder.end_round
     for last in range(rounds + 1):
 
@@ -151,7 +183,15 @@ def keep(opened: Callable[..., Recorder], held: list[Recorder]) -> Callable[...,
 
 def written(folder: Path, **params: object) -> Path:
     path = folder / "trace.pt"
-    with la.Recorder(path, protocol="dpsgd", task=SPEC, graph=RING, params={**PARAMS, **params}, rounds=4, hash=False) as recorder:
+    with la.Recorder(
+        path,
+        protocol="dpsgd",
+        task=SPEC,
+        graph=RING,
+        params={**PARAMS, **params},
+        rounds=4,
+        hash=False,
+    ) as recorder:
         loop(recorder, 4, 1000, True)
     return path
 
@@ -176,39 +216,71 @@ def test_a_declared_clip_is_priced(
     assert main(["bound", path, "--as", "eavesdropper", "-f", "json", "-q"]) == 0
     for one in json.loads(capsys.readouterr().out):
         assert one["sensitivity"] == pytest.approx(sensitivity)
-        assert one["sensitivity_from"].startswith(f"clip = {params['clip']:g}, one record for another")
+        assert one["sensitivity_from"].startswith(
+            f"clip = {params['clip']:g}, one record for another"
+        )
         if not params.get("batch"):
             assert one["mu"] == pytest.approx(math.sqrt(4) * ALPHA * sensitivity / SIGMA)
     assert main(["bound", path, "--as", "eavesdropper", "-q"]) == 0
-    assert f"sensitivity {sensitivity:g}: clip = {params['clip']:g}" in " ".join(capsys.readouterr().out.split())
-    assert main(["bound", path, "--as", "eavesdropper", "--sensitivity", "7", "-f", "json", "-q"]) == 0
-    assert {(one["sensitivity"], one["sensitivity_from"]) for one in json.loads(capsys.readouterr().out)} == {(7.0, "as given")}
+    assert f"sensitivity {sensitivity:g}: clip = {params['clip']:g}" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert (
+        main(["bound", path, "--as", "eavesdropper", "--sensitivity", "7", "-f", "json", "-q"]) == 0
+    )
+    assert {
+        (one["sensitivity"], one["sensitivity_from"]) for one in json.loads(capsys.readouterr().out)
+    } == {(7.0, "as given")}
 
 
-def test_without_a_clip_the_assumption_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_clip_the_assumption_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = str(written(tmp_path))
     assert main(["bound", path, "--as", "eavesdropper", "-f", "json", "-q"]) == 0
-    said = {(one["sensitivity"], one["sensitivity_from"]) for one in json.loads(capsys.readouterr().out)}
-    assert said == {(1.0, "assumed, because neither a claim nor a clip is declared; give --sensitivity")}
+    said = {
+        (one["sensitivity"], one["sensitivity_from"]) for one in json.loads(capsys.readouterr().out)
+    }
+    assert said == {
+        (1.0, "assumed, because neither a claim nor a clip is declared; give --sensitivity")
+    }
     assert main(["bound", path, "--as", "eavesdropper", "-q"]) == 0
     assert "sensitivity 1: assumed" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_claim_that_assumes_less_than_the_clip_allows_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_claim_that_assumes_less_than_the_clip_allows_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Table II assumes gradients of norm 1; a clip of 2 lets a record move them by twice as much."""
-    lines = ['victim = "dpsgd"', "nodes = 4", 'graph = "ring"', "rounds = 4", 'data = "gaussians"', 'model = "logistic"', "samples = 4"]
+    lines = [
+        'victim = "dpsgd"',
+        "nodes = 4",
+        'graph = "ring"',
+        "rounds = 4",
+        'data = "gaussians"',
+        'model = "logistic"',
+        "samples = 4",
+    ]
     own = ["[set]", 'noise = "step"', 'order = "adapt"', "epsilon = 1.0", "horizon = 4"]
-    for clip, words in ((1.0, "as the claim assumes"), (2.0, "as the claim assumes; the run allows 1, since clip = 2")):
+    for clip, words in (
+        (1.0, "as the claim assumes"),
+        (2.0, "as the claim assumes; the run allows 1, since clip = 2"),
+    ):
         path = tmp_path / f"{clip:g}.toml"
         path.write_text("\n".join([*lines, *own, f"clip = {clip}"]))
-        assert main(["bound", str(path), "--as", "eavesdropper", "--node", "0", "-f", "json", "-q"]) == 0
+        assert (
+            main(["bound", str(path), "--as", "eavesdropper", "--node", "0", "-f", "json", "-q"])
+            == 0
+        )
         (one,) = json.loads(capsys.readouterr().out)
         assert one["sensitivity"] == pytest.approx(0.5)
         assert one["sensitivity_from"].startswith(words)
         assert ("allows" in one["sensitivity_from"]) == (clip > 1)
 
 
-def test_no_record_moves_a_clipped_mean_by_more_and_some_reach_it(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+def test_no_record_moves_a_clipped_mean_by_more_and_some_reach_it(
+    fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     """Mini-batches of random gradients, one of them replaced; opposite gradients beyond the clip reach the figure."""
     random = torch.Generator().manual_seed(fresh_seed)
     for case in range(fresh_cases(60)):
@@ -221,6 +293,9 @@ def test_no_record_moves_a_clipped_mean_by_more_and_some_reach_it(fresh_seed: in
             opposite = g.clone()
             opposite[0] = -g[0] * 100
             g[0] *= 100
-            means = [(r * (clip / r.norm(dim=1, keepdim=True)).clamp(max=1.0)).mean(0) for r in (g, opposite)]
+            means = [
+                (r * (clip / r.norm(dim=1, keepdim=True)).clamp(max=1.0)).mean(0)
+                for r in (g, opposite)
+            ]
             worst = max(worst, float((means[0] - means[1]).norm()))
         assert worst == pytest.approx(allowed, rel=1e-5)

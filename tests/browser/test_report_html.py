@@ -20,14 +20,21 @@ import pytest
 import torch
 from PIL import Image
 
-from leakaudit import gallery, registry, results, tracefile
+from leakaudit import registry
 from leakaudit.cli import main
 from leakaudit.gate import judge, record
 from leakaudit.gate.config import Budget, Check, Gate
 from leakaudit.gate.judge import Options
+from leakaudit.rendering import gallery
+from leakaudit.results import record_file
+from leakaudit.traces import trace_file
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
-CHROMIUM = os.environ.get("LEAKAUDIT_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = (
+    os.environ.get("LEAKAUDIT_CHROMIUM")
+    or shutil.which("chromium")
+    or shutil.which("chromium-browser")
+)
 HOSTILE = "<script>document.title='ran'</script>\"'><img src=http://e.org/x onerror=\"document.title='ran'\"> </style></svg>"
 LOOKS: dict[str, dict[str, Any]] = {
     "light": {"color_scheme": "light", "viewport": {"width": 1200, "height": 900}},
@@ -52,12 +59,32 @@ def browser() -> Iterator[Any]:
 def folder(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An attack on real faces, and pages of it, with hostile names, as an audit, and with 2000 findings; and a gate."""
     place = tmp_path_factory.mktemp("browser")
-    command = ["record", "fedsgd", "--nodes", "6", "--rounds", "3", "--samples", "2", "--model", "mlp", "--set", "hidden=32", "-q"]
+    command = [
+        "record",
+        "fedsgd",
+        "--nodes",
+        "6",
+        "--rounds",
+        "3",
+        "--samples",
+        "2",
+        "--model",
+        "mlp",
+        "--set",
+        "hidden=32",
+        "-q",
+    ]
     assert main([*command, "-o", str(place / "trace.pt")]) == 0
     assert main(["attack", str(place / "trace.pt"), "-o", str(place / "out"), "-q"]) == 0
-    of = results.read(place / "out/results.json")
+    of = record_file.read(place / "out/results.json")
     shown = gallery.with_pictures(of, place / "out")
-    pages = {"faces": shown, "hostile": hostile(shown), "audit": audited(shown), "many": many(of), "gate": gated()}
+    pages = {
+        "faces": shown,
+        "hostile": hostile(shown),
+        "audit": audited(shown),
+        "many": many(of),
+        "gate": gated(),
+    }
     for name, one in pages.items():
         (place / f"{name}.html").write_text(registry.get("reports", "html")(one))
     return place
@@ -80,11 +107,29 @@ def audited(of: dict[str, Any]) -> dict[str, Any]:
     verdicts, curves = [], []
     for epsilon, hits in ((1.0, 2), (10.0, 18), ("inf", 20)):
         figures = {"hits": hits, "trials": 20, "kappa": 0.1, "ceiling": 0.4}
-        said = {"says": "measured", "power": "", "p": 0.5, "level": 0.01, "needs": None, "figures": figures, "promise": promise}
+        said = {
+            "says": "measured",
+            "power": "",
+            "p": 0.5,
+            "level": 0.01,
+            "needs": None,
+            "figures": figures,
+            "promise": promise,
+        }
         word = {2: "NOT_REFUTED", 18: "REFUTED", 20: "UNCLAIMED"}[hits]
         cell = {"epsilon": epsilon, "adversary": "eavesdropper", "attack": "auto"}
         verdicts.append({**cell, "node": 1, "test": "identification", "verdict": word, **said})
-        curves.append({**cell, "psnr": {"images": 4.0, "best": hits * 3.0, "median": hits * 1.5, "mean": hits * 1.0}})
+        curves.append(
+            {
+                **cell,
+                "psnr": {
+                    "images": 4.0,
+                    "best": hits * 3.0,
+                    "median": hits * 1.5,
+                    "mean": hits * 1.0,
+                },
+            }
+        )
     view = {
         "node": 1,
         "adversary": "eavesdropper",
@@ -96,31 +141,58 @@ def audited(of: dict[str, Any]) -> dict[str, Any]:
         "claim": None,
     }
     grid = [{"epsilon": 1.0, "constants": {}, "views": [view]}]
-    tested = {"alpha": 0.01, "delta": 1e-5, "grid": grid, "curves": curves, "verdicts": verdicts, "figure": None}
+    tested = {
+        "alpha": 0.01,
+        "delta": 1e-5,
+        "grid": grid,
+        "curves": curves,
+        "verdicts": verdicts,
+        "figure": None,
+    }
     return {**of, "kind": "audit", "audit": tested}
 
 
 def gated() -> dict[str, Any]:
     """A gate that two adversaries make fail, whose recording is said to contradict what it declares."""
-    scenario = {"victim": "dpsgd", "nodes": 5, "graph": "ring", "rounds": 3, "model": "logistic", "set": {"order": "adapt"}}
-    check = Check("ring", scenario=scenario, adversaries=("eavesdropper", "node:1"), attacks=("exact", "labels"))
+    scenario = {
+        "victim": "dpsgd",
+        "nodes": 5,
+        "graph": "ring",
+        "rounds": 3,
+        "model": "logistic",
+        "set": {"order": "adapt"},
+    }
+    check = Check(
+        "ring",
+        scenario=scenario,
+        adversaries=("eavesdropper", "node:1"),
+        attacks=("exact", "labels"),
+    )
     budgets = (Budget("exact", 0.0), Budget("psnr", 300.0), Budget("gain", 300.0))
     made = record.build(judge.run(Gate((check,), budgets, seeds=2, baseline=""), Options(), None))
     assert made["gate"]["code"] == 1
     lint = next(r for r in made["gate"]["rules"] if r["kind"] == "lint")
-    lint |= {"status": "CONTRADICTED", "measure": "P20", "says": f"too little noise, REFUTED: {HOSTILE}"}
-    results.validate(made)
+    lint |= {
+        "status": "CONTRADICTED",
+        "measure": "P20",
+        "says": f"too little noise, REFUTED: {HOSTILE}",
+    }
+    record_file.validate(made)
     return made
 
 
 def many(of: dict[str, Any]) -> dict[str, Any]:
-    some = [{**of["findings"][k % len(of["findings"])], "attack": f"attack{k % 7}"} for k in range(2000)]
+    some = [
+        {**of["findings"][k % len(of["findings"])], "attack": f"attack{k % 7}"} for k in range(2000)
+    ]
     return {**of, "findings": some}
 
 
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize("name", ["faces", "hostile", "audit", "many", "gate"])
-def test_a_page_asks_for_nothing_runs_nothing_and_fits(browser: Any, folder: Path, name: str, look: str) -> None:
+def test_a_page_asks_for_nothing_runs_nothing_and_fits(
+    browser: Any, folder: Path, name: str, look: str
+) -> None:
     context = browser.new_context(**LOOKS[look])
     page, requests, said = context.new_page(), [], []
     page.on("request", lambda r: requests.append(r.url))
@@ -129,22 +201,35 @@ def test_a_page_asks_for_nothing_runs_nothing_and_fits(browser: Any, folder: Pat
     page.on("dialog", lambda d: said.append(d.message))
     page.goto(f"file://{folder}/{name}.html")
     page.wait_for_load_state("networkidle")
-    assert [r for r in requests if not r.startswith("data:image/png")] == [f"file://{folder}/{name}.html"]
+    assert [r for r in requests if not r.startswith("data:image/png")] == [
+        f"file://{folder}/{name}.html"
+    ]
     assert said == []
     assert page.title().startswith("leakaudit: ")
     assert page.evaluate("document.scripts.length") == 0
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
     wide = "!e.closest('.scroll, svg') && e.getBoundingClientRect().right > innerWidth + 1"
-    assert page.evaluate(f"[...document.querySelectorAll('body *')].filter(e => {wide}).map(e => e.outerHTML.slice(0, 80))") == []
+    assert (
+        page.evaluate(
+            f"[...document.querySelectorAll('body *')].filter(e => {wide}).map(e => e.outerHTML.slice(0, 80))"
+        )
+        == []
+    )
     context.close()
 
 
 @pytest.mark.parametrize(
     ("name", "look"),
-    [*((name, look) for name in ("faces", "hostile", "audit", "gate") for look in LOOKS), ("many", "light"), ("many", "dark")],
+    [
+        *((name, look) for name in ("faces", "hostile", "audit", "gate") for look in LOOKS),
+        ("many", "light"),
+        ("many", "dark"),
+    ],
 )
 def test_axe_finds_no_violation(browser: Any, folder: Path, name: str, look: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
     context = browser.new_context(bypass_csp=True, **LOOKS[look])  # axe itself is a script
     page = context.new_page()
     page.goto(f"file://{folder}/{name}.html")
@@ -154,9 +239,19 @@ def test_axe_finds_no_violation(browser: Any, folder: Path, name: str, look: str
     context.close()
 
 
-def test_the_pictures_on_the_screen_are_the_originals_and_what_was_reconstructed(browser: Any, folder: Path) -> None:
-    truth, of = tracefile.load_truth(folder / "trace.truth.pt"), results.read(folder / "out/results.json")
-    found = {f["node"]: (f, r) for f, r in zip(of["findings"], results.load_reconstructions(of, folder / "out"), strict=True)}
+def test_the_pictures_on_the_screen_are_the_originals_and_what_was_reconstructed(
+    browser: Any, folder: Path
+) -> None:
+    truth, of = (
+        trace_file.load_truth(folder / "trace.truth.pt"),
+        record_file.read(folder / "out/results.json"),
+    )
+    found = {
+        f["node"]: (f, r)
+        for f, r in zip(
+            of["findings"], record_file.load_reconstructions(of, folder / "out"), strict=True
+        )
+    }
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.goto(f"file://{folder}/faces.html")
     shown = page.locator("figure.pair img")
@@ -164,9 +259,17 @@ def test_the_pictures_on_the_screen_are_the_originals_and_what_was_reconstructed
     for k in range(shown.count()):
         kind, record, node = _label(shown.nth(k).get_attribute("alt"))
         finding, one = found[node]
-        source = truth.of(node)[0][record] if kind == "original" else one.x[finding["scores"]["matched"][record]]
+        source = (
+            truth.of(node)[0][record]
+            if kind == "original"
+            else one.x[finding["scores"]["matched"][record]]
+        )
         wanted = (source[0] * 255).round().to(torch.int64).numpy()
-        assert np.abs(_seen(shown.nth(k).screenshot(), 25) - wanted).max() <= 2, (kind, record, node)
+        assert np.abs(_seen(shown.nth(k).screenshot(), 25) - wanted).max() <= 2, (
+            kind,
+            record,
+            node,
+        )
     page.close()
 
 
@@ -191,7 +294,9 @@ def test_print_shows_what_is_folded_and_no_navigation(browser: Any, folder: Path
     page.emulate_media(media="print")
     assert folded.bounding_box()["height"] > 0
     assert not page.locator("nav").is_visible()
-    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(31, 35, 40)"  # dark ink on paper, whatever the screen had
+    assert (
+        page.evaluate("getComputedStyle(document.body).color") == "rgb(31, 35, 40)"
+    )  # dark ink on paper, whatever the screen had
     page.emulate_media(media=None)
     page.close()
     page = browser.new_page()
@@ -200,18 +305,25 @@ def test_print_shows_what_is_folded_and_no_navigation(browser: Any, folder: Path
     page.close()
 
 
-def test_the_network_of_a_gate_is_drawn_with_the_adversary_marked(browser: Any, folder: Path) -> None:
+def test_the_network_of_a_gate_is_drawn_with_the_adversary_marked(
+    browser: Any, folder: Path
+) -> None:
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     page.goto(f"file://{folder}/gate.html")
     figures = page.locator("figure.network")
-    assert [figures.nth(k).inner_text().strip().splitlines()[-1] for k in range(2)] == ["As eavesdropper hears it.", "As node:1 hears it."]
+    assert [figures.nth(k).inner_text().strip().splitlines()[-1] for k in range(2)] == [
+        "As eavesdropper hears it.",
+        "As node:1 hears it.",
+    ]
     marked = page.locator("figure.network rect.node.own")
     assert marked.count() == 1
     box, ink = marked.bounding_box(), marked.evaluate("e => getComputedStyle(e).fill")
     assert box["width"] > 15
     assert box["x"] + box["width"] <= 1200
     assert ink != page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert page.locator("figure.network").first.locator("circle.node.s5").count() == 5  # bit for bit, without noise
+    assert (
+        page.locator("figure.network").first.locator("circle.node.s5").count() == 5
+    )  # bit for bit, without noise
     page.close()
 
 
@@ -239,7 +351,9 @@ def test_a_page_of_many_findings_is_navigated_by_links(browser: Any, folder: Pat
 
 def test_the_axe_rules_and_looks_are_not_empty(browser: Any, folder: Path) -> None:
     """A page with a fault is found: else the tests above could not fail."""
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed"
+    )
     page = browser.new_page()
     page.set_content(
         '<html lang="en"><title>t</title><main><h1>x</h1><img src="data:,"><p style="color:#ddd;background:#fff">pale</p></main>'

@@ -18,7 +18,10 @@ import xmlschema
 import yaml
 
 SOURCES = ("leakaudit", "attacks", "victims", "reports")
-INPUT, OUTPUT = re.compile(r"\$\{\{ inputs\.([a-z-]+) \}\}"), re.compile(r"\$\{\{ steps\.([a-z]+)\.outputs\.([a-z]+) \}\}")
+INPUT, OUTPUT = (
+    re.compile(r"\$\{\{ inputs\.([a-z-]+) \}\}"),
+    re.compile(r"\$\{\{ steps\.([a-z]+)\.outputs\.([a-z]+) \}\}"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,18 +36,29 @@ def action(project: Path) -> dict[str, Any]:
 def test_it_is_a_composite_action_whose_steps_name_their_shell(action: dict[str, Any]) -> None:
     assert set(action) == {"name", "description", "branding", "inputs", "outputs", "runs"}
     assert action["runs"]["using"] == "composite"
-    assert [set(step) - {"id"} for step in action["runs"]["steps"]] == [{"name", "shell", "env", "working-directory", "run"}] * 2
+    assert [set(step) - {"id"} for step in action["runs"]["steps"]] == [
+        {"name", "shell", "env", "working-directory", "run"}
+    ] * 2
     assert {step["shell"] for step in action["runs"]["steps"]} == {"bash"}
     for name, one in action["inputs"].items():
         assert set(one) == {"description", "default"}, name
-        assert isinstance(one["default"], str), f"{name}: a value that is no text reaches the step as YAML reads it"
+        assert isinstance(one["default"], str), (
+            f"{name}: a value that is no text reaches the step as YAML reads it"
+        )
 
 
 def test_every_input_and_output_is_there_and_none_is_in_a_script(action: dict[str, Any]) -> None:
     steps = action["runs"]["steps"]
-    read = {name for step in steps for value in (*step["env"].values(), step["working-directory"]) for name in INPUT.findall(str(value))}
+    read = {
+        name
+        for step in steps
+        for value in (*step["env"].values(), step["working-directory"])
+        for name in INPUT.findall(str(value))
+    }
     assert read == set(action["inputs"])
-    assert "${{" not in "".join(step["run"] for step in steps), "an input in a script is a way to run code"
+    assert "${{" not in "".join(step["run"] for step in steps), (
+        "an input in a script is a way to run code"
+    )
     made = {step.get("id"): set(re.findall(r'echo "([a-z]+)=', step["run"])) for step in steps}
     for name, one in action["outputs"].items():
         (match,) = OUTPUT.findall(one["value"])
@@ -70,7 +84,9 @@ class Runner:
     def run(self, workspace: Path, **inputs: str) -> Runner:
         """Run it in a folder; inputs with underscores for hyphens."""
         self.code, self.log, self.outputs = 0, "", {}
-        given = {name: one["default"] for name, one in self.action["inputs"].items()} | {k.replace("_", "-"): v for k, v in inputs.items()}
+        given = {name: one["default"] for name, one in self.action["inputs"].items()} | {
+            k.replace("_", "-"): v for k, v in inputs.items()
+        }
         for step in self.action["runs"]["steps"]:
             if self.code == 0:
                 self._step(step, workspace, given)
@@ -88,10 +104,23 @@ class Runner:
         told = self.home / "output"
         told.write_text("")
         environ = {
-            **{"HOME": str(self.home), "PATH": f"{self.python.parent}:/usr/bin:/bin", "CI": "true", "GITHUB_ACTIONS": "true"},
-            **{"GITHUB_ACTION_PATH": str(self.path), "GITHUB_WORKSPACE": str(workspace), "RUNNER_TEMP": str(self.home / "temp")},
+            **{
+                "HOME": str(self.home),
+                "PATH": f"{self.python.parent}:/usr/bin:/bin",
+                "CI": "true",
+                "GITHUB_ACTIONS": "true",
+            },
+            **{
+                "GITHUB_ACTION_PATH": str(self.path),
+                "GITHUB_WORKSPACE": str(workspace),
+                "RUNNER_TEMP": str(self.home / "temp"),
+            },
             **{"GITHUB_OUTPUT": str(told), "GITHUB_STEP_SUMMARY": str(self.home / "summary.md")},
-            **{"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},  # of this test: no network
+            **{
+                "PIP_NO_INDEX": "1",
+                "PIP_NO_BUILD_ISOLATION": "0",
+                "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            },  # of this test: no network
             **{name: filled(value) for name, value in step["env"].items()},
         }
         script = self.home / "step.sh"
@@ -105,7 +134,9 @@ class Runner:
             check=False,
         )
         self.code, self.log = done.returncode, self.log + done.stdout + done.stderr
-        self.outputs[step.get("id", step["name"])] = dict(line.split("=", 1) for line in told.read_text().splitlines())
+        self.outputs[step.get("id", step["name"])] = dict(
+            line.split("=", 1) for line in told.read_text().splitlines()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -113,14 +144,18 @@ def checkout(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The action's repository as a runner checks it out."""
     copy = tmp_path_factory.mktemp("action")
     for folder in SOURCES:
-        shutil.copytree(project / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            project / folder, copy / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for file in ("pyproject.toml", "README.md", "LICENSE", "constraints.txt", "action.yml"):
         shutil.copy(project / file, copy)
     return copy
 
 
 @pytest.fixture(scope="module")
-def runner(action: dict[str, Any], checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def runner(
+    action: dict[str, Any], checkout: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Runner:
     """A runner with a fresh environment, which sees this one's dependencies, so that nothing is fetched, and no leakaudit."""
     home = tmp_path_factory.mktemp("runner")
     (home / "temp").mkdir()
@@ -128,31 +163,53 @@ def runner(action: dict[str, Any], checkout: Path, tmp_path_factory: pytest.Temp
     python = home / "python" / "bin" / "python"
     asked = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     site = Path(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip())
-    for old in site.glob("setuptools*"):  # that of Python 3.11 is too old to build, and would come first
+    for old in site.glob(
+        "setuptools*"
+    ):  # that of Python 3.11 is too old to build, and would come first
         shutil.rmtree(old)
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    absent = subprocess.run([str(python), "-c", "import leakaudit"], cwd=home, capture_output=True, text=True, check=False)
+    absent = subprocess.run(
+        [str(python), "-c", "import leakaudit"],
+        cwd=home,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "No module named 'leakaudit'" in absent.stderr
     return Runner(action, checkout, python, home)
 
 
 def example(project: Path, place: Path, seeds: int = 16) -> Path:
-    copy = shutil.copytree(project / "examples" / "ci-repo", place / "repo", ignore=shutil.ignore_patterns("__pycache__", "leakaudit-out"))
+    copy = shutil.copytree(
+        project / "examples" / "ci-repo",
+        place / "repo",
+        ignore=shutil.ignore_patterns("__pycache__", "leakaudit-out"),
+    )
     if seeds != 16:
         file = copy / "leakaudit.toml"
-        file.write_text(file.read_text().replace("seeds = 16", f"seeds = {seeds}").replace('"leakage-baseline.json"', '""'))
+        file.write_text(
+            file.read_text()
+            .replace("seeds = 16", f"seeds = {seeds}")
+            .replace('"leakage-baseline.json"', '""')
+        )
     return copy
 
 
 @pytest.mark.slow
-def test_it_installs_itself_and_passes_the_example_as_it_is_committed(project: Path, runner: Runner, tmp_path: Path) -> None:
+def test_it_installs_itself_and_passes_the_example_as_it_is_committed(
+    project: Path, runner: Runner, tmp_path: Path
+) -> None:
     repo = example(project, tmp_path)
     (repo / "requirements.txt").write_text("numpy>=1.26\n")
     done = runner.run(tmp_path, working_directory="repo", requirements="requirements.txt")
     assert done.code == 0, done.log
     assert done.output("verdict") == "pass"
     where = subprocess.run(
-        [str(runner.python), "-c", "import leakaudit; print(leakaudit.__file__)"], cwd=tmp_path, capture_output=True, text=True, check=True
+        [str(runner.python), "-c", "import leakaudit; print(leakaudit.__file__)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert Path(where.stdout.strip()).is_relative_to(runner.python.parent.parent)
     made = Path(done.output("results"))
@@ -165,38 +222,70 @@ def test_it_installs_itself_and_passes_the_example_as_it_is_committed(project: P
     assert (runner.home / "summary.md").read_text().startswith("# Leakage gate: pass\n")
     assert sorted(p.name for p in repo.iterdir() if p.name != "__pycache__") == sorted(
         [
-            *(p.name for p in (project / "examples" / "ci-repo").iterdir() if p.name not in ("__pycache__", "leakaudit-out")),
+            *(
+                p.name
+                for p in (project / "examples" / "ci-repo").iterdir()
+                if p.name not in ("__pycache__", "leakaudit-out")
+            ),
             "requirements.txt",
         ]
     )
 
 
 @pytest.mark.slow
-def test_it_fails_the_job_with_an_annotation_that_says_what_leaked(project: Path, runner: Runner, tmp_path: Path) -> None:
+def test_it_fails_the_job_with_an_annotation_that_says_what_leaked(
+    project: Path, runner: Runner, tmp_path: Path
+) -> None:
     repo = example(project, tmp_path, seeds=2)
     file = repo / "train.py"
-    file.write_text(file.read_text().replace("return model + SIGMA * rng.normal(size=model.shape)", "return model"))
+    file.write_text(
+        file.read_text().replace(
+            "return model + SIGMA * rng.normal(size=model.shape)", "return model"
+        )
+    )
     done = runner.run(repo, strict="false", install="false" if runner.outputs else "")
     assert (done.code, done.output("verdict")) == (1, "leak"), done.log
-    assert re.search(r"^::error title=ring/eavesdropper/exact%3A budget exact::.* of node \d bit for bit", done.log, re.M)
-    assert re.search(r"^::error title=ring/lint%3A lint P20::ring/lint: too little noise, REFUTED: ", done.log, re.M)
+    assert re.search(
+        r"^::error title=ring/eavesdropper/exact%3A budget exact::.* of node \d bit for bit",
+        done.log,
+        re.M,
+    )
+    assert re.search(
+        r"^::error title=ring/lint%3A lint P20::ring/lint: too little noise, REFUTED: ",
+        done.log,
+        re.M,
+    )
     assert "# Leakage gate: leak\n" in (runner.home / "summary.md").read_text()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("inputs", "seeds", "code", "verdict"),
-    [({"max_seconds": "0.001"}, 4000, 3, "cannot tell"), ({"checks": "rign"}, 2, 2, "error"), ({"checks": "ring"}, 2, 0, "pass")],
+    [
+        ({"max_seconds": "0.001"}, 4000, 3, "cannot tell"),
+        ({"checks": "rign"}, 2, 2, "error"),
+        ({"checks": "ring"}, 2, 0, "pass"),
+    ],
 )
 def test_its_verdict_goes_with_the_exit_code(
-    project: Path, runner: Runner, tmp_path: Path, inputs: dict[str, str], seeds: int, code: int, verdict: str
+    project: Path,
+    runner: Runner,
+    tmp_path: Path,
+    inputs: dict[str, str],
+    seeds: int,
+    code: int,
+    verdict: str,
 ) -> None:
-    done = runner.run(example(project, tmp_path, seeds), install="false" if runner.outputs else "", **inputs)
+    done = runner.run(
+        example(project, tmp_path, seeds), install="false" if runner.outputs else "", **inputs
+    )
     assert (done.code, done.output("verdict")) == (code, verdict), done.log
 
 
 @pytest.mark.slow
-def test_an_install_that_fails_ends_it_before_the_check(project: Path, runner: Runner, tmp_path: Path) -> None:
+def test_an_install_that_fails_ends_it_before_the_check(
+    project: Path, runner: Runner, tmp_path: Path
+) -> None:
     done = runner.run(example(project, tmp_path, seeds=2), install=str(tmp_path / "nowhere"))
     assert done.code != 0
     assert "check" not in done.outputs

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from leakaudit import results
 from leakaudit.cli import main
+from leakaudit.results import record_file
 
 SCENARIO = """
 [scenario]
@@ -63,10 +63,13 @@ def test_one_command_leaves_a_record_a_figure_and_a_report(done: Path) -> None:
         "reconstructions.npz",
         "reconstructions.png",
     }
-    found = results.read(done / "results.json")
+    found = record_file.read(done / "results.json")
     assert found["kind"] == "audit"
     assert {(f["cell"]["epsilon"], f["adversary"], f["attack"]) for f in found["findings"]} == {
-        (e, who, a) for e in ("inf", 2) for who in ("eavesdropper", "nodes:1") for a in ("analytic", "inverting")
+        (e, who, a)
+        for e in ("inf", 2)
+        for who in ("eavesdropper", "nodes:1")
+        for a in ("analytic", "inverting")
     }
     with Image.open(done / "audit.png") as picture:
         assert picture.size[0] > 1200
@@ -77,18 +80,33 @@ def test_one_command_leaves_a_record_a_figure_and_a_report(done: Path) -> None:
 
 
 def test_without_noise_the_images_come_back_and_with_it_they_do_not(done: Path) -> None:
-    curves = results.read(done / "results.json")["audit"]["curves"]
-    best = {(c["epsilon"], c["attack"]): c["psnr"]["best"] for c in curves if c["adversary"] == "eavesdropper" and "psnr" in c}
+    curves = record_file.read(done / "results.json")["audit"]["curves"]
+    best = {
+        (c["epsilon"], c["attack"]): c["psnr"]["best"]
+        for c in curves
+        if c["adversary"] == "eavesdropper" and "psnr" in c
+    }
     assert best["inf", "analytic"] > 60
-    assert best.get((2, "analytic"), 0) < 20  # its equations have no solution, so no image may come back
+    assert (
+        best.get((2, "analytic"), 0) < 20
+    )  # its equations have no solution, so no image may come back
     assert best[2, "inverting"] < 20
-    assert all(c[m]["best"] >= c[m]["median"] and c[m]["images"] == 1 for c in curves for m in ("psnr", "ssim") if m in c)
+    assert all(
+        c[m]["best"] >= c[m]["median"] and c[m]["images"] == 1
+        for c in curves
+        for m in ("psnr", "ssim")
+        if m in c
+    )
 
 
 def test_verdicts_have_counts_power_and_the_trials_they_need(done: Path) -> None:
-    found = results.read(done / "results.json")["audit"]["verdicts"]
+    found = record_file.read(done / "results.json")["audit"]["verdicts"]
     private = [v for v in found if v["epsilon"] == 2 and v["promise"]]
-    assert {v["test"] for v in private} >= {"identification by likelihood", "canary replays", "PSNR >= 20 dB"}
+    assert {v["test"] for v in private} >= {
+        "identification by likelihood",
+        "canary replays",
+        "PSNR >= 20 dB",
+    }
     assert {v["verdict"] for v in private} <= {"INCONCLUSIVE", "NOT_REFUTED"}
     for v in private:
         assert v["power"]
@@ -96,17 +114,28 @@ def test_verdicts_have_counts_power_and_the_trials_they_need(done: Path) -> None
         if v["verdict"] == "INCONCLUSIVE":
             assert "would need" in v["says"]
             assert v["needs"] > (v["figures"].get("trials") or 0)
-    assert {v["verdict"] for v in found if v["epsilon"] == "inf" and v["promise"] is None} == {"UNCLAIMED"}
+    assert {v["verdict"] for v in found if v["epsilon"] == "inf" and v["promise"] is None} == {
+        "UNCLAIMED"
+    }
 
 
 def test_the_same_seed_gives_the_same_audit(done: Path, tmp_path: Path) -> None:
     assert main(["audit", str(done.parent / "a.toml"), "-o", str(tmp_path / "again"), "-q"]) == 0
-    first, second = (results.read(folder / "results.json")["audit"] for folder in (done, tmp_path / "again"))
+    first, second = (
+        record_file.read(folder / "results.json")["audit"] for folder in (done, tmp_path / "again")
+    )
     assert first == second
 
 
-def test_a_dry_run_prints_the_grid_and_writes_nothing(done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["audit", str(done.parent / "a.toml"), "-o", str(tmp_path / "none"), "--dry-run", "-q"]) == 0
+def test_a_dry_run_prints_the_grid_and_writes_nothing(
+    done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            ["audit", str(done.parent / "a.toml"), "-o", str(tmp_path / "none"), "--dry-run", "-q"]
+        )
+        == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert not (tmp_path / "none").exists()
     assert (said["runs"], said["replays"], said["attacks"]) == (2, 2 * 2 * 14, 2 * 2 * 2)
@@ -114,7 +143,9 @@ def test_a_dry_run_prints_the_grid_and_writes_nothing(done: Path, tmp_path: Path
     assert said["grid"][0]["constants"] == {"sigma": 0.0}
 
 
-def test_a_refuted_promise_is_exit_code_1_and_an_unsettled_one_3_where_asked(done: Path, tmp_path: Path) -> None:
+def test_a_refuted_promise_is_exit_code_1_and_an_unsettled_one_3_where_asked(
+    done: Path, tmp_path: Path
+) -> None:
     """Table II's noise for DP-SGD, all records in both steps: epsilon 2.2 is reached at a nominal 1."""
     wrong = """
 [scenario]
@@ -141,39 +172,83 @@ restarts = 1
 """
     (tmp_path / "wrong.toml").write_text(wrong)
     assert main(["audit", str(tmp_path / "wrong.toml"), "-o", str(tmp_path / "out"), "-q"]) == 1
-    found = results.read(tmp_path / "out" / "results.json")
-    first = next(v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim")
+    found = record_file.read(tmp_path / "out" / "results.json")
+    first = next(
+        v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim"
+    )
     assert first["verdict"] == "REFUTED"
     assert first["figures"]["exact"] > 2
     assert found["summary"].startswith("REFUTED: exact view against the claim")
-    assert main(["audit", str(done.parent / "a.toml"), "-o", str(tmp_path / "again"), "--strict", "-q"]) == 3
+    assert (
+        main(
+            ["audit", str(done.parent / "a.toml"), "-o", str(tmp_path / "again"), "--strict", "-q"]
+        )
+        == 3
+    )
 
 
-def test_a_plain_scenario_is_audited_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lines = ['victim = "dpnorm"', "nodes = 3", 'graph = "ring"', "rounds = 2", 'data = "gaussians:40"', 'model = "logistic"']
+def test_a_plain_scenario_is_audited_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        'victim = "dpnorm"',
+        "nodes = 3",
+        'graph = "ring"',
+        "rounds = 2",
+        'data = "gaussians:40"',
+        'model = "logistic"',
+    ]
     (tmp_path / "s.toml").write_text("\n".join([*lines, "[set]", "sigma = 0.5"]))
-    arguments: list[Any] = ["audit", tmp_path / "s.toml", "-o", tmp_path / "out", "-f", "json", "-q"]
+    arguments: list[Any] = [
+        "audit",
+        tmp_path / "s.toml",
+        "-o",
+        tmp_path / "out",
+        "-f",
+        "json",
+        "-q",
+    ]
     assert main([str(a) for a in arguments]) == 0
     found = json.loads(capsys.readouterr().out)
     (level,) = found["audit"]["grid"]
     assert level["epsilon"] is None
-    assert any(v["promise"] and v["promise"]["name"].startswith("DP-Norm") for v in found["audit"]["verdicts"])
-    claim = next(v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim")
+    assert any(
+        v["promise"] and v["promise"]["name"].startswith("DP-Norm")
+        for v in found["audit"]["verdicts"]
+    )
+    claim = next(
+        v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim"
+    )
     assert claim["verdict"] == "INCONCLUSIVE"
     assert "give a smoothness" in claim["says"]
-    assert not any(v["promise"] and v["promise"]["name"].startswith("the exact view") for v in found["audit"]["verdicts"])
-    (tmp_path / "s.toml").write_text("\n".join([*lines, "[set]", "sigma = 0.5", "[audit]", "smoothness = 0.1"]))
+    assert not any(
+        v["promise"] and v["promise"]["name"].startswith("the exact view")
+        for v in found["audit"]["verdicts"]
+    )
+    (tmp_path / "s.toml").write_text(
+        "\n".join([*lines, "[set]", "sigma = 0.5", "[audit]", "smoothness = 0.1"])
+    )
     assert main([str(a) for a in arguments]) == 0
     found = json.loads(capsys.readouterr().out)
-    claim = next(v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim")
+    claim = next(
+        v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim"
+    )
     assert claim["verdict"] == "NOT_REFUTED"
     assert claim["figures"]["rounds_priced"] == 2
 
 
 def test_what_is_over_in_time_is_kept_and_marked(done: Path, tmp_path: Path) -> None:
-    arguments = ["audit", str(done.parent / "a.toml"), "-o", str(tmp_path / "out"), "--max-seconds", "0.001", "-q"]
+    arguments = [
+        "audit",
+        str(done.parent / "a.toml"),
+        "-o",
+        str(tmp_path / "out"),
+        "--max-seconds",
+        "0.001",
+        "-q",
+    ]
     assert main(arguments) == 0
-    found = results.read(tmp_path / "out" / "results.json")
+    found = record_file.read(tmp_path / "out" / "results.json")
     assert not found["complete"]
     assert "not complete" in found["summary"]
 
@@ -189,7 +264,9 @@ def test_what_is_over_in_time_is_kept_and_marked(done: Path, tmp_path: Path) -> 
         ("[scenario", "no valid TOML"),
     ],
 )
-def test_bad_plans_get_one_line_and_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+def test_bad_plans_get_one_line_and_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
     (tmp_path / "a.toml").write_text(text)
     assert main(["audit", str(tmp_path / "a.toml"), "-o", str(tmp_path / "out"), "-q"]) == 2
     error = capsys.readouterr().err
@@ -199,13 +276,21 @@ def test_bad_plans_get_one_line_and_no_folder(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("name", ["dpnorm", "recal"])
-def test_the_papers_simulations_are_plans_with_and_without_noise(project: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_the_papers_simulations_are_plans_with_and_without_noise(
+    project: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     """The file that one command runs: both have the noiseless case, private ones, the three attacks and real images."""
-    assert main(["audit", str(project / "examples" / "audit" / f"{name}.toml"), "--dry-run", "-q"]) == 0
+    assert (
+        main(["audit", str(project / "examples" / "audit" / f"{name}.toml"), "--dry-run", "-q"])
+        == 0
+    )
     said = json.loads(capsys.readouterr().out)
     assert said["plan"]["scenario"]["victim"] == name
     assert said["plan"]["scenario"]["data"] == "faces"
     assert said["plan"]["attacks"] == ["dlg", "inverting", "gradinversion"]
     assert said["grid"][0]["epsilon"] == "no noise"
     assert len(said["grid"]) > 3
-    assert all(math.isfinite(level["exact"]["eavesdropper"] or level["node"]["eavesdropper"]) for level in said["grid"][1:])
+    assert all(
+        math.isfinite(level["exact"]["eavesdropper"] or level["node"]["eavesdropper"])
+        for level in said["grid"][1:]
+    )

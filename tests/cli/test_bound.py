@@ -9,21 +9,38 @@ import pytest
 
 from leakaudit.cli import main
 
-LINES = ['victim = "dpnorm"', "nodes = 6", 'graph = "ring"', "rounds = 12", 'data = "gaussians"', 'model = "logistic"', "samples = 2"]
+LINES = [
+    'victim = "dpnorm"',
+    "nodes = 6",
+    'graph = "ring"',
+    "rounds = 12",
+    'data = "gaussians"',
+    'model = "logistic"',
+    "samples = 2",
+]
 
 
 @pytest.fixture
 def scenario(tmp_path: Path) -> str:
     path = tmp_path / "s.toml"
-    path.write_text("\n".join([*LINES, "[set]", "sigma = 0.1", "mu = 0.05", "inner = 1", "alpha = 0.2"]))
+    path.write_text(
+        "\n".join([*LINES, "[set]", "sigma = 0.1", "mu = 0.05", "inner = 1", "alpha = 0.2"])
+    )
     return str(path)
 
 
-def test_every_adversary_is_listed_with_the_claim_and_the_noise_for_it(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_adversary_is_listed_with_the_claim_and_the_noise_for_it(
+    scenario: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bound", scenario, "--smoothness", "0.1", "-f", "json", "-q"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found) == 6 * (1 + 2 + 2 + 3)
-    assert {one["kind"] for one in found if one["node"] == 3} == {"outsider", "wire", "neighbour", "coalition"}
+    assert {one["kind"] for one in found if one["node"] == 3} == {
+        "outsider",
+        "wire",
+        "neighbour",
+        "coalition",
+    }
     for one in found:
         assert one["verdict"] == "NOT_REFUTED"
         assert one["ratio"] == pytest.approx(one["exact"] / one["claim"]["epsilon"])
@@ -31,7 +48,9 @@ def test_every_adversary_is_listed_with_the_claim_and_the_noise_for_it(scenario:
         assert one["recommended"]["factor"] == pytest.approx(one["mu"] / one["recommended"]["mu"])
 
 
-def test_the_table_shows_the_worst_of_each_kind_once(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_the_worst_of_each_kind_once(
+    scenario: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bound", scenario, "-q"]) == 0
     said = capsys.readouterr().out
     assert said.count("outsider, all wires") == 1
@@ -41,7 +60,9 @@ def test_the_table_shows_the_worst_of_each_kind_once(scenario: str, capsys: pyte
     assert capsys.readouterr().out.count("outsider, all wires") == 6
 
 
-def test_without_a_smoothness_the_table_gives_no_epsilon_for_records(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_smoothness_the_table_gives_no_epsilon_for_records(
+    scenario: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """DP-Norm's nodes keep their models; the figure of the node has its own field and its own words."""
     assert main(["bound", scenario, "--as", "eavesdropper", "-f", "json", "-q"]) == 0
     for one in json.loads(capsys.readouterr().out):
@@ -58,7 +79,9 @@ def test_without_a_smoothness_the_table_gives_no_epsilon_for_records(scenario: s
     assert "NOT REFUTED;" not in said
 
 
-def test_of_a_long_run_only_the_outsider_is_priced_unless_others_are_asked_for(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_long_run_only_the_outsider_is_priced_unless_others_are_asked_for(
+    scenario: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     Path(scenario).write_text(Path(scenario).read_text().replace("rounds = 12", "rounds = 400"))
     assert main(["bound", scenario, "--node", "0", "-f", "json", "--progress", "none"]) == 0
     said = capsys.readouterr()
@@ -66,7 +89,9 @@ def test_of_a_long_run_only_the_outsider_is_priced_unless_others_are_asked_for(s
     assert "only the outsider is priced" in said.err
 
 
-def test_the_plan_of_an_audit_is_priced_too(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_an_audit_is_priced_too(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = str(project / "examples" / "audit" / "recal.toml")
     assert main(["bound", plan, "--coalitions", "0", "--node", "0", "-f", "json", "-q"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -74,8 +99,24 @@ def test_the_plan_of_an_audit_is_priced_too(project: Path, capsys: pytest.Captur
     assert {one["claim"]["source"][:8] for one in found} == {"DP-RECAL"}
 
 
-def test_noise_for_an_epsilon_of_ones_own(scenario: str, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["bound", scenario, "--as", "eavesdropper", "--node", "0", "--delta", "1e-5", "--smoothness", "0.1", "-f", "json", "-q"]
+def test_noise_for_an_epsilon_of_ones_own(
+    scenario: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [
+        "bound",
+        scenario,
+        "--as",
+        "eavesdropper",
+        "--node",
+        "0",
+        "--delta",
+        "1e-5",
+        "--smoothness",
+        "0.1",
+        "-f",
+        "json",
+        "-q",
+    ]
     assert main([*asked, "--epsilon", "1"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     (low, high) = one["recommended"]["noise"]["n"]
@@ -97,7 +138,9 @@ def test_noise_for_an_epsilon_of_ones_own(scenario: str, capsys: pytest.CaptureF
         (["--smoothness", "inf"], "--smoothness"),
     ],
 )
-def test_bad_options_get_one_line(scenario: str, capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
+def test_bad_options_get_one_line(
+    scenario: str, capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
     assert main(["bound", scenario, *argv, "-q"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

@@ -19,7 +19,9 @@ from leakaudit.cli import main
 def test_help_is_fast_and_imports_nothing_heavy() -> None:
     heavy = "torch", "numpy", "skimage", "rich", "networkx"
     code = f"import sys, leakaudit.cli as c; c.parser(); print([m for m in {heavy} if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.strip() == "[]"
 
     def cpu(*words: str) -> float:
@@ -28,14 +30,24 @@ def test_help_is_fast_and_imports_nothing_heavy() -> None:
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(cpu("-m", "leakaudit", "--help") for _ in range(5)) < 0.15 + min(cpu("-c", "pass") for _ in range(5))
+    assert min(cpu("-m", "leakaudit", "--help") for _ in range(5)) < 0.15 + min(
+        cpu("-c", "pass") for _ in range(5)
+    )
 
 
-def test_attack_writes_everything_and_prints_json(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attack_writes_everything_and_prints_json(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["attack", "trace.pt", "-o", "out", "-f", "json", "-q"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown == json.loads((place / "out/results.json").read_text())
-    names = ["originals.npz", "reconstructions.npz", "reconstructions.png", "report.md", "results.json"]
+    names = [
+        "originals.npz",
+        "reconstructions.npz",
+        "reconstructions.png",
+        "report.md",
+        "results.json",
+    ]
     assert sorted(p.name for p in (place / "out").iterdir()) == names
     assert [f["node"] for f in shown["findings"]] == [0, 1, 2, 3]
     for finding in shown["findings"]:
@@ -43,7 +55,9 @@ def test_attack_writes_everything_and_prints_json(place: Path, capsys: pytest.Ca
         assert finding["certificate"]["name"] == "EXACT"
         assert finding["scores"]["psnr"]["min"] >= 60
         assert finding["scores"]["label_correct"]["per_image"] == [True]
-    assert shown["provenance"]["trace"]["sha256"] == (place / "trace.pt.sha256").read_text().split()[0]
+    assert (
+        shown["provenance"]["trace"]["sha256"] == (place / "trace.pt.sha256").read_text().split()[0]
+    )
 
 
 def test_the_same_seed_gives_the_same_run(place: Path) -> None:
@@ -56,7 +70,9 @@ def test_the_same_seed_gives_the_same_run(place: Path) -> None:
     assert not torch.equal(one.messages[0].payload, la.load("other.pt").messages[0].payload)
 
 
-def test_without_a_truth_the_attack_works_and_says_so(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_truth_the_attack_works_and_says_so(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (place / "trace.truth.pt").unlink()
     assert main(["attack", "trace.pt", "-o", "out", "-q", "-f", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -66,7 +82,24 @@ def test_without_a_truth_the_attack_works_and_says_so(place: Path, capsys: pytes
 
 
 def test_one_node_and_a_curious_neighbour(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["attack", "trace.pt", "-o", "out", "-q", "-f", "json", "--as", "eavesdropper+node:1", "--node", "2"]) == 0
+    assert (
+        main(
+            [
+                "attack",
+                "trace.pt",
+                "-o",
+                "out",
+                "-q",
+                "-f",
+                "json",
+                "--as",
+                "eavesdropper+node:1",
+                "--node",
+                "2",
+            ]
+        )
+        == 0
+    )
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert (finding["node"], finding["adversary"]) == (2, "eavesdropper+nodes:1")
     assert main(["attack", "trace.pt", "-o", "out", "-q", "-f", "json", "--as", "node:1"]) == 0
@@ -75,15 +108,21 @@ def test_one_node_and_a_curious_neighbour(place: Path, capsys: pytest.CaptureFix
     assert [u["node"] for u in shown["undetermined"]] == [0, 2, 3]
 
 
-def test_text_and_markdown_tell_the_worst_first(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_and_markdown_tell_the_worst_first(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["attack", "trace.pt", "-o", "out", "-q"]) == 0
     assert capsys.readouterr().out.startswith("Worst case: node")
     assert main(["attack", "trace.pt", "-o", "out", "-q", "-f", "markdown"]) == 0
     assert capsys.readouterr().out == (place / "out/report.md").read_text()
 
 
-def test_settings_come_from_the_nearest_source(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    (place / "pyproject.toml").write_text("[tool.leakaudit]\nseed = 1\nthreads = 2\nmax-bytes = '1GB'\n")
+def test_settings_come_from_the_nearest_source(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "pyproject.toml").write_text(
+        "[tool.leakaudit]\nseed = 1\nthreads = 2\nmax-bytes = '1GB'\n"
+    )
     (place / "leakaudit.toml").write_text("seed = 2\nprogress = 'plain'\n")
     monkeypatch.setenv("LEAKAUDIT_PROGRESS", "none")
     assert main(["config", "show", "-f", "json", "--seed", "4"]) == 0
@@ -138,8 +177,14 @@ def test_trace_info_verify_convert(place: Path, capsys: pytest.CaptureFixture[st
     assert main(["trace", "convert", "other.npz", "back.pt", "-q"]) == 0
     capsys.readouterr()
     for name in ("back.pt", "folder"):
-        assert main(["attack", name, "--truth", "trace.truth.pt", "-o", "out", "-q", "-f", "json"]) == 0
-        assert all(f["certificate"]["name"] == "EXACT" for f in json.loads(capsys.readouterr().out)["findings"])
+        assert (
+            main(["attack", name, "--truth", "trace.truth.pt", "-o", "out", "-q", "-f", "json"])
+            == 0
+        )
+        assert all(
+            f["certificate"]["name"] == "EXACT"
+            for f in json.loads(capsys.readouterr().out)["findings"]
+        )
 
 
 def test_dry_runs_write_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,18 +197,39 @@ def test_dry_runs_write_nothing(place: Path, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["nodes"]["0"]["leak"] == "difference"
     assert sorted(p.name for p in place.iterdir()) == sorted([*before, "again.toml"])
     assert main(["record", "--scenario", "again.toml", "-o", "same.pt", "-q"]) == 0
-    assert torch.equal(la.load("same.pt").messages[0].payload, la.load("trace.pt").messages[0].payload)
+    assert torch.equal(
+        la.load("same.pt").messages[0].payload, la.load("trace.pt").messages[0].payload
+    )
 
 
-def test_a_users_own_model_runs_only_when_trusted(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_users_own_model_runs_only_when_trusted(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (place / "mine.py").write_text(
         "import torch\ndef net(shape, classes):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(625, classes))\n"
     )
-    own = ["record", "pdmm", "--model", "mine:net", "--nodes", "4", "--rounds", "6", "-o", "own.pt", "-q"]
-    subprocess.run([sys.executable, "-m", "leakaudit", *own], capture_output=True, check=True)  # who names it on the command line means it
+    own = [
+        "record",
+        "pdmm",
+        "--model",
+        "mine:net",
+        "--nodes",
+        "4",
+        "--rounds",
+        "6",
+        "-o",
+        "own.pt",
+        "-q",
+    ]
+    subprocess.run(
+        [sys.executable, "-m", "leakaudit", *own], capture_output=True, check=True
+    )  # who names it on the command line means it
     (place / "own.toml").write_text('model = "mine:net"\nnodes = 4\n')
     monkeypatch.syspath_prepend(str(place))
-    by_file, attack = ["record", "--scenario", "own.toml", "-o", "file.pt", "-q"], ["attack", "own.pt", "-o", "out", "-q"]
+    by_file, attack = (
+        ["record", "--scenario", "own.toml", "-o", "file.pt", "-q"],
+        ["attack", "own.pt", "-o", "out", "-q"],
+    )
     assert "--trust-model" in refused(capsys, *by_file)
     assert "--trust-model" in refused(capsys, *attack)
     assert "mine" not in sys.modules
@@ -175,9 +241,9 @@ def test_a_users_own_model_runs_only_when_trusted(place: Path, monkeypatch: pyte
 
 
 def test_ctrl_c_keeps_what_was_found(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from leakaudit import api
+    from leakaudit.inversion import attacking
 
-    whole, calls = api.attack_one, []
+    whole, calls = attacking.attack_one, []
 
     def stop_at_third(*args: object, **kwargs: object) -> object:
         calls.append(1)
@@ -185,7 +251,7 @@ def test_ctrl_c_keeps_what_was_found(place: Path, monkeypatch: pytest.MonkeyPatc
             raise KeyboardInterrupt
         return whole(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(api, "attack_one", stop_at_third)
+    monkeypatch.setattr(attacking, "attack_one", stop_at_third)
     assert main(["attack", "trace.pt", "-o", "out", "-q"]) == 130
     record = json.loads((place / "out/results.json").read_text())
     assert [f["node"] for f in record["findings"]] == [0, 1]

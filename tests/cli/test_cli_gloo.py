@@ -16,12 +16,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import gaps, tracefile
+from leakaudit.capture.tap import launch
+from leakaudit.capture.tap.reading import read_logs
 from leakaudit.cli import main
-from leakaudit.tap import launch
-from leakaudit.tap.reading import read_logs
+from leakaudit.traces import gaps, trace_file
 
-BASE = ["record", "dpsgd", "--nodes", "4", "--graph", "ring", "--data", "gaussians", "--model", "logistic", "--samples", "4"]
+BASE = [
+    "record",
+    "dpsgd",
+    "--nodes",
+    "4",
+    "--graph",
+    "ring",
+    "--data",
+    "gaussians",
+    "--model",
+    "logistic",
+    "--samples",
+    "4",
+]
 LONG = 600.0  # seconds within which something must have happened
 HOLD = 3599.0  # seconds of a late node that stand for "until the test says so"
 GATED = f"""
@@ -55,7 +68,11 @@ def pids(folder: Path) -> dict[int, int]:
 
 def round_of(folder: Path, rank: int) -> int:
     (path,) = folder.glob(f".gloo-*/rank{rank}.0.jsonl")
-    ended = [json.loads(line)["round"] for line in path.read_text().split("\n")[:-1] if '"op":"round"' in line]
+    ended = [
+        json.loads(line)["round"]
+        for line in path.read_text().split("\n")[:-1]
+        if '"op":"round"' in line
+    ]
     return max(ended, default=0)
 
 
@@ -71,13 +88,31 @@ class Started:
     """A recording that stays in round 5 until the test has done what it wants, however long that takes on a busy machine."""
 
     def __init__(self, folder: Path, *more: str) -> None:
-        command = [sys.executable, "-m", "leakaudit", *BASE, "--rounds", "8", "--engine", "gloo", "-o", str(folder / "t.pt")]
+        command = [
+            sys.executable,
+            "-m",
+            "leakaudit",
+            *BASE,
+            "--rounds",
+            "8",
+            "--engine",
+            "gloo",
+            "-o",
+            str(folder / "t.pt"),
+        ]
         command += ["--fault", f"late:0@5:{HOLD:g}", *more]
         (folder / "hooks").mkdir()
         (folder / "hooks" / "sitecustomize.py").write_text(GATED)
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder / "hooks"), *sys.path])}
         self.folder = folder
-        self.run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=environ)
+        self.run = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+            env=environ,
+        )
         until(lambda: self.run.poll() is not None or self.ready)
         assert self.run.poll() is None, self.run.communicate()
         self.pids = pids(folder)
@@ -85,7 +120,9 @@ class Started:
     @property
     def ready(self) -> bool:
         """Whether every process has ended round 4."""
-        return len(pids(self.folder)) == 4 and all(round_of(self.folder, rank) >= 4 for rank in range(4))
+        return len(pids(self.folder)) == 4 and all(
+            round_of(self.folder, rank) >= 4 for rank in range(4)
+        )
 
     def end(self) -> tuple[int, str]:
         """Let the run go on, and return its code and what it said."""
@@ -116,40 +153,73 @@ def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
     os.kill(one.pids[2], signal.SIGKILL)
     code, errors = one.end()
     assert code == 0, errors
-    assert re.search(r"missing: messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process was gone", errors)
+    assert re.search(
+        r"missing: messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process was gone",
+        errors,
+    )
     assert main(["trace", "verify", str(tmp_path / "t.pt"), "-f", "json"]) == 0
     missing = json.loads(capsys.readouterr().out)["missing"]
-    assert re.fullmatch(r"messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process was gone", missing[0])
+    assert re.fullmatch(
+        r"messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process was gone", missing[0]
+    )
     assert re.fullmatch(r"node 2 ended after round [45]: killed by signal 9", missing[-1])
-    trace = tracefile.load(tmp_path / "t.pt")
+    trace = trace_file.load(tmp_path / "t.pt")
     assert (trace.rounds, trace.complete) == (8, False)
     assert gaps.sound(trace) in (4, 5, 6)
-    assert main(["attack", str(tmp_path / "t.pt"), "-o", str(tmp_path / "out"), "--node", "0", "--attack", "labels", "-q"]) == 0
+    assert (
+        main(
+            [
+                "attack",
+                str(tmp_path / "t.pt"),
+                "-o",
+                str(tmp_path / "out"),
+                "--node",
+                "0",
+                "--attack",
+                "labels",
+                "-q",
+            ]
+        )
+        == 0
+    )
     found = json.loads((tmp_path / "out" / "results.json").read_text())["findings"]
     assert found
-    assert all(f["leak"]["rounds"]["last"] <= 6 and "are missing, so this rests on" in f["leak"]["scope"] for f in found)
+    assert all(
+        f["leak"]["rounds"]["last"] <= 6 and "are missing, so this rests on" in f["leak"]["scope"]
+        for f in found
+    )
 
 
 @pytest.mark.slow
-def test_a_frozen_process_is_given_up_and_ended(started: Callable[..., Started], tmp_path: Path) -> None:
-    one = started("--timeout", "12")  # a process that computes for 12 s in one round would be given up too
+def test_a_frozen_process_is_given_up_and_ended(
+    started: Callable[..., Started], tmp_path: Path
+) -> None:
+    one = started(
+        "--timeout", "12"
+    )  # a process that computes for 12 s in one round would be given up too
     os.kill(one.pids[2], signal.SIGSTOP)
     code, errors = one.end()
     assert code == 0, errors
     until(lambda: not any(map(alive, one.pids.values())))
-    said = gaps.sentences(tracefile.load(tmp_path / "t.pt"))
-    assert any(re.fullmatch(r"messages 'w' 2 -> 1 of rounds [567] to 8: not in time", s) for s in said), said
-    assert any(re.fullmatch(r"node 2 ended after round [45]: it hung, and was given up", s) for s in said), said
+    said = gaps.sentences(trace_file.load(tmp_path / "t.pt"))
+    assert any(
+        re.fullmatch(r"messages 'w' 2 -> 1 of rounds [567] to 8: not in time", s) for s in said
+    ), said
+    assert any(
+        re.fullmatch(r"node 2 ended after round [45]: it hung, and was given up", s) for s in said
+    ), said
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_leaves_its_trace_and_no_process(started: Callable[..., Started], tmp_path: Path) -> None:
+def test_an_interrupted_run_leaves_its_trace_and_no_process(
+    started: Callable[..., Started], tmp_path: Path
+) -> None:
     one = started()
     one.run.send_signal(signal.SIGINT)
     code, errors = one.end()
     assert (code, errors.splitlines()[-1]) == (130, "leakaudit: interrupted")
     until(lambda: not any(map(alive, one.pids.values())))
-    trace = tracefile.load(tmp_path / "t.pt")
+    trace = trace_file.load(tmp_path / "t.pt")
     assert trace.rounds in (4, 5)  # node 2, which does not hear node 0, may end round 5
     assert not trace.complete
     assert gaps.sentences(trace)[-1] == f"nothing was sent in rounds {trace.rounds + 1} to 8"
@@ -165,7 +235,9 @@ def test_no_process_outlives_the_one_that_started_it(started: Callable[..., Star
 
 
 @pytest.mark.slow
-def test_the_error_of_a_process_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_of_a_process_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A Newton step whose matrix is singular fails in the process that takes it."""
     arguments = [
         "record",
@@ -182,22 +254,39 @@ def test_the_error_of_a_process_is_one_line(tmp_path: Path, capsys: pytest.Captu
     ]
     assert main(arguments) == 2
     errors = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"leakaudit record: process \d: .*(singular|did not converge).*", errors[-1])
+    assert re.fullmatch(
+        r"leakaudit record: process \d: .*(singular|did not converge).*", errors[-1]
+    )
     assert list(tmp_path.glob(".gloo-*")) == []
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--procs", "4"], "--procs: for nodes in several processes; add --engine gloo, or --engine threads"),
+        (
+            ["--procs", "4"],
+            "--procs: for nodes in several processes; add --engine gloo, or --engine threads",
+        ),
         (["--fault", "stop:1@2"], "--fault: for nodes in several processes"),
         (["--procs", "0", "--timeout", "0"], "--procs, --timeout: for nodes in several processes"),
-        (["--engine", "gloo", "--procs", "5"], "--procs: expected 2 to 4 processes for 4 nodes, got 5"),
-        (["--engine", "gloo", "--procs", "1"], "--procs: expected 2 to 4 processes for 4 nodes, got 1"),
+        (
+            ["--engine", "gloo", "--procs", "5"],
+            "--procs: expected 2 to 4 processes for 4 nodes, got 5",
+        ),
+        (
+            ["--engine", "gloo", "--procs", "1"],
+            "--procs: expected 2 to 4 processes for 4 nodes, got 1",
+        ),
         (["--engine", "gloo", "--timeout", "-1"], "--timeout: expected more than 0"),
         (["--engine", "gloo", "--fault", "stop"], "--fault: expected stop:NODE@ROUND"),
-        (["--engine", "gloo", "--fault", "drop:0-2@3"], "--fault drop:0-2@3: the run has no such wire"),
-        (["--engine", "gloo", "--procs", "2", "--fault", "stop:1@2"], "--fault: expected a process for every node, so --procs 4, got 2"),
+        (
+            ["--engine", "gloo", "--fault", "drop:0-2@3"],
+            "--fault drop:0-2@3: the run has no such wire",
+        ),
+        (
+            ["--engine", "gloo", "--procs", "2", "--fault", "stop:1@2"],
+            "--fault: expected a process for every node, so --procs 4, got 2",
+        ),
         (["--engine", "gloo", "--curves"], "--engine: curves are about all nodes at once"),
     ],
 )
@@ -210,17 +299,43 @@ def test_wrong_use_is_one_line_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_victim_that_is_not_separable_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["record", "fedsgd", *BASE[2:], "--engine", "gloo", "-o", str(tmp_path / "t.pt")]) == 2
+def test_a_victim_that_is_not_separable_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["record", "fedsgd", *BASE[2:], "--engine", "gloo", "-o", str(tmp_path / "t.pt")]) == 2
+    )
     (line,) = capsys.readouterr().err.splitlines()
-    assert "fedsgd does not run as separate processes; use --engine inline, or one of choco, dkm, dpadmm, " in line
+    assert (
+        "fedsgd does not run as separate processes; use --engine inline, or one of choco, dkm, dpadmm, "
+        in line
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_threads_take_the_same_faults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, scope = str(tmp_path / "t.pt"), "messages of round 3 are missing, so this rests on rounds up to 2"
+    path, scope = (
+        str(tmp_path / "t.pt"),
+        "messages of round 3 are missing, so this rests on rounds up to 2",
+    )
     assert (
-        main([*BASE, "--rounds", "6", "--engine", "threads", "--fault", "drop:0-1@3", "--fault", "stop:1@0", "--states", "-o", path]) == 0
+        main(
+            [
+                *BASE,
+                "--rounds",
+                "6",
+                "--engine",
+                "threads",
+                "--fault",
+                "drop:0-1@3",
+                "--fault",
+                "stop:1@0",
+                "--states",
+                "-o",
+                path,
+            ]
+        )
+        == 0
     )
     errors = capsys.readouterr().err
     assert "missing: messages 'w' 0 -> 1 of round 3: lost on their way" in errors
@@ -230,15 +345,28 @@ def test_threads_take_the_same_faults(tmp_path: Path, capsys: pytest.CaptureFixt
     assert facts["missing"] == ["messages 'w' 0 -> 1 of round 3: lost on their way"]
     assert facts["relations"]["scope"] == scope
     assert main(["bound", path, "--node", "0", "-f", "json"]) == 0
-    assert all(entry["rounds_priced"] == 6 for entry in json.loads(capsys.readouterr().out)), "the lost message is priced as well"
+    assert all(entry["rounds_priced"] == 6 for entry in json.loads(capsys.readouterr().out)), (
+        "the lost message is priced as well"
+    )
 
 
 @pytest.mark.slow
 def test_the_trace_is_what_a_tap_hears_on_the_wires(tmp_path: Path) -> None:
     """An independent witness: the tap that listens to ProcessGroup.send in each process, which knows nothing of rounds and nodes."""
-    command = [sys.executable, "-m", "leakaudit", "record", "pdmm", *BASE[2:], "--rounds", "5", "--engine", "gloo"]
+    command = [
+        sys.executable,
+        "-m",
+        "leakaudit",
+        "record",
+        "pdmm",
+        *BASE[2:],
+        "--rounds",
+        "5",
+        "--engine",
+        "gloo",
+    ]
     assert launch.run([*command, "-o", str(tmp_path / "t.pt"), "-q"], tmp_path / "heard") == 0
-    trace = tracefile.load(tmp_path / "t.pt")
+    trace = trace_file.load(tmp_path / "t.pt")
     (m,) = trace.messages
     sent: dict[tuple[int, int], list[Tensor]] = {arc: [] for arc in trace.graph.arcs}
     for src, dst, row in zip(m.src.tolist(), m.dst.tolist(), m.row.tolist(), strict=True):
@@ -249,4 +377,6 @@ def test_the_trace_is_what_a_tap_hears_on_the_wires(tmp_path: Path) -> None:
             if event.dtype == "float32" and event.peer is not None:
                 heard[log.rank, event.peer].append(log.tensor(event)[0])
     assert [len(v) for v in heard.values()] == [6] * 8
-    assert all(torch.equal(a, b) for arc in sent for a, b in zip(sent[arc], heard[arc], strict=True))
+    assert all(
+        torch.equal(a, b) for arc in sent for a, b in zip(sent[arc], heard[arc], strict=True)
+    )

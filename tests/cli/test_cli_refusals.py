@@ -24,7 +24,10 @@ from leakaudit.cli import main
         (["attack", "trace.pt", "--as", "everyone"], "expected eavesdropper"),
         (["attack", "trace.pt", "--rounds", "five"], "expected A:B"),
         (["attack", "trace.pt", "--truth", "nowhere.pt"], "nowhere.pt is not there"),
-        (["attack", "trace.pt", "--set", "depth=3", "--attack", "analytic"], "has no parameter 'depth'"),
+        (
+            ["attack", "trace.pt", "--set", "depth=3", "--attack", "analytic"],
+            "has no parameter 'depth'",
+        ),
         (["attack", "trace.pt", "-f", "pdf"], "there is no report 'pdf'"),
         (["attack", "trace.pt", "-o", "trace.pt/out"], "cannot be written"),
         (["attack", "trace.pt", "-o", "/proc/leakaudit"], "cannot be written"),
@@ -48,17 +51,25 @@ from leakaudit.cli import main
         (["trace", "convert", "trace.pt", "trace.xyz"], "xyz"),
     ],
 )
-def test_bad_input_gets_one_line_and_code_two(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
+def test_bad_input_gets_one_line_and_code_two(
+    place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
     assert said in refused(capsys, *argv)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello, this is no trace\n", b"PK\x03\x04 not a zip", b"\x80\x02}q\x00."])
-def test_files_that_are_no_traces(place: Path, capsys: pytest.CaptureFixture[str], content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"hello, this is no trace\n", b"PK\x03\x04 not a zip", b"\x80\x02}q\x00."]
+)
+def test_files_that_are_no_traces(
+    place: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
     (place / "bad.pt").write_bytes(content)
     assert "bad.pt" in refused(capsys, "attack", "bad.pt")
 
 
-def test_a_truncated_trace_and_flipped_bytes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_truncated_trace_and_flipped_bytes(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = (place / "trace.pt").read_bytes()
     (place / "short.pt").write_bytes(whole[: len(whole) // 2])
     assert "short.pt" in refused(capsys, "attack", "short.pt")
@@ -71,17 +82,31 @@ def test_a_truncated_trace_and_flipped_bytes(place: Path, capsys: pytest.Capture
 
 def test_another_runs_truth_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*RECORD, "--seed", "5", "-o", "other.pt"]) == 0
-    assert "name the right file with --truth" in refused(capsys, "attack", "trace.pt", "--truth", "other.truth.pt")
+    assert "name the right file with --truth" in refused(
+        capsys, "attack", "trace.pt", "--truth", "other.truth.pt"
+    )
 
 
 def rewritten(place: Path, **changes: Any) -> None:
     """Save the trace again with other contents, through the public recorder."""
     trace = replace(la.load("trace.pt"), **changes)
     (m,) = trace.messages
-    about: dict[str, Any] = {"protocol": trace.protocol, "task": trace.task, "graph": trace.graph, "params": trace.params}
+    about: dict[str, Any] = {
+        "protocol": trace.protocol,
+        "task": trace.task,
+        "graph": trace.graph,
+        "params": trace.params,
+    }
     with la.Recorder(place / "changed.pt", layout=trace.layout, check=False, **about) as recorder:
         for k in range(len(m)):
-            recorder.send(int(m.round[k]), int(m.src[k]), int(m.dst[k]), m.kinds[m.kind[k]], m.payload[m.row[k]], secure=bool(m.secure[k]))
+            recorder.send(
+                int(m.round[k]),
+                int(m.src[k]),
+                int(m.dst[k]),
+                m.kinds[m.kind[k]],
+                m.payload[m.row[k]],
+                secure=bool(m.secure[k]),
+            )
 
 
 def test_nan_in_a_message_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,7 +122,9 @@ def test_nan_in_a_message_is_named(place: Path, capsys: pytest.CaptureFixture[st
     assert main(["attack", "changed.pt", "-q", "-o", "out", "--rounds", "0:3", "--node", "0"]) == 0
 
 
-def test_an_unknown_protocol_and_a_wrong_model(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_protocol_and_a_wrong_model(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rewritten(place, protocol="pigeon")
     assert "there is no victim 'pigeon'" in refused(capsys, "attack", "changed.pt")
     trace = la.load("trace.pt")

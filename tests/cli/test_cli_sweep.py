@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from leakaudit import results
 from leakaudit.cli import main
+from leakaudit.results import record_file
 
 PLAN = """
 [scenario]
@@ -89,8 +89,15 @@ def test_one_command_runs_draws_and_prints_and_a_report_shows_it_again(
     assert main(["report", out, "-f", "markdown"]) == 0
     assert capsys.readouterr().out == (tmp_path / "out" / "report.md").read_text()
     assert main(["report", out, "-f", "json"]) == 0
-    assert json.loads(capsys.readouterr().out) == results.read(tmp_path / "out" / "results.json")
-    for words in (["-f", "html"], ["-f", "sarif"], ["-f", "text", "--redact"], ["-f", "text", "--against", out]):
+    assert json.loads(capsys.readouterr().out) == record_file.read(
+        tmp_path / "out" / "results.json"
+    )
+    for words in (
+        ["-f", "html"],
+        ["-f", "sarif"],
+        ["-f", "text", "--redact"],
+        ["-f", "text", "--against", out],
+    ):
         assert main(["report", out, *words]) == 2
         assert "a sweep" in capsys.readouterr().err
     assert main(["record", "dpsgd", "-o", "t.pt", "--nodes", "3", "--rounds", "1", "-q"]) == 0
@@ -112,7 +119,11 @@ def test_one_command_runs_draws_and_prints_and_a_report_shows_it_again(
         ("sigma = [", "epsilon = [", "over.epsilon: does not vary here"),
         ("sigma = [0.0, 0.01]", "sigma = 0.1", "over.sigma: expected a list"),
         ("sigma = [0.0, 0.01]", "sigma = [0.1, 0.1]", "over.sigma: expected a list of different"),
-        ("sigma = [0.0, 0.01]", "sigma = [nan]", "over.sigma: expected a list of different words or finite"),
+        (
+            "sigma = [0.0, 0.01]",
+            "sigma = [nan]",
+            "over.sigma: expected a list of different words or finite",
+        ),
         ("sigma = [0.0, 0.01]", "sigma = [-1.0]", "sigma"),
         ("nodes = [0]", "nodes = 0", "nodes: expected a list"),
         ("nodes = [0]", "nodes = [7]", "node 7"),
@@ -142,12 +153,16 @@ def test_a_plan_with_a_mistake_is_one_line_and_code_2(
         (["extra.toml"], "expected one plan"),
     ],
 )
-def test_a_flag_with_a_mistake_is_code_2(file: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_with_a_mistake_is_code_2(
+    file: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["sweep", str(file), *words, "-o", str(file.parent / "out"), "-q"]) == 2
     assert told in capsys.readouterr().err
 
 
-def test_merging_what_is_not_there_is_code_2_and_what_is_not_all_is_code_3(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_merging_what_is_not_there_is_code_2_and_what_is_not_all_is_code_3(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = str(file.parent / "half")
     assert main(["sweep", str(file), "-o", folder, "--workers", "0", "--shard", "1/2", "-q"]) == 0
     assert capsys.readouterr().out == ""
@@ -176,7 +191,9 @@ def test_a_sweep_killed_twice_and_resumed_gives_the_bytes_of_one_that_was_not(fi
             process.send_signal(signal.SIGKILL)
         counts.append(len([*broken.glob("cells/*.json")]))
         limit = time.monotonic() + 600
-        while any(Path(f"/proc/{child}").exists() and time.monotonic() < limit for child in children):
+        while any(
+            Path(f"/proc/{child}").exists() and time.monotonic() < limit for child in children
+        ):
             time.sleep(0.05)
         assert not [child for child in children if Path(f"/proc/{child}").exists()]
         assert not (broken / "results.json").exists()
@@ -186,33 +203,65 @@ def test_a_sweep_killed_twice_and_resumed_gives_the_bytes_of_one_that_was_not(fi
     with started(str(file), "-o", str(broken), "--workers", "2") as process:
         assert process.wait() == 0
     assert (broken / "results.json").read_bytes() == (whole / "results.json").read_bytes()
-    assert {p.name: p.read_bytes() for p in (broken / "cells").iterdir()} == {p.name: p.read_bytes() for p in (whole / "cells").iterdir()}
+    assert {p.name: p.read_bytes() for p in (broken / "cells").iterdir()} == {
+        p.name: p.read_bytes() for p in (whole / "cells").iterdir()
+    }
 
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_terminal_reaches_every_process_and_is_told_by_one(file: Path) -> None:
     file.write_text(PLAN.replace("seeds = 2", "seeds = 200"))
-    command = [sys.executable, "-m", "leakaudit", "sweep", str(file), "-o", str(file.parent / "out"), "--workers", "2", "-f", "json"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "leakaudit",
+        "sweep",
+        str(file),
+        "-o",
+        str(file.parent / "out"),
+        "--workers",
+        "2",
+        "-f",
+        "json",
+    ]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         while len([*file.parent.glob("out/cells/*.json")]) < 4 and process.poll() is None:
             time.sleep(0.005)
-        masks = [int(Path(f"/proc/{p}/status").read_text().split("SigBlk:")[1].split()[0], 16) for p in descendants(process.pid)]
+        masks = [
+            int(Path(f"/proc/{p}/status").read_text().split("SigBlk:")[1].split()[0], 16)
+            for p in descendants(process.pid)
+        ]
         os.killpg(process.pid, signal.SIGINT)
         _, told = process.communicate()
-    assert sum(mask >> (signal.SIGINT - 1) & 1 for mask in masks) == 3  # the two workers, and what they are forked from
+    assert (
+        sum(mask >> (signal.SIGINT - 1) & 1 for mask in masks) == 3
+    )  # the two workers, and what they are forked from
     assert process.returncode == 130
     assert "Traceback" not in told
     assert "the same command goes on" in told
-    assert not results.read(file.parent / "out" / "results.json")["complete"]
+    assert not record_file.read(file.parent / "out" / "results.json")["complete"]
 
 
 @pytest.mark.slow
-def test_workers_have_the_environment_of_the_sweep_that_starts_them(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_have_the_environment_of_the_sweep_that_starts_them(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["sweep", str(file), "--workers", "1", "-q", "-f", "json", "-o"]
     assert main([*words, str(file.parent / "before")]) == 0
-    monkeypatch.setenv("LEAKAUDIT_PLUGINS", "nosuch")  # the process that workers are forked from is older
+    monkeypatch.setenv(
+        "LEAKAUDIT_PLUGINS", "nosuch"
+    )  # the process that workers are forked from is older
     assert main([*words, str(file.parent / "after")]) == 3
-    says = [c["says"] for c in results.read(file.parent / "after" / "results.json")["sweep"]["cells"]]
+    says = [
+        c["says"]
+        for c in record_file.read(file.parent / "after" / "results.json")["sweep"]["cells"]
+    ]
     assert all("plugin 'nosuch'" in line for line in says)
 
 
@@ -220,16 +269,24 @@ def test_workers_have_the_environment_of_the_sweep_that_starts_them(file: Path, 
 def test_a_process_that_dies_takes_one_cell_with_it_which_is_tried_again_later(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from leakaudit.nodes import generator
+    from leakaudit.pipeline.node_groups import generator
 
     monkeypatch.chdir(file.parent)
     (file.parent / "fragile_attack.py").write_text(FRAGILE)
     file.write_text(PLAN.replace('"analytic"', '"fragile"'))
-    words = [str(file), "-o", str(file.parent / "out"), "--workers", "2", "--plugin", "fragile_attack"]
+    words = [
+        str(file),
+        "-o",
+        str(file.parent / "out"),
+        "--workers",
+        "2",
+        "--plugin",
+        "fragile_attack",
+    ]
     more = {"FRAGILE": str(generator(1, 0).initial_seed()), "PYTHONPATH": str(file.parent)}
     with started(*words, **more) as process:
         assert process.wait() == 3
-    cells = results.read(file.parent / "out" / "results.json")["sweep"]["cells"]
+    cells = record_file.read(file.parent / "out" / "results.json")["sweep"]["cells"]
     died = [c for c in cells if c["status"] == "died"]
     assert [(c["attack"], c["seed"]) for c in died] == [("fragile", 1)] * 2
     assert all("signal 9 (SIGKILL)" in c["says"] for c in died)
@@ -237,15 +294,24 @@ def test_a_process_that_dies_takes_one_cell_with_it_which_is_tried_again_later(
     (file.parent / "strong").touch()
     with started(*words, **more) as process:
         assert process.wait() == 0
-    assert all(c["status"] == "done" for c in results.read(file.parent / "out" / "results.json")["sweep"]["cells"])
+    assert all(
+        c["status"] == "done"
+        for c in record_file.read(file.parent / "out" / "results.json")["sweep"]["cells"]
+    )
 
 
 @pytest.mark.slow
 def test_joblib_gives_the_same_file(file: Path) -> None:
     pytest.importorskip("joblib")
     assert main(["sweep", str(file), "-o", str(file.parent / "here"), "--workers", "0", "-q"]) == 0
-    with started(str(file), "-o", str(file.parent / "there"), "--workers", "2", "--backend", "joblib") as process:
+    with started(
+        str(file), "-o", str(file.parent / "there"), "--workers", "2", "--backend", "joblib"
+    ) as process:
         assert process.wait() == 0
-    assert (file.parent / "here" / "results.json").read_bytes() == (file.parent / "there" / "results.json").read_bytes()
-    with started(str(file), "-o", str(file.parent / "no"), "--workers", "2", "--backend", "joblib:nosuch") as process:
+    assert (file.parent / "here" / "results.json").read_bytes() == (
+        file.parent / "there" / "results.json"
+    ).read_bytes()
+    with started(
+        str(file), "-o", str(file.parent / "no"), "--workers", "2", "--backend", "joblib:nosuch"
+    ) as process:
         assert process.wait() == 2

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from leakaudit import tracefile
+from leakaudit.capture.tap.hooks import VARIABLE
+from leakaudit.capture.tap.log import Log
+from leakaudit.capture.tap.reading import read_logs
 from leakaudit.cli import main
-from leakaudit.tap.hooks import VARIABLE
-from leakaudit.tap.log import Log
-from leakaudit.tap.reading import read_logs
-from leakaudit.traceinfo import verify
+from leakaudit.traces import trace_file
+from leakaudit.traces.trace_info import verify
 
 DESCRIPTION = """
 payload = "weights"
@@ -63,21 +63,48 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def sent() -> dict[tuple[int, int, int], torch.Tensor]:
     """What the program sends, by (round, src, dst)."""
-    return {(t, i, j): torch.arange(51.0) + 100 * i + t for t in range(1, 7) for i in range(3) for j in range(3) if i != j}
+    return {
+        (t, i, j): torch.arange(51.0) + 100 * i + t
+        for t in range(1, 7)
+        for i in range(3)
+        for j in range(3)
+        if i != j
+    }
 
 
 def held(path: str) -> dict[tuple[int, int, int], torch.Tensor]:
-    (m,) = tracefile.load(path).messages
-    return {(int(m.round[k]), int(m.src[k]), int(m.dst[k])): m.payload[int(m.row[k])] for k in range(len(m))}
+    (m,) = trace_file.load(path).messages
+    return {
+        (int(m.round[k]), int(m.src[k]), int(m.dst[k])): m.payload[int(m.row[k])]
+        for k in range(len(m))
+    }
 
 
 # --- programs that start their processes themselves -------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_filters_keep_what_was_asked_for_and_nothing_else(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_filters_keep_what_was_asked_for_and_nothing_else(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     filters = ["--rounds", "2:4", "--ranks", "0,2"]
-    assert main(["tap", "--describe", "tap.toml", *filters, "--progress", "none", "--", sys.executable, "program.py", "0"]) == 0
+    assert (
+        main(
+            [
+                "tap",
+                "--describe",
+                "tap.toml",
+                *filters,
+                "--progress",
+                "none",
+                "--",
+                sys.executable,
+                "program.py",
+                "0",
+            ]
+        )
+        == 0
+    )
     wanted = {k: v for k, v in sent().items() if k[0] in (2, 3) and k[1] in (0, 2)}
     found = held("trace.pt")
     assert found.keys() == wanted.keys()
@@ -93,23 +120,41 @@ def test_a_killed_process_leaves_a_trace_that_verify_accepts_and_that_names_what
     folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Rank 2 ends before it sends in round 4; what the others sent until then is there, bit for bit."""
-    code = main(["tap", "-o", "cut.pt", "--describe", "tap.toml", "--receive", "--", sys.executable, "program.py", "4"])
+    code = main(
+        [
+            "tap",
+            "-o",
+            "cut.pt",
+            "--describe",
+            "tap.toml",
+            "--receive",
+            "--",
+            sys.executable,
+            "program.py",
+            "4",
+        ]
+    )
     assert code == 1
-    trace, found, wanted = tracefile.load("cut.pt"), held("cut.pt"), sent()
+    trace, found, wanted = trace_file.load("cut.pt"), held("cut.pt"), sent()
     assert not trace.complete
     assert {k for k in wanted if k[0] < 4 or (k[0] == 4 and k[1] != 2)} == found.keys()
     assert all(torch.equal(found[k], wanted[k]) for k in found)
     facts = verify("cut.pt")
     assert "messages 'w' 2 -> 0 of round 4: their sender's process was gone" in facts["missing"]
     assert "messages 'w' 2 -> 1 of round 4: their sender's process was gone" in facts["missing"]
-    assert any(line.startswith("node 2 ended after round 3: its process did not end in order") for line in facts["missing"])
+    assert any(
+        line.startswith("node 2 ended after round 3: its process did not end in order")
+        for line in facts["missing"]
+    )
     assert "leakaudit tap: messages 'w' 2 -> 0 of round 4" in capfd.readouterr().err
     capfd.readouterr()
     assert main(["trace", "verify", "cut.pt"]) == 0
 
 
 @pytest.mark.slow
-def test_what_arrives_is_what_was_sent_and_stands_in_where_a_sender_is_not_heard(folder: Path) -> None:
+def test_what_arrives_is_what_was_sent_and_stands_in_where_a_sender_is_not_heard(
+    folder: Path,
+) -> None:
     options = ["-q", "--keep", "--receive", "--describe", "tap.toml", "--max-bytes", "1e6"]
     assert main(["tap", *options, "--", sys.executable, "program.py", "0"]) == 0
     logs, wanted = read_logs("trace.tap"), sent()
@@ -123,7 +168,9 @@ def test_what_arrives_is_what_was_sent_and_stands_in_where_a_sender_is_not_heard
     assert all(torch.equal(arrived[k], v) for k, v in wanted.items())
     for name in ("rank1.0.jsonl", "rank1.0.bin"):
         (folder / "trace.tap" / name).unlink()
-    assert main(["tap", "merge", "trace.tap", "--describe", "tap.toml", "-o", "heard.pt", "-q"]) == 0
+    assert (
+        main(["tap", "merge", "trace.tap", "--describe", "tap.toml", "-o", "heard.pt", "-q"]) == 0
+    )
     found = held("heard.pt")
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[k], wanted[k]) for k in wanted)
@@ -140,8 +187,14 @@ def test_what_arrives_is_what_was_sent_and_stands_in_where_a_sender_is_not_heard
         (["--", "/no/such/program"], "cannot run '/no/such/program': No such file or directory"),
         (["--rounds", "5", "--", "true"], "--rounds: expected A:B with 0 <= A < B, got '5'"),
         (["--rounds", "4:2", "--", "true"], "--rounds: expected A:B"),
-        (["--ranks", "0;1", "--", "true"], "--ranks: expected whole numbers joined by commas, got '0;1'"),
-        (["--describe", "none.toml", "--", "true"], "description none.toml: No such file or directory"),
+        (
+            ["--ranks", "0;1", "--", "true"],
+            "--ranks: expected whole numbers joined by commas, got '0;1'",
+        ),
+        (
+            ["--describe", "none.toml", "--", "true"],
+            "description none.toml: No such file or directory",
+        ),
         (["--", "true"], "nothing was heard of the program: it sent nothing by torch.distributed"),
         (["-o", "tap.toml/trace.pt", "--", "true"], "cannot write tap.toml/trace.tap"),
         (["--max-bytes", "much", "--", "true"], "max_bytes from flag"),
@@ -168,14 +221,31 @@ def test_wrong_use_is_one_line_and_code_2_and_leaves_nothing(
     [
         ("mine.toml", b'payload = "wei', "description mine.toml: "),
         ("mine.toml", bytes(range(128, 256)), "description mine.toml: "),
-        ("mine.toml", b"payload = ['weights']", "payload: expected weights, gradients or duals, got ['weights']"),
+        (
+            "mine.toml",
+            b"payload = ['weights']",
+            "payload: expected weights, gradients or duals, got ['weights']",
+        ),
         ("mine.toml", DESCRIPTION.replace("logistic", "broken:f").encode(), "model 'broken:f': "),
-        ("truth.npz", b"PK\x03\x04 no archive", "cannot read truth.npz as .npz: File is not a zip file"),
-        ("trace.tap/rank0.0.jsonl", bytes(range(256)), "rank0.0.jsonl is refused: expected the log of rank 0"),
+        (
+            "truth.npz",
+            b"PK\x03\x04 no archive",
+            "cannot read truth.npz as .npz: File is not a zip file",
+        ),
+        (
+            "trace.tap/rank0.0.jsonl",
+            bytes(range(256)),
+            "rank0.0.jsonl is refused: expected the log of rank 0",
+        ),
     ],
 )
 def test_files_that_are_something_else_are_one_line_and_code_2(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], name: str, content: bytes, complaint: str
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    name: str,
+    content: bytes,
+    complaint: str,
 ) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path])
     logged(folder / "trace.tap")
@@ -192,18 +262,23 @@ def test_files_that_are_something_else_are_one_line_and_code_2(
 
 def test_the_programs_exit_code_is_passed_on(folder: Path) -> None:
     assert main(["tap", "-q", "--", sys.executable, "-c", "import sys; sys.exit(7)"]) == 7
-    assert main(["tap", "-q", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]) == 128 + 9
+    assert (
+        main(["tap", "-q", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+        == 128 + 9
+    )
 
 
 def own(folder: Path, body: str) -> None:
     """Write a program without torch that writes to the tap's log itself."""
     (folder / "own.py").write_text(
-        "import json, os\nimport numpy as np\nfrom leakaudit.tap.log import Log\n"
+        "import json, os\nimport numpy as np\nfrom leakaudit.capture.tap.log import Log\n"
         f"folder, random = json.loads(os.environ['{VARIABLE}'])['folder'], np.random.default_rng(0)\n{body}"
     )
 
 
-def test_messages_that_are_not_understood_are_kept_and_code_3(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_messages_that_are_not_understood_are_kept_and_code_3(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Vectors of which nothing is known."""
     own(
         folder,
@@ -223,7 +298,9 @@ def test_messages_that_are_not_understood_are_kept_and_code_3(folder: Path, capf
     assert not (folder / "trace.pt").exists()
 
 
-def test_a_guess_does_not_write_over_a_description(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_guess_does_not_write_over_a_description(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Gradients of single records of a softmax regression go into a sum; they are guessed twice."""
     own(
         folder,
@@ -233,15 +310,20 @@ def test_a_guess_does_not_write_over_a_description(folder: Path, capfd: pytest.C
     )
     (folder / "trace.toml").write_text("# mine")
     assert main(["tap", "--progress", "none", "--", sys.executable, "own.py"]) == 0
-    assert "trace.toml is there and says something else, so it stays; guessed: gradients (likely), fedsgd" in capfd.readouterr().err
+    assert (
+        "trace.toml is there and says something else, so it stays; guessed: gradients (likely), fedsgd"
+        in capfd.readouterr().err
+    )
     assert (folder / "trace.toml").read_text() == "# mine"
-    assert tracefile.load("trace.pt").protocol == "fedsgd"
+    assert trace_file.load("trace.pt").protocol == "fedsgd"
     (folder / "trace.toml").unlink()
     assert main(["tap", "--progress", "none", "--", sys.executable, "own.py"]) == 0
     assert 'name = "logistic"' in (folder / "trace.toml").read_text()
 
 
-def test_a_folder_that_is_no_log_is_not_emptied(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_log_is_not_emptied(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (folder / "trace.tap").mkdir()
     (folder / "trace.tap" / "thesis.tex").write_text("mine")
     assert main(["tap", "--", "true"]) == 2
@@ -263,11 +345,45 @@ def logged(folder: Path) -> None:
                 log.write("send", torch.full((51,), float(rank + t)), peer=1 - rank)
 
 
-def test_describe_writes_what_merge_reads_once_it_is_filled_in(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_describe_writes_what_merge_reads_once_it_is_filled_in(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     logged(folder / "trace.tap")
-    assert main(["tap", "describe", "trace.pt", "-o", "mine.toml", "--model", "logistic", "--shape", "1,4,4", "--classes", "3"]) == 0
+    assert (
+        main(
+            [
+                "tap",
+                "describe",
+                "trace.pt",
+                "-o",
+                "mine.toml",
+                "--model",
+                "logistic",
+                "--shape",
+                "1,4,4",
+                "--classes",
+                "3",
+            ]
+        )
+        == 0
+    )
     assert "say yourself: params.alpha" in capfd.readouterr().err
-    assert main(["tap", "merge", "trace.tap", "--describe", "mine.toml", "-o", "trace.pt", "--progress", "none"]) == 0
+    assert (
+        main(
+            [
+                "tap",
+                "merge",
+                "trace.tap",
+                "--describe",
+                "mine.toml",
+                "-o",
+                "trace.pt",
+                "--progress",
+                "none",
+            ]
+        )
+        == 0
+    )
     assert "trace.pt: dpsgd, 2 nodes, 1 edges, 3 rounds, 6 messages" in capfd.readouterr().err
     assert held("trace.pt")[3, 1, 0].tolist() == [3.0] * 51
 

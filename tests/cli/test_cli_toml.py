@@ -8,7 +8,10 @@ import pytest
 from invoked import refused
 
 BROKEN = {
-    "bytes.toml": (b"seed = 1\n\x80\x81", "expected a TOML file of UTF-8 text, got other bytes at 9"),
+    "bytes.toml": (
+        b"seed = 1\n\x80\x81",
+        "expected a TOML file of UTF-8 text, got other bytes at 9",
+    ),
     "words.toml": (b"a = = 3", "no valid TOML: Invalid value (at line 1, column 5)"),
     "absent.toml": (None, "No such file or directory"),
 }
@@ -23,7 +26,11 @@ READERS = {
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("argv", READERS.values(), ids=READERS)
 def test_a_file_that_is_no_toml(
-    argv: tuple[str, ...], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    argv: tuple[str, ...],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text, says = BROKEN[name]
@@ -35,12 +42,42 @@ def test_a_file_that_is_no_toml(
 @pytest.mark.parametrize(
     ("name", "text", "argv", "says"),
     [
-        ("plan.toml", "audit = 3", ("audit", "plan.toml"), "audit plan.toml: expected a table [audit], got 3"),
-        ("plan.toml", "scenario = 3", ("audit", "plan.toml"), "scenario plan.toml: expected a table [scenario], got 3"),
-        ("plan.toml", "sweep = 3", ("sweep", "plan.toml"), "sweep plan.toml: expected a table [sweep]"),
-        ("pyproject.toml", "tool = 3", ("check",), "pyproject.toml: expected a table [tool], got 3"),
-        ("pyproject.toml", "[tool]\nleakaudit = []", ("config", "show"), "pyproject.toml: expected a table [tool.leakaudit], got []"),
-        ("leakaudit.toml", "gate = 1", ("check",), "leakaudit.toml: expected a table [gate], got 1"),
+        (
+            "plan.toml",
+            "audit = 3",
+            ("audit", "plan.toml"),
+            "audit plan.toml: expected a table [audit], got 3",
+        ),
+        (
+            "plan.toml",
+            "scenario = 3",
+            ("audit", "plan.toml"),
+            "scenario plan.toml: expected a table [scenario], got 3",
+        ),
+        (
+            "plan.toml",
+            "sweep = 3",
+            ("sweep", "plan.toml"),
+            "sweep plan.toml: expected a table [sweep]",
+        ),
+        (
+            "pyproject.toml",
+            "tool = 3",
+            ("check",),
+            "pyproject.toml: expected a table [tool], got 3",
+        ),
+        (
+            "pyproject.toml",
+            "[tool]\nleakaudit = []",
+            ("config", "show"),
+            "pyproject.toml: expected a table [tool.leakaudit], got []",
+        ),
+        (
+            "leakaudit.toml",
+            "gate = 1",
+            ("check",),
+            "leakaudit.toml: expected a table [gate], got 1",
+        ),
     ],
 )
 def test_a_value_where_a_table_belongs(

@@ -12,11 +12,27 @@ import pytest
 import torch
 from PIL import Image
 
-from leakaudit import declared, tracefile
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols import declared
+from leakaudit.traces import trace_file
 
-RECORD = ["record", "pdmm", "-o", "trace.pt", "--nodes", "5", "--graph", "ring", "--rounds", "7", "--data", "gaussians", "--samples", "3"]
+RECORD = [
+    "record",
+    "pdmm",
+    "-o",
+    "trace.pt",
+    "--nodes",
+    "5",
+    "--graph",
+    "ring",
+    "--rounds",
+    "7",
+    "--data",
+    "gaussians",
+    "--samples",
+    "3",
+]
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +56,9 @@ def test_the_formula_computes_what_it_says(place: Path, capsys: pytest.CaptureFi
     (node,) = json.loads(capsys.readouterr().out)
     assert node["node"] == 3
     assert len(node["rows"]) == 5
-    trace, truth = tracefile.load("trace.pt"), tracefile.load_truth("trace.truth.pt")
+    trace, truth = trace_file.load("trace.pt"), trace_file.load_truth("trace.truth.pt")
     from leakaudit.adversary import Adversary
-    from leakaudit.task import Task
+    from leakaudit.tasks.task import Task
 
     view, task = Adversary().view(trace), Task.build(trace.task, dtype=torch.float64)
     x, y = truth.of(3)
@@ -51,7 +67,9 @@ def test_the_formula_computes_what_it_says(place: Path, capsys: pytest.CaptureFi
         for sign, coefficient, src, dst, t in _terms(row["formula"]):
             total += sign * float(coefficient) * view.message(t, src, dst, "dz").double()
         true = sum(
-            float(Fraction(weight)) * task.gradient(truth.states["w"][t - 1, 3].double(), x.double(), y) for t, _, weight in row["weights"]
+            float(Fraction(weight))
+            * task.gradient(truth.states["w"][t - 1, 3].double(), x.double(), y)
+            for t, _, weight in row["weights"]
         )
         assert (total - true).norm() < 1e-3 * torch.as_tensor(true).norm()
         assert row["amplification"] > 1
@@ -64,25 +82,52 @@ def _terms(formula: str) -> list[tuple[int, Fraction, int, int, int]]:
 
     found = re.findall(r"([+-]?) ?(\d+(?:/\d+)?)? ?dz\[(\d+)>(\d+),(\d+)\]", formula)
     assert found
-    return [(-1 if sign == "-" else 1, Fraction(c or 1), int(i), int(j), int(t)) for sign, c, i, j, t in found]
+    return [
+        (-1 if sign == "-" else 1, Fraction(c or 1), int(i), int(j), int(t))
+        for sign, c, i, j, t in found
+    ]
 
 
-def test_a_table_a_picture_and_a_line_a_node(place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_table_a_picture_and_a_line_a_node(
+    place: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert main(["explain", "trace.pt", "--node", "3", "-o", str(tmp_path / "rows.png"), "-q"]) == 0
     table = capsys.readouterr().out
     assert "g[3,2] - g[3,3]" in table
     assert "not proved to be private" in " ".join(table.split())
     assert len(set(Image.open(tmp_path / "rows.png").convert("RGB").get_flattened_data())) > 10
     assert main(["explain", "trace.pt", "-q"]) == 0
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [f"node {i}" for i in range(5)]
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"node {i}" for i in range(5)
+    ]
 
 
-def test_partial_taps_are_called_a_lower_bound(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "trace.pt", "--node", "1", "--as", "edges:0-1,1-0,1-2,2-3,3-2", "-q"]) == 0
+def test_partial_taps_are_called_a_lower_bound(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(["explain", "trace.pt", "--node", "1", "--as", "edges:0-1,1-0,1-2,2-3,3-2", "-q"]) == 0
+    )
     said = capsys.readouterr().out
     assert "lower bound on what leaks" in said or "not heard" in said
     assert (
-        main(["attack", "trace.pt", "--as", "node:0+edges:1-2,2-3,3-2", "--node", "1", "-o", "out", "-q", "-f", "text", "-f", "markdown"])
+        main(
+            [
+                "attack",
+                "trace.pt",
+                "--as",
+                "node:0+edges:1-2,2-3,3-2",
+                "--node",
+                "1",
+                "-o",
+                "out",
+                "-q",
+                "-f",
+                "text",
+                "-f",
+                "markdown",
+            ]
+        )
         == 0
     )
     assert " ".join(capsys.readouterr().out.split()).count("lower bound on what leaks") == 2
@@ -100,14 +145,18 @@ def test_partial_taps_are_called_a_lower_bound(place: Path, capsys: pytest.Captu
         (["trace", "verify", "trace.pt", "--relations", "--truth", "trace.pt"], "truth"),
     ],
 )
-def test_bad_input_gets_one_line(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], said: str) -> None:
+def test_bad_input_gets_one_line(
+    place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], said: str
+) -> None:
     assert main([*argv, "-q"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert said in error
 
 
-def test_the_declaration_is_checked_on_the_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_declaration_is_checked_on_the_run(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["trace", "verify", "trace.pt", "--relations", "-f", "json", "-q"]) == 0
     found = json.loads(capsys.readouterr().out)["relations"]
     assert found["checked"] == 7 * (10 + 5)
@@ -117,21 +166,38 @@ def test_the_declaration_is_checked_on_the_run(place: Path, capsys: pytest.Captu
 
 def test_a_run_that_is_not_what_it_says_fails_the_check(place: Path) -> None:
     """The trace says another step size than the one that was used."""
-    trace, truth = tracefile.load("trace.pt"), tracefile.load_truth("trace.truth.pt")
+    trace, truth = trace_file.load("trace.pt"), trace_file.load_truth("trace.truth.pt")
     with pytest.raises(LeakauditError, match=r"round 1: the relation w\[0,1\] = .* misses by"):
         declared.check(replace(trace, params={**trace.params, "alpha": 0.06}), truth)
 
 
-def test_a_bound_from_a_scenario_is_the_closed_form(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bound_from_a_scenario_is_the_closed_form(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """DP-Norm, K = 1, ring: a = gamma / (gamma + 1); the model moves by mu (a + ... + a^r) in round r."""
-    lines = ['victim = "dpnorm"', "nodes = 6", 'graph = "ring"', "rounds = 12", 'data = "gaussians"', 'model = "logistic"', "samples = 2"]
-    Path("s.toml").write_text("\n".join([*lines, "[set]", "sigma = 0.1", "mu = 0.05", "inner = 1", "alpha = 0.2"]))
+    lines = [
+        'victim = "dpnorm"',
+        "nodes = 6",
+        'graph = "ring"',
+        "rounds = 12",
+        'data = "gaussians"',
+        'model = "logistic"',
+        "samples = 2",
+    ]
+    Path("s.toml").write_text(
+        "\n".join([*lines, "[set]", "sigma = 0.1", "mu = 0.05", "inner = 1", "alpha = 0.2"])
+    )
     assert main(["bound", "s.toml", "--as", "eavesdropper", "--node", "0", "-f", "json", "-q"]) == 0
     (found,) = json.loads(capsys.readouterr().out)
     gamma = 1 + 0.2 / (0.05 * 2)
     a = gamma / (gamma + 1)
-    assert found["mu"] is None, "hidden noise of other nodes steers the models: there is no epsilon for records"
-    assert found["node_mu"] == pytest.approx(math.hypot(*(0.05 * sum(a**q for q in range(1, r + 1)) / 0.1 for r in range(1, 13))), rel=1e-7)
+    assert found["mu"] is None, (
+        "hidden noise of other nodes steers the models: there is no epsilon for records"
+    )
+    assert found["node_mu"] == pytest.approx(
+        math.hypot(*(0.05 * sum(a**q for q in range(1, r + 1)) / 0.1 for r in range(1, 13))),
+        rel=1e-7,
+    )
     assert found["level"].startswith("node")
     assert main(["bound", "trace.pt", "--node", "0", "-q"]) == 0
     assert "inf" in capsys.readouterr().out

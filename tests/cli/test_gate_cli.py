@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from leakaudit import results
 from leakaudit.cli import main
 from leakaudit.gate import baseline
+from leakaudit.results import record_file
 
 QUIET = "sigma = 0.5"  # noise that hides everything from this attack
 GATE = f"""
@@ -54,7 +54,7 @@ def change(old: str, new: str) -> None:
 
 
 def made() -> dict[str, object]:
-    gate: dict[str, object] = results.read(Path("leakaudit-out/results.json"))["gate"]
+    gate: dict[str, object] = record_file.read(Path("leakaudit-out/results.json"))["gate"]
     return gate
 
 
@@ -78,7 +78,9 @@ def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     change(QUIET, "sigma = 0.0")
     assert main(["check", "-q"]) == 1
     out = capsys.readouterr().out
-    assert out.startswith("Leak: ring/eavesdropper/exact: over the budget: worst exact 100.0%, at most 0.0%: eavesdropper reconstructs ")
+    assert out.startswith(
+        "Leak: ring/eavesdropper/exact: over the budget: worst exact 100.0%, at most 0.0%: eavesdropper reconstructs "
+    )
     assert "REGRESSION  ring/eavesdropper/exact: baseline: gain 0.0 dB -> " in out
     assert main(["baseline", "diff", "-q"]) == 0
     assert "~ ring/eavesdropper/exact exact: 0.0% -> 100.0%\n" in capsys.readouterr().out
@@ -98,10 +100,23 @@ def test_the_life_of_a_gate(place: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "was measured in another way" in capsys.readouterr().out
 
 
-def test_formats_summary_and_results_say_the_same(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_formats_summary_and_results_say_the_same(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     change(QUIET, "sigma = 0.0")
     change("[gate]", '[gate]\nbaseline = ""')
-    flags = ["-f", "json", "-f", "junit=out/junit.xml", "-f", "sarif=out/a.sarif", "-f", "github=out/github.txt", "--summary", "job.md"]
+    flags = [
+        "-f",
+        "json",
+        "-f",
+        "junit=out/junit.xml",
+        "-f",
+        "sarif=out/a.sarif",
+        "-f",
+        "github=out/github.txt",
+        "--summary",
+        "job.md",
+    ]
     assert main(["check", "-q", "-o", "out", *flags]) == 1
     shown = json.loads(capsys.readouterr().out)
     assert shown == json.loads((place / "out/results.json").read_text())
@@ -112,26 +127,36 @@ def test_formats_summary_and_results_say_the_same(place: Path, capsys: pytest.Ca
     assert sum(case.find("failure") is not None for case in cases) == 1
     (run,) = json.loads((place / "out/a.sarif").read_text())["runs"]
     assert [r["level"] for r in run["results"]].count("error") == 1
-    assert run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "leakaudit.toml"
-    assert "\n::error title=ring/eavesdropper/exact%3A budget exact::" in (place / "out/github.txt").read_text()
+    assert (
+        run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]
+        == "leakaudit.toml"
+    )
+    assert (
+        "\n::error title=ring/eavesdropper/exact%3A budget exact::"
+        in (place / "out/github.txt").read_text()
+    )
     page = (place / "job.md").read_text()
     assert page.startswith("# Leakage gate: leak\n")
     assert "| LEAK | ring/eavesdropper/exact | budget: worst exact 100.0%" in page
 
 
-def test_time_that_runs_out_is_code_3_and_no_update(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_time_that_runs_out_is_code_3_and_no_update(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
     before = (place / "leakage-baseline.json").read_bytes()
     change("seeds = 6", "seeds = 4000")
     assert main(["check", "-q", "--max-seconds", "2"]) == 3
     assert "the run was cut short" in capsys.readouterr().out
-    assert results.read(place / "leakaudit-out/results.json")["complete"] is False
+    assert record_file.read(place / "leakaudit-out/results.json")["complete"] is False
     assert main(["baseline", "update", "-q", "--reason", "second", "--max-seconds", "2"]) == 2
     assert "the baseline is not changed: the run was cut short" in capsys.readouterr().err
     assert (place / "leakage-baseline.json").read_bytes() == before
 
 
-def test_a_dry_run_says_the_cost_and_writes_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_the_cost_and_writes_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = sorted(place.iterdir())
     assert main(["check", "--dry-run", "-q"]) == 0
     out = capsys.readouterr().out
@@ -145,12 +170,17 @@ def test_a_dry_run_says_the_cost_and_writes_nothing(place: Path, capsys: pytest.
     [
         (["check", "rong"], "there is no check 'rong'; did you mean 'ring'?"),
         (["check", "-f", "htlm"], "there is no report 'htlm'"),
-        (["baseline", "show"], "baseline leakage-baseline.json: it is not there; write one with 'leakaudit baseline update --reason TEXT'"),
+        (
+            ["baseline", "show"],
+            "baseline leakage-baseline.json: it is not there; write one with 'leakaudit baseline update --reason TEXT'",
+        ),
         (["baseline", "diff"], "expected the results.json of a run"),
         (["init"], "leakaudit.toml is there already"),
     ],
 )
-def test_what_cannot_be_used_is_one_line_and_code_2(place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+def test_what_cannot_be_used_is_one_line_and_code_2(
+    place: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
+) -> None:
     assert main([*argv, "-q"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -158,7 +188,9 @@ def test_what_cannot_be_used_is_one_line_and_code_2(place: Path, capsys: pytest.
     assert message in err
 
 
-def test_a_program_that_is_not_there_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_that_is_not_there_is_named(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (place / "gate_program.py").write_text("def train(seed, path):\n    pass\n")
     plain = "[gate]\nbaseline = ''\n[check.ring]\nrun = '{}'\n"
     for run, code, message in (
@@ -184,12 +216,16 @@ def test_init_writes_a_gate_that_passes_and_never_overwrites(
     text = (tmp_path / "leakaudit.toml").read_text()
     assert main(["init", "-q"]) == 2
     assert (tmp_path / "leakaudit.toml").read_text() == text
-    example = "\n".join(line.removeprefix("# ") for line in text[text.index("# [[accept]]") :].splitlines())
+    example = "\n".join(
+        line.removeprefix("# ") for line in text[text.index("# [[accept]]") :].splitlines()
+    )
     assert tomllib.loads(example)["accept"][0]["expires"] == date(2030, 6, 30)
     capsys.readouterr()
 
 
-def test_init_for_a_program_and_for_a_scenario(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_for_a_program_and_for_a_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", "-q", "--no-baseline", "--run", "train:record"]) == 0
     assert '\nrun = "train:record"\n' in Path("leakaudit.toml").read_text()
@@ -251,15 +287,21 @@ for line in sys.stdin:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("verb", [["check", "-o", "out"], ["baseline", "update", "--reason", "again"]])
-def test_a_gate_that_is_killed_at_any_moment_leaves_whole_files(place: Path, verb: list[str]) -> None:
+@pytest.mark.parametrize(
+    "verb", [["check", "-o", "out"], ["baseline", "update", "--reason", "again"]]
+)
+def test_a_gate_that_is_killed_at_any_moment_leaves_whole_files(
+    place: Path, verb: list[str]
+) -> None:
     """Killed with half of a file written, with all of it, and once it is in its place; and at five moments of the run."""
     change("seeds = 6", "seeds = 2")
     change("[check.ring]", '[check.ring]\nlint = "off"')
     assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
     file = place / ("out/results.json" if verb[0] == "check" else "leakage-baseline.json")
     command = [sys.executable, "-W", "ignore", "-c", KILLED, *verb, "-q"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forking:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as forking:
         assert forking.stdin is not None
         assert forking.stdout is not None
 
@@ -271,11 +313,13 @@ def test_a_gate_that_is_killed_at_any_moment_leaves_whole_files(place: Path, ver
             return int(forking.stdout.readline())
 
         def whole() -> bytes:
-            assert set(baseline.read(place / "leakage-baseline.json").cells) == {"ring/eavesdropper/exact"}
+            assert set(baseline.read(place / "leakage-baseline.json").cells) == {
+                "ring/eavesdropper/exact"
+            }
             if verb[0] == "check":
                 if not file.exists():
                     return b""  # a check takes the last one's record away first, so that nobody takes it for its own
-                assert results.read(file)["kind"] == "check"
+                assert record_file.read(file)["kind"] == "check"
             return file.read_bytes()
 
         assert float(forking.stdout.readline()) > 0

@@ -33,7 +33,11 @@ def test_plain():
 @pytest.fixture
 def repo(project: Path, tmp_path: Path) -> Path:
     """A copy of examples/ci-repo with two seeds, so that it is fast, and without a baseline."""
-    shutil.copytree(project / "examples" / "ci-repo", tmp_path / "repo", ignore=shutil.ignore_patterns("__pycache__", "leakaudit-out"))
+    shutil.copytree(
+        project / "examples" / "ci-repo",
+        tmp_path / "repo",
+        ignore=shutil.ignore_patterns("__pycache__", "leakaudit-out"),
+    )
     file = tmp_path / "repo" / "leakaudit.toml"
     file.write_text(file.read_text().replace("seeds = 16", "seeds = 2"))
     (tmp_path / "repo" / "leakage-baseline.json").unlink()
@@ -42,7 +46,14 @@ def repo(project: Path, tmp_path: Path) -> Path:
 
 def run(folder: Path, *argv: str, **more: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "OMP_NUM_THREADS": "1", **more}
-    return subprocess.run([sys.executable, "-m", *argv], cwd=folder, capture_output=True, text=True, check=False, env=environ)
+    return subprocess.run(
+        [sys.executable, "-m", *argv],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environ,
+    )
 
 
 def pytested(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -79,8 +90,12 @@ def test_a_run_that_does_not_use_it_imports_no_torch_and_few_modules(tmp_path: P
         "heavy = sorted({'torch', 'numpy', 'scipy', 'skimage', 'leakaudit.gate', 'leakaudit.errors'} & set(sys.modules))\n"
         "print(f'RESULT {int(code)} {len(taken)} {taken[0]} {heavy}')\n"
     )
-    done = subprocess.run([sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=True)
-    code, loads, imported, heavy = done.stdout.splitlines()[-1].removeprefix("RESULT ").split(" ", 3)
+    done = subprocess.run(
+        [sys.executable, "-c", probe], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    code, loads, imported, heavy = (
+        done.stdout.splitlines()[-1].removeprefix("RESULT ").split(" ", 3)
+    )
     assert (code, loads, heavy) == ("0", "1", "[]")
     assert int(imported) <= 10
 
@@ -103,8 +118,14 @@ for line in sys.stdin:
 def test_a_check_of_a_tests_own_is_marked_and_its_baseline_written_and_compared(repo: Path) -> None:
     """Five runs of pytest, forked from one process that has imported torch."""
     (repo / "tests" / "test_privacy.py").write_text(OWN)
-    command, pipe, environ = [sys.executable, "-W", "ignore", "-c", FORKED], subprocess.PIPE, {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=repo, stdin=pipe, stdout=pipe, text=True, env=environ) as forking:
+    command, pipe, environ = (
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        subprocess.PIPE,
+        {**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    with subprocess.Popen(
+        command, cwd=repo, stdin=pipe, stdout=pipe, text=True, env=environ
+    ) as forking:
 
         def tested(*argv: str) -> tuple[int, str]:
             assert forking.stdin is not None
@@ -124,8 +145,13 @@ def test_a_check_of_a_tests_own_is_marked_and_its_baseline_written_and_compared(
         without_noise(repo)
         code, said = tested()
         assert code == 1
-        assert re.search(r"LEAK own/eavesdropper/exact: .*: eavesdropper reconstructs the training input of node \d bit for bit", said)
-        assert re.search(r"NOT AS DECLARED own/lint: too little noise, REFUTED: the noise of ", said)
+        assert re.search(
+            r"LEAK own/eavesdropper/exact: .*: eavesdropper reconstructs the training input of node \d bit for bit",
+            said,
+        )
+        assert re.search(
+            r"NOT AS DECLARED own/lint: too little noise, REFUTED: the noise of ", said
+        )
         assert "Traceback" not in said
         assert baseline.read(repo / "leakage-baseline.json") == written
         assert forking.stdin is not None
@@ -137,10 +163,15 @@ def test_workers_of_xdist_write_one_baseline(repo: Path) -> None:
     (repo / "tests" / "test_privacy.py").unlink()
     for name in ("one", "two"):
         (repo / "tests" / f"test_{name}.py").write_text(OWN.replace('"own"', f'"{name}"'))
-    done = pytested(repo, "-n", "2", "--dist", "loadfile", "--leakage-update", "by two workers", "-m", "leakage")
+    done = pytested(
+        repo, "-n", "2", "--dist", "loadfile", "--leakage-update", "by two workers", "-m", "leakage"
+    )
     assert "2 passed" in done.stdout, done.stdout
     written = baseline.read(repo / "leakage-baseline.json")
-    assert (set(written.cells), written.reason) == ({"one/eavesdropper/exact", "two/eavesdropper/exact"}, "by two workers")
+    assert (set(written.cells), written.reason) == (
+        {"one/eavesdropper/exact", "two/eavesdropper/exact"},
+        "by two workers",
+    )
 
 
 def test_what_workers_of_xdist_measured_is_written_once_by_the_main_process(tmp_path: Path) -> None:
@@ -148,7 +179,11 @@ def test_what_workers_of_xdist_measured_is_written_once_by_the_main_process(tmp_
     path = tmp_path / "b.json"
 
     def cells(name: str) -> dict[str, Any]:
-        return {str(path): {name: {"digest": "ab" * 32, "seeds": [0, 1], "samples": {"gain": [0.0, 1.0]}}}}
+        return {
+            str(path): {
+                name: {"digest": "ab" * 32, "seeds": [0, 1], "samples": {"gain": [0.0, 1.0]}}
+            }
+        }
 
     def config(**more: Any) -> Any:
         return SimpleNamespace(leakaudit_cells={}, getoption=lambda name: "a reason", **more)
@@ -161,14 +196,18 @@ def test_what_workers_of_xdist_measured_is_written_once_by_the_main_process(tmp_
         assert not path.exists()
         outputs.append(worker.workeroutput)
     for output in outputs:
-        pytest_plugin.pytest_testnodedown(SimpleNamespace(config=main, workeroutput=json.loads(json.dumps(output))), None)
+        pytest_plugin.pytest_testnodedown(
+            SimpleNamespace(config=main, workeroutput=json.loads(json.dumps(output))), None
+        )
     pytest_plugin.pytest_testnodedown(SimpleNamespace(config=main), "a worker that crashed")
     pytest_plugin.pytest_sessionfinish(SimpleNamespace(config=main))  # type: ignore[arg-type]
     assert set(baseline.read(path).cells) == {"a/e/x", "b/e/x"}
 
 
 def test_an_unknown_check_is_one_line(repo: Path) -> None:
-    (repo / "tests" / "test_privacy.py").write_text("def test_it(leakage):\n    leakage.check('rign')\n")
+    (repo / "tests" / "test_privacy.py").write_text(
+        "def test_it(leakage):\n    leakage.check('rign')\n"
+    )
     done = pytested(repo)
     assert done.returncode == 1
     assert "leakage gate rign: there is no check 'rign'; did you mean 'ring'?" in done.stdout
@@ -179,29 +218,48 @@ def test_an_unknown_check_is_one_line(repo: Path) -> None:
 
 @pytest.mark.slow
 def test_the_example_passes_as_it_is_committed(project: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(project / "examples" / "ci-repo", tmp_path / "repo", ignore=shutil.ignore_patterns("__pycache__"))
+    copy = shutil.copytree(
+        project / "examples" / "ci-repo",
+        tmp_path / "repo",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     done = pytested(copy)
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
 
 
 @pytest.mark.slow
-def test_the_example_fails_without_its_noise_and_says_what_leaked(project: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(project / "examples" / "ci-repo", tmp_path / "repo", ignore=shutil.ignore_patterns("__pycache__"))
+def test_the_example_fails_without_its_noise_and_says_what_leaked(
+    project: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copytree(
+        project / "examples" / "ci-repo",
+        tmp_path / "repo",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     without_noise(copy)
     done = run(copy, "leakaudit", "check", "-q")
     assert done.returncode == 1, done.stdout + done.stderr
     said = r"Leak: ring/eavesdropper/exact: over the budget: worst exact 100\.0%, at most 0\.0%: "
-    assert re.match(said + r"eavesdropper reconstructs the training input of node \d bit for bit", done.stdout)
+    assert re.match(
+        said + r"eavesdropper reconstructs the training input of node \d bit for bit", done.stdout
+    )
 
 
 @pytest.mark.slow
 def test_the_example_fails_with_half_its_noise(project: Path, tmp_path: Path) -> None:
-    copy = shutil.copytree(project / "examples" / "ci-repo", tmp_path / "repo", ignore=shutil.ignore_patterns("__pycache__"))
+    copy = shutil.copytree(
+        project / "examples" / "ci-repo",
+        tmp_path / "repo",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     edit(copy, "SIGMA = 0.25", "SIGMA = 0.125")
     done = run(copy, "leakaudit", "check", "-q")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.search(r"epsilon of one record 28\.8\d*, at most 12: so much may eavesdropper tell of the data of node \d", done.stdout)
+    assert re.search(
+        r"epsilon of one record 28\.8\d*, at most 12: so much may eavesdropper tell of the data of node \d",
+        done.stdout,
+    )
 
 
 # --- where it runs ----------------------------------------------------------------------------------------------------
@@ -216,16 +274,36 @@ def test_the_hooks_run_what_they_say(project: Path, repo: Path) -> None:
 
     def hook(entry: str, *files: str) -> int:
         command = f"{entry} {' '.join(files)}"
-        return subprocess.run(command, shell=True, cwd=repo, env=environ, capture_output=True, check=False).returncode
+        return subprocess.run(
+            command, shell=True, cwd=repo, env=environ, capture_output=True, check=False
+        ).returncode
 
     assert hook(config) == 0
-    assert main(["record", "fedsgd", "-o", str(repo / "trace.pt"), "--nodes", "2", "--rounds", "1", "-q"]) == 0
+    assert (
+        main(
+            [
+                "record",
+                "fedsgd",
+                "-o",
+                str(repo / "trace.pt"),
+                "--nodes",
+                "2",
+                "--rounds",
+                "1",
+                "-q",
+            ]
+        )
+        == 0
+    )
     shutil.copy(repo / "trace.pt", repo / "b.trace.pt")
     assert hook(trace, "trace.pt", "b.trace.pt") == 0
     with (repo / "b.trace.pt").open("r+b") as file:
         file.truncate(1000)
     assert hook(trace, "b.trace.pt", "trace.pt") == 1
     pattern = re.compile(re.findall(r"^  files: (.*)$", hooks, re.M)[1])
-    assert [bool(pattern.search(n)) for n in ("trace.pt", "a/b.trace.pt", "trace.truth.pt", "weights.pt")] == [True, True, False, False]
+    assert [
+        bool(pattern.search(n))
+        for n in ("trace.pt", "a/b.trace.pt", "trace.truth.pt", "weights.pt")
+    ] == [True, True, False, False]
     (repo / "leakaudit.toml").write_text("[gate]\nsede = 1\n[check.a]\nrun = 'a:b'\n")
     assert hook(config) == 2

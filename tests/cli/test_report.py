@@ -16,10 +16,27 @@ import torch
 from invoked import refused
 from PIL import Image
 
-from leakaudit import gallery, registry, results, tracefile
+from leakaudit import registry
 from leakaudit.cli import main
+from leakaudit.rendering import gallery
+from leakaudit.results import record_file
+from leakaudit.traces import trace_file
 
-RECORD = ["record", "fedsgd", "--nodes", "3", "--rounds", "3", "--samples", "2", "--model", "mlp", "--set", "hidden=32", "-q"]
+RECORD = [
+    "record",
+    "fedsgd",
+    "--nodes",
+    "3",
+    "--rounds",
+    "3",
+    "--samples",
+    "2",
+    "--model",
+    "mlp",
+    "--set",
+    "hidden=32",
+    "-q",
+]
 FORMATS = ("html", "markdown", "junit", "sarif", "text", "github", "json")
 
 
@@ -28,7 +45,20 @@ def attacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     assert main([*RECORD, "-o", str(folder / "trace.pt")]) == 0
     assert main(["attack", str(folder / "trace.pt"), "-o", str(folder / "out"), "-q"]) == 0
-    assert main(["attack", str(folder / "trace.pt"), "-o", str(folder / "blind"), "--truth", "none", "-q"]) == 0
+    assert (
+        main(
+            [
+                "attack",
+                str(folder / "trace.pt"),
+                "-o",
+                str(folder / "blind"),
+                "--truth",
+                "none",
+                "-q",
+            ]
+        )
+        == 0
+    )
     return folder
 
 
@@ -43,7 +73,9 @@ def place(tmp_path: Path, attacked: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def pictures(page: str) -> list[tuple[str, np.ndarray]]:
     """Label and pixels of every picture of a page."""
     found = re.findall(r'<img src="data:image/png;base64,([^"]+)" alt="([^"]+)">', page)
-    return [(alt, np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))) for data, alt in found]
+    return [
+        (alt, np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))) for data, alt in found
+    ]
 
 
 def changed(path: Path, **entries: Any) -> None:
@@ -55,7 +87,9 @@ def changed(path: Path, **entries: Any) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_format_goes_to_a_file_or_to_stdout(place: Path, capsys: pytest.CaptureFixture[str], format: str) -> None:
+def test_every_format_goes_to_a_file_or_to_stdout(
+    place: Path, capsys: pytest.CaptureFixture[str], format: str
+) -> None:
     capsys.readouterr()
     assert main(["report", "out", "-f", format, "-o", f"made/report.{format}"]) == 0
     written = (place / f"made/report.{format}").read_text()
@@ -63,17 +97,26 @@ def test_every_format_goes_to_a_file_or_to_stdout(place: Path, capsys: pytest.Ca
     assert main(["report", "out/results.json", "-f", format]) == 0
     assert capsys.readouterr().out == written
     if format != "html":
-        assert written == registry.get("reports", format)(results.read(place / "out/results.json"))
+        assert written == registry.get("reports", format)(
+            record_file.read(place / "out/results.json")
+        )
 
 
-def test_the_pictures_of_a_page_are_the_originals_over_what_was_reconstructed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_pictures_of_a_page_are_the_originals_over_what_was_reconstructed(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     capsys.readouterr()
     main(["report", "out"])
     shown = pictures(capsys.readouterr().out)
-    truth, of = tracefile.load_truth(Path("trace.truth.pt")), results.read(Path("out/results.json"))
+    truth, of = (
+        trace_file.load_truth(Path("trace.truth.pt")),
+        record_file.read(Path("out/results.json")),
+    )
     found = {
         f["node"]: r.x[[m for m in f["scores"]["matched"]]]
-        for f, r in zip(of["findings"], results.load_reconstructions(of, Path("out")), strict=True)
+        for f, r in zip(
+            of["findings"], record_file.load_reconstructions(of, Path("out")), strict=True
+        )
     }
     assert len(shown) == 2 * sum(map(len, found.values()))
     for label, pixels in shown:
@@ -83,7 +126,9 @@ def test_the_pictures_of_a_page_are_the_originals_over_what_was_reconstructed(pl
         assert np.array_equal(pixels, wanted), label
 
 
-def test_a_redacted_page_shows_no_picture_and_needs_no_file(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_redacted_page_shows_no_picture_and_needs_no_file(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for file in (place / "out").glob("*.npz"):
         file.unlink()
     capsys.readouterr()
@@ -113,7 +158,9 @@ def test_two_results_are_compared(place: Path, capsys: pytest.CaptureFixture[str
 def test_bad_calls_are_one_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "results.json" in refused(capsys, "report", "nowhere")
     assert "did you mean 'html'" in refused(capsys, "report", "out", "-f", "htm")
-    assert "expected a record of leakaudit" in refused(capsys, "report", str(_file(place / "other.json", "{}")))
+    assert "expected a record of leakaudit" in refused(
+        capsys, "report", str(_file(place / "other.json", "{}"))
+    )
     assert "cannot write" in refused(capsys, "report", "out", "-o", "trace.pt/report.html")
     assert "nowhere" in refused(capsys, "report", "out", "--against", "nowhere")
 
@@ -145,7 +192,11 @@ def test_best_median_worst_and_random_pictures_are_chosen() -> None:
 
 def test_few_pictures_are_all_shown_the_best_first() -> None:
     chosen = gallery.choose(entries(20.0, 40.0, 30.0), 16)
-    assert [(where, one.rank) for where, one in chosen] == [("best", 40.0), ("median", 30.0), ("worst", 20.0)]
+    assert [(where, one.rank) for where, one in chosen] == [
+        ("best", 40.0),
+        ("median", 30.0),
+        ("worst", 20.0),
+    ]
     assert [where for where, _ in gallery.choose(entries(200.0, 200.0, 200.0), 16)] == ["", "", ""]
 
 
@@ -155,11 +206,26 @@ def test_64_large_colour_pictures_stay_under_a_megabyte(tmp_path: Path) -> None:
     x = random.integers(0, 256, (64, 3, 224, 224), dtype=np.uint8)
     np.savez(tmp_path / "originals.npz", node0=x)
     np.savez(tmp_path / "reconstructions.npz", x0=x / np.float32(255))
-    scores = {"psnr": {"per_image": [float(k) for k in range(64)]}, "matched": list(range(64)), "not_recovered": 0}
-    shared = {"attack": "dlg", "batch": 64, "certified": 0, "certificate": {"name": "APPROXIMATE"}, "residual": 0.1}
+    scores = {
+        "psnr": {"per_image": [float(k) for k in range(64)]},
+        "matched": list(range(64)),
+        "not_recovered": 0,
+    }
+    shared = {
+        "attack": "dlg",
+        "batch": 64,
+        "certified": 0,
+        "certificate": {"name": "APPROXIMATE"},
+        "residual": 0.1,
+    }
     images = {"file": "reconstructions.npz", "x": "x0", "y": None}
-    found = [{**shared, "adversary": f"node:{k + 1}", "node": 0, "scores": scores, "images": images} for k in range(4)]
-    made = gallery.with_pictures({"findings": found, "originals": "originals.npz"}, tmp_path)["gallery"]
+    found = [
+        {**shared, "adversary": f"node:{k + 1}", "node": 0, "scores": scores, "images": images}
+        for k in range(4)
+    ]
+    made = gallery.with_pictures({"findings": found, "originals": "originals.npz"}, tmp_path)[
+        "gallery"
+    ]
     shown = [image for section in made for image in section["images"]]
     assert len(shown) == 64
     assert all(image["found"] and image["original"] for image in shown)
@@ -169,16 +235,20 @@ def test_64_large_colour_pictures_stay_under_a_megabyte(tmp_path: Path) -> None:
 # --- score --------------------------------------------------------------------------------------------------------------
 
 
-def test_results_without_a_truth_are_scored_later_as_if_it_had_been_there(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_without_a_truth_are_scored_later_as_if_it_had_been_there(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["score", "blind", "--truth", "trace.truth.pt", "-q"]) == 0
-    later, at_once = (results.read(place / name / "results.json") for name in ("blind", "out"))
+    later, at_once = (record_file.read(place / name / "results.json") for name in ("blind", "out"))
     for one, other in zip(later["findings"], at_once["findings"], strict=True):
         assert one["scores"] == other["scores"]
         assert one["note"] == other["note"]
     assert later["summary"] == at_once["summary"]
     assert later["originals"] == "originals.npz"
     assert later["provenance"]["truth"]["sha256"] == at_once["provenance"]["truth"]["sha256"]
-    assert [e["truth"] for e in later["provenance"]["rescored"]] == [at_once["provenance"]["truth"]["sha256"]]
+    assert [e["truth"] for e in later["provenance"]["rescored"]] == [
+        at_once["provenance"]["truth"]["sha256"]
+    ]
     assert len(pictures(_page(capsys, "blind"))) == len(pictures(_page(capsys, "out")))
 
 
@@ -189,16 +259,16 @@ def _page(capsys: pytest.CaptureFixture[str], name: str) -> str:
 
 
 def test_one_metric_is_computed_anew_and_the_others_stay(place: Path) -> None:
-    of = results.read(place / "out/results.json")
+    of = record_file.read(place / "out/results.json")
     for one in of["findings"]:
         one["scores"]["ssim"] = {"per_image": [0.0, 0.0], "min": 0.0, "median": 0.0, "mean": 0.0}
         one["scores"]["mse"]["mean"] = 7.0
-    results.write(place / "out/results.json", of)
+    record_file.write(place / "out/results.json", of)
     assert main(["score", "out", "--metric", "ssim", "-o", "again", "-q"]) == 0
-    new = results.read(place / "again/results.json")
+    new = record_file.read(place / "again/results.json")
     assert all(f["scores"]["ssim"]["min"] == pytest.approx(1.0) for f in new["findings"])
     assert all(f["scores"]["mse"]["mean"] == 7.0 for f in new["findings"])
-    assert results.read(place / "out/results.json") == of
+    assert record_file.read(place / "out/results.json") == of
     assert new["provenance"]["rescored"][0]["metrics"] == ["ssim"]
 
 
@@ -206,21 +276,33 @@ def test_one_metric_is_computed_anew_and_the_others_stay(place: Path) -> None:
 def test_lpips_is_added_to_an_attack_that_ran_without(place: Path, shared_data: Any) -> None:
     weights = next(shared_data("lpips").glob("*squeeze*.npz"))
     assert main(["score", "out", "--metric", "lpips", "--lpips-weights", str(weights), "-q"]) == 0
-    of = results.read(place / "out/results.json")
+    of = record_file.read(place / "out/results.json")
     assert all(v < 1e-3 for f in of["findings"] for v in f["scores"]["lpips"]["per_image"])
     assert "squeeze" in of["metrics"]["lpips"]
 
 
-def test_scores_that_cannot_be_had_are_refused_and_nothing_is_written(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scores_that_cannot_be_had_are_refused_and_nothing_is_written(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert "name no truth file" in refused(capsys, "score", "blind")
     assert "did you mean 'ssim'" in refused(capsys, "score", "out", "--metric", "sim")
-    assert "lpips was measured on no record" in refused(capsys, "score", "out", "--metric", "lpips", "--lpips-weights", "off", "-o", "x")
+    assert "lpips was measured on no record" in refused(
+        capsys, "score", "out", "--metric", "lpips", "--lpips-weights", "off", "-o", "x"
+    )
     main([*RECORD, "-o", "other.pt", "--seed", "1"])
-    assert "expected the truth of recording" in refused(capsys, "score", "out", "--truth", "other.truth.pt")
-    of = results.read(place / "out/results.json")
-    changed(place / "out/results.json", provenance={**of["provenance"], "truth": {"sha256": "0" * 64, "path": "trace.truth.pt"}})
+    assert "expected the truth of recording" in refused(
+        capsys, "score", "out", "--truth", "other.truth.pt"
+    )
+    of = record_file.read(place / "out/results.json")
+    changed(
+        place / "out/results.json",
+        provenance={**of["provenance"], "truth": {"sha256": "0" * 64, "path": "trace.truth.pt"}},
+    )
     assert "another sha256" in refused(capsys, "score", "out")
-    changed(place / "out/results.json", provenance={**of["provenance"], "truth": {"sha256": None, "path": "gone.pt"}})
+    changed(
+        place / "out/results.json",
+        provenance={**of["provenance"], "truth": {"sha256": None, "path": "gone.pt"}},
+    )
     assert "gone.pt" in refused(capsys, "score", "out")
     changed(place / "out/results.json", **of)
     (place / "out/reconstructions.npz").unlink()

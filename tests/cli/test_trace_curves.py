@@ -16,7 +16,21 @@ from leakaudit.cli import main
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("curves")
-    about = ["--nodes", "4", "--graph", "ring", "--rounds", "30", "--data", "gaussians", "--samples", "5", "--model", "logistic", "-q"]
+    about = [
+        "--nodes",
+        "4",
+        "--graph",
+        "ring",
+        "--rounds",
+        "30",
+        "--data",
+        "gaussians",
+        "--samples",
+        "5",
+        "--model",
+        "logistic",
+        "-q",
+    ]
     assert main(["record", "dpsgd", *about, "-o", str(folder / "sgd.pt"), "--curves"]) == 0
     assert main(["record", "dpnorm", *about, "-o", str(folder / "norm.pt"), "--curves"]) == 0
     assert main(["record", "dpsgd", *about, "-o", str(folder / "plain.pt")]) == 0
@@ -61,7 +75,9 @@ def test_one_figure_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["sgd.pt", "-f", "html"], "invalid choice"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_in_one_line(given: list[str], says: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_drawn_is_refused_in_one_line(
+    given: list[str], says: str, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = sorted(place.iterdir())
     try:
         code = main(["trace", "curves", *given])

@@ -9,17 +9,42 @@ import pytest
 
 from leakaudit.cli import main
 
-RECORD = ["--nodes", "4", "--graph", "ring", "--rounds", "6", "--data", "gaussians", "--model", "logistic", "--states", "-q"]
+RECORD = [
+    "--nodes",
+    "4",
+    "--graph",
+    "ring",
+    "--rounds",
+    "6",
+    "--data",
+    "gaussians",
+    "--model",
+    "logistic",
+    "--states",
+    "-q",
+]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lint")
     assert main(["record", "pdmm", *RECORD, "-o", str(folder / "clean.pt")]) == 0
-    claim = [part for s in ("epsilon=1", "noise=step", "horizon=6", "order=adapt") for part in ("--set", s)]
-    assert main(["record", "dpsgd", *RECORD, *claim, "--samples", "5", "-o", str(folder / "claimed.pt")]) == 0
+    claim = [
+        part
+        for s in ("epsilon=1", "noise=step", "horizon=6", "order=adapt")
+        for part in ("--set", s)
+    ]
+    assert (
+        main(
+            ["record", "dpsgd", *RECORD, *claim, "--samples", "5", "-o", str(folder / "claimed.pt")]
+        )
+        == 0
+    )
     loud = [part for s in ("epsilon=100", "records=5") for part in ("--set", s)]
-    assert main(["record", "dpnorm", *RECORD, *loud, "--samples", "5", "-o", str(folder / "norm.pt")]) == 0
+    assert (
+        main(["record", "dpnorm", *RECORD, *loud, "--samples", "5", "-o", str(folder / "norm.pt")])
+        == 0
+    )
     return folder
 
 
@@ -42,7 +67,10 @@ def test_findings_are_printed_and_strict_fails(capsys: pytest.CaptureFixture[str
     assert "replacing moves twice as far" in said
     assert main(["trace", "lint", "claimed.pt", "--strict", "-f", "json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert [(p["code"], p["verdict"]) for p in found] == [("P02", "UNSUPPORTED"), ("P03", "UNCLAIMED")]
+    assert [(p["code"], p["verdict"]) for p in found] == [
+        ("P02", "UNSUPPORTED"),
+        ("P03", "UNCLAIMED"),
+    ]
     assert set(found[0]) == {"code", "name", "verdict", "says", "figures", "fix"}
     assert found[0]["figures"]["all"] > 2 * found[0]["figures"]["claimed"]
 
@@ -69,7 +97,9 @@ def test_notes_alone_are_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
         (["clean.pt", "--truth", "clean.pt"], "truth"),
     ],
 )
-def test_bad_input_gets_one_line(given: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_gets_one_line(
+    given: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["trace", "lint", *given, "-q"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

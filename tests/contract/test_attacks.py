@@ -14,22 +14,30 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from leakaudit import data, registry
+from leakaudit import registry
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.task import Task
+from leakaudit.tasks import data
+from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
 NAMES = registry.names("attacks")
-CHEAP = {"steps": 3, "adam_steps": 10, "restarts": 1}  # this file is about manners; strength is tested in tests/reference
+CHEAP = {
+    "steps": 3,
+    "adam_steps": 10,
+    "restarts": 1,
+}  # this file is about manners; strength is tested in tests/reference
 D = torch.float64
 
 
 @cache
 def task(model: str) -> Task:
     args: dict[str, Any] = {"hidden": "12"} if model == "mlp" else {}
-    return Task.build(TaskSpec(model, args, shape=(1, 8, 8), classes=4, mean=(0.5,), std=(0.5,), levels=255), dtype=D)
+    return Task.build(
+        TaskSpec(model, args, shape=(1, 8, 8), classes=4, mean=(0.5,), std=(0.5,), levels=255),
+        dtype=D,
+    )
 
 
 def planted(model: str, difference: bool, batch: int = 1) -> tuple[GradientLeak, Tensor, Tensor]:
@@ -38,12 +46,20 @@ def planted(model: str, difference: bool, batch: int = 1) -> tuple[GradientLeak,
     x = data.load("photos").x[3 : 3 + batch, :1, 12:20, 12:20].double()
     y = torch.arange(batch) % 4
     first = made.init(g)
-    theta = torch.stack([first + 0.02 * k * torch.randn(len(first), generator=g, dtype=D) for k in range(4)])
+    theta = torch.stack(
+        [first + 0.02 * k * torch.randn(len(first), generator=g, dtype=D) for k in range(4)]
+    )
     rows = torch.eye(4, dtype=D)
     rows = rows[:-1] - rows[1:] if difference else rows
     value = rows @ torch.stack([made.gradient(w, x, y) for w in theta])
     std = torch.zeros(len(rows), dtype=D)
-    return GradientLeak(7, torch.arange(4), rows, value, std, (0, made.layout.size), theta=theta, batch=batch), x, y
+    return (
+        GradientLeak(
+            7, torch.arange(4), rows, value, std, (0, made.layout.size), theta=theta, batch=batch
+        ),
+        x,
+        y,
+    )
 
 
 WITHOUT_INPUTS = {"labels"}
@@ -52,15 +68,23 @@ LEAKS = [(model, difference) for model in ("mlp", "lenet") for difference in (Fa
 
 def made(name: str) -> Any:
     kind = registry.get("attacks", name)
-    return registry.configure(kind, {k: v for k, v in CHEAP.items() if k in registry.parameters(kind)})
+    return registry.configure(
+        kind, {k: v for k, v in CHEAP.items() if k in registry.parameters(kind)}
+    )
 
 
 def usable(name: str) -> list[tuple[str, bool]]:
-    return [(model, difference) for model, difference in LEAKS if made(name).refuses(planted(model, difference)[0], task(model)) is None]
+    return [
+        (model, difference)
+        for model, difference in LEAKS
+        if made(name).refuses(planted(model, difference)[0], task(model)) is None
+    ]
 
 
 def run(name: str, model: str, difference: bool, seed: int = 0) -> Reconstruction:
-    found: Reconstruction = made(name)(planted(model, difference)[0], task(model), Generator().manual_seed(seed))
+    found: Reconstruction = made(name)(
+        planted(model, difference)[0], task(model), Generator().manual_seed(seed)
+    )
     return found
 
 
@@ -72,9 +96,15 @@ def test_a_planted_leak_is_what_autograd_gives(model: str, difference: bool) -> 
     assert leak.theta is not None
     for theta in leak.theta:
         parameters = built.layout.split(theta.clone().requires_grad_())
-        loss = F.cross_entropy(torch.func.functional_call(module, parameters, ((x - 0.5) / 0.5,)), y)
-        gradients.append(torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(parameters.values()))]))
-    assert torch.allclose(leak.combination @ torch.stack(gradients), leak.value, rtol=1e-12, atol=1e-14)
+        loss = F.cross_entropy(
+            torch.func.functional_call(module, parameters, ((x - 0.5) / 0.5,)), y
+        )
+        gradients.append(
+            torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(parameters.values()))])
+        )
+    assert torch.allclose(
+        leak.combination @ torch.stack(gradients), leak.value, rtol=1e-12, atol=1e-14
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,7 +117,9 @@ def test_an_attack_is_a_frozen_value_that_describes_itself(name: str) -> None:
         assert isinstance(getattr(kind, word), type_)
         assert getattr(kind, word) != ""
     for f in fields(kind):
-        assert f.metadata.get("help"), f"{name}.{f.name}: declare it with registry.param(default, help)"
+        assert f.metadata.get("help"), (
+            f"{name}.{f.name}: declare it with registry.param(default, help)"
+        )
     with pytest.raises(LeakauditError, match="has no parameter 'stepz'"):
         registry.configure(kind, {"stepz": 3})
 
@@ -115,8 +147,14 @@ def test_equal_generators_give_equal_results_and_others_do_not_matter(name: str)
         torch.manual_seed(2)
         again = run(name, model, difference)
         assert torch.equal(first.x, again.x)
-        assert (first.certificate, first.residual, first.note) == (again.certificate, again.residual, again.note)
-        assert (first.y is None and again.y is None) or (first.y is not None and again.y is not None and torch.equal(first.y, again.y))
+        assert (first.certificate, first.residual, first.note) == (
+            again.certificate,
+            again.residual,
+            again.note,
+        )
+        assert (first.y is None and again.y is None) or (
+            first.y is not None and again.y is not None and torch.equal(first.y, again.y)
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -141,7 +179,11 @@ def wrong_leaks() -> list[tuple[str, str, GradientLeak]]:
         leak, _, _ = planted(model, difference)
         fifty = planted(model, difference, batch=50)[0]
         out += [
-            ("its first eight columns", model, replace(leak, value=leak.value[:, :8], columns=(0, 8), theta=None)),
+            (
+                "its first eight columns",
+                model,
+                replace(leak, value=leak.value[:, :8], columns=(0, 8), theta=None),
+            ),
             ("no models and no batch", model, replace(leak, theta=None, batch=None)),
             ("a sum over five inner steps", model, replace(leak, inner=5)),
             ("fifty samples", model, fifty),
@@ -157,7 +199,11 @@ def test_what_an_attack_cannot_use_it_refuses_with_a_sentence(name: str) -> None
     for what, model, leak in wrong_leaks():
         why = attack.refuses(leak, task(model))
         if why is None:
-            found = attack(leak, task(model), Generator().manual_seed(0)) if what != "fifty samples" else None
+            found = (
+                attack(leak, task(model), Generator().manual_seed(0))
+                if what != "fifty samples"
+                else None
+            )
             assert found is None or bool(found.x.isfinite().all()), what
             continue
         refused += 1

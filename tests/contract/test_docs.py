@@ -27,24 +27,48 @@ from leakaudit.cli import main
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAGES = sorted(page.name for page in (PROJECT / "docs").glob("*.md"))
-BENCH, LONG = "a benchmark: minutes to an hour", "runs for minutes; the tests of its module run it in parts"
+BENCH, LONG = (
+    "a benchmark: minutes to an hour",
+    "runs for minutes; the tests of its module run it in parts",
+)
 NOT_RUN: dict[tuple[str, str], str] = {  # (page, how the line begins): why
     ("audit.md", "leakaudit audit plan.toml -o"): LONG,
     ("audit.md", "leakaudit audit examples/"): LONG,
     ("benchmarks.md", "make bench"): BENCH,
-    ("claims.md", "leakaudit claims"): "up to a minute a call; tests/reference/test_claims.py judges every row",
+    (
+        "claims.md",
+        "leakaudit claims",
+    ): "up to a minute a call; tests/reference/test_claims.py judges every row",
     ("contributing.md", "make"): "sets up an environment of its own",
     ("contributing.md", ".ci/run"): "is what runs the tests",
     ("exact.md", "python bench/"): BENCH,
     ("iterative.md", "python bench/"): BENCH,
     ("replays.md", "python bench/"): BENCH,
-    ("reports.md", "leakaudit score out/ --metric lpips"): "needs weights that are not part of leakaudit",
+    (
+        "reports.md",
+        "leakaudit score out/ --metric lpips",
+    ): "needs weights that are not part of leakaudit",
     ("selfcheck.md", "leakaudit selfcheck"): LONG,
-    ("tutorial-own.md", "leakaudit tap -o own.pt -- torchrun --nproc-per-node 4 your_program.py"): "is the reader's program",
+    (
+        "tutorial-own.md",
+        "leakaudit tap -o own.pt -- torchrun --nproc-per-node 4 your_program.py",
+    ): "is the reader's program",
 }
-SLOW = ("engines.md", "gate.md", "sweep.md", "tap.md", "tutorial-gate.md", "tutorial-own.md", "tutorial-victim.md")
+SLOW = (
+    "engines.md",
+    "gate.md",
+    "sweep.md",
+    "tap.md",
+    "tutorial-gate.md",
+    "tutorial-own.md",
+    "tutorial-victim.md",
+)
 RECORD = "record pdmm -o trace.pt --nodes 4 --graph ring --rounds 8 --data faces --model mlp --set hidden=64 --states --curves -q"
-FROM_NOTHING = ("tutorial-", "add-", "tap")  # pages that make what they use; others speak of a trace that is there
+FROM_NOTHING = (
+    "tutorial-",
+    "add-",
+    "tap",
+)  # pages that make what they use; others speak of a trace that is there
 
 
 @dataclass(frozen=True)
@@ -70,14 +94,23 @@ def blocks(page: str) -> Iterator[Block]:
             end = next(k for k in range(at + 1, len(lines)) if lines[k] == fence[1])
             inside = lines[at + 1 : end]
             options = [line for line in inside if re.match(r":\w+: ", line)] if fence[2] else []
-            caption = next((o.removeprefix(":caption: ") for o in options if o.startswith(":caption: ")), "")
+            caption = next(
+                (o.removeprefix(":caption: ") for o in options if o.startswith(":caption: ")), ""
+            )
             body = "\n".join(inside[len(options) :]).strip("\n") + "\n"
             if fence[2] in (None, "{code-block}"):
                 yield Block(page, at + 2 + len(options), fence[3], caption, body)
             at = end
-        elif re.match(r"    (leakaudit|python|make|pytest|\.ci/run)\b", lines[at]) and not lines[at - 1].strip():
-            end = next((k for k in range(at, len(lines)) if not lines[k].startswith("    ")), len(lines))
-            yield Block(page, at + 1, "sh", "", "\n".join(line[4:] for line in lines[at:end]) + "\n")
+        elif (
+            re.match(r"    (leakaudit|python|make|pytest|\.ci/run)\b", lines[at])
+            and not lines[at - 1].strip()
+        ):
+            end = next(
+                (k for k in range(at, len(lines)) if not lines[k].startswith("    ")), len(lines)
+            )
+            yield Block(
+                page, at + 1, "sh", "", "\n".join(line[4:] for line in lines[at:end]) + "\n"
+            )
             at = end
         at += 1
 
@@ -99,7 +132,9 @@ def runnable(page: str) -> list[Block]:
     return [
         b
         for b in blocks(page)
-        if b.caption or b.language == "python" or (b.language == "sh" and not all(skipped(page, c) for c, _ in commands(b)))
+        if b.caption
+        or b.language == "python"
+        or (b.language == "sh" and not all(skipped(page, c) for c, _ in commands(b)))
     ]
 
 
@@ -110,9 +145,15 @@ def runnable(page: str) -> list[Block]:
 def test_a_block_says_what_it_is(page: str) -> None:
     for block in blocks(page):
         where = f"docs/{page}:{block.line}"
-        assert block.language in ("python", "sh", "text", "toml", "yaml", "json"), f"{where}: a block of {block.language!r}"
-        hidden = block.language == "text" and re.search(r"^(leakaudit|python|make) ", block.text, re.M)
-        assert not hidden, f"{where}: a command in a block that does not run; make it sh, or name it in NOT_RUN"
+        assert block.language in ("python", "sh", "text", "toml", "yaml", "json"), (
+            f"{where}: a block of {block.language!r}"
+        )
+        hidden = block.language == "text" and re.search(
+            r"^(leakaudit|python|make) ", block.text, re.M
+        )
+        assert not hidden, (
+            f"{where}: a command in a block that does not run; make it sh, or name it in NOT_RUN"
+        )
         if block.language == "toml":
             tomllib.loads(block.text)
 
@@ -121,7 +162,13 @@ def test_a_block_says_what_it_is(page: str) -> None:
 def test_what_is_not_run_is_there(page: str, start: str) -> None:
     """An entry that no page needs any more is removed."""
     if page in PAGES:
-        assert [c for b in blocks(page) if b.language == "sh" for c, _ in commands(b) if c.startswith(start)]
+        assert [
+            c
+            for b in blocks(page)
+            if b.language == "sh"
+            for c, _ in commands(b)
+            if c.startswith(start)
+        ]
 
 
 def test_no_page_is_lost() -> None:
@@ -163,10 +210,16 @@ def forget() -> None:
     """Forget modules and registered names of a user's own, as the end of a process does."""
     os.environ[registry.PLUGINS] = ""
     for kept in registry._found.values():
-        for name in [n for n, thing in kept.items() if not thing.__module__.startswith("leakaudit.")]:
+        for name in [
+            n for n, thing in kept.items() if not thing.__module__.startswith("leakaudit.")
+        ]:
             del kept[name]
     ours = (sys.prefix, sys.base_prefix, str(PROJECT))
-    for name in [n for n, module in sys.modules.items() if not (getattr(module, "__file__", None) or ours[0]).startswith(ours)]:
+    for name in [
+        n
+        for n, module in sys.modules.items()
+        if not (getattr(module, "__file__", None) or ours[0]).startswith(ours)
+    ]:
         del sys.modules[name]
 
 
@@ -178,13 +231,20 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize("page", list(cases()))
 def test_the_blocks_of_a_page_run(
-    page: str, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None, capsys: pytest.CaptureFixture[str]
+    page: str,
+    recorded: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    alone: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if page == "gate.md":  # its commands belong into the repository of a user
         shutil.copy(PROJECT / "examples/ci-repo/train.py", tmp_path)
     elif not page.startswith(FROM_NOTHING):
         shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
-    shutil.copytree(PROJECT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        PROJECT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__")
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, Any] = {"__name__": page}
@@ -196,7 +256,9 @@ def test_the_blocks_of_a_page_run(
         else:
             for command, code in commands(block):
                 if not skipped(page, command):
-                    assert run(command, monkeypatch) == code, f"docs/{page}:{block.line}: {command}\n{capsys.readouterr().err[-2000:]}"
+                    assert run(command, monkeypatch) == code, (
+                        f"docs/{page}:{block.line}: {command}\n{capsys.readouterr().err[-2000:]}"
+                    )
 
 
 def run(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -223,7 +285,9 @@ def execute(block: Block, names: dict[str, Any]) -> None:
         comment = re.search(r"  # (.*)$", lines[here]) or re.match(r"# (.*)$", lines[here + 1])
         if isinstance(statement, ast.Expr) and comment:
             value = eval(compile(ast.Expression(statement.value), where, "eval"), names)
-            assert same(value, comment[1]), f"{where}: {ast.unparse(statement)} is {value!r}, the page says {comment[1]}"
+            assert same(value, comment[1]), (
+                f"{where}: {ast.unparse(statement)} is {value!r}, the page says {comment[1]}"
+            )
         else:
             exec(compile(ast.Module([statement], []), where, "exec"), names)
 
@@ -234,21 +298,40 @@ def same(value: Any, told: str) -> bool:
         digits = number[0].partition("e")[0].partition(".")[2]
         unit = 10.0 ** -len(digits) * 10.0 ** int(number[0].partition("e")[2] or 0)
         return abs(value - float(number[0])) <= 0.5000001 * unit
-    return any(text and re.match(re.escape(text) + r"(?![\w.]|,\d)", told) for text in (str(value), repr(value)))
+    return any(
+        text and re.match(re.escape(text) + r"(?![\w.]|,\d)", told)
+        for text in (str(value), repr(value))
+    )
 
 
 # --- what the runner itself would miss --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [(3.34144, "3.3414"), (0.5, "0.50: half"), (1.2e-7, "1.2e-7"), (True, "True"), ("a b", "a b, c")]
+    ("value", "told"),
+    [
+        (3.34144, "3.3414"),
+        (0.5, "0.50: half"),
+        (1.2e-7, "1.2e-7"),
+        (True, "True"),
+        ("a b", "a b, c"),
+    ],
 )
 def test_a_value_is_recognised(value: object, told: str) -> None:
     assert same(value, told)
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [(3.3416, "3.3414"), (0.51, "0.50"), (1.3e-7, "1.2e-7"), (False, "True"), ("a b", "a, b"), (1, "15"), ("", "x")]
+    ("value", "told"),
+    [
+        (3.3416, "3.3414"),
+        (0.51, "0.50"),
+        (1.3e-7, "1.2e-7"),
+        (False, "True"),
+        ("a b", "a, b"),
+        (1, "15"),
+        ("", "x"),
+    ],
 )
 def test_another_value_is_not(value: object, told: str) -> None:
     assert not same(value, told)

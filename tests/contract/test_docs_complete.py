@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 import leakaudit
-from leakaudit import registry, results
+from leakaudit import registry
 from leakaudit.cli import VERBS
+from leakaudit.results import record_file
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -27,8 +28,15 @@ def generated() -> Any:
 
 def test_the_command_line_page_has_every_verb_and_option() -> None:
     page = generated().command_line()
-    assert {line.split()[2] for line in page.split("\n") if line.startswith("## leakaudit ")} == set(VERBS)
-    for words in ("## leakaudit trace verify", "`--max-seconds SECONDS`", "`-o OUTPUT`, `--output OUTPUT`", "`--plugin MODULE`"):
+    assert {
+        line.split()[2] for line in page.split("\n") if line.startswith("## leakaudit ")
+    } == set(VERBS)
+    for words in (
+        "## leakaudit trace verify",
+        "`--max-seconds SECONDS`",
+        "`-o OUTPUT`, `--output OUTPUT`",
+        "`--plugin MODULE`",
+    ):
         assert words in page
     assert "%(" not in page
 
@@ -41,13 +49,17 @@ def test_the_registry_pages_have_every_name(group: str) -> None:
 
 def test_the_api_page_has_every_public_name() -> None:
     page = (PROJECT / "docs/api.md").read_text()
-    assert [n for n in leakaudit.__all__ if n != "__version__" and not re.search(rf":: {n}$", page, re.M)] == []
+    assert [
+        n
+        for n in leakaudit.__all__
+        if n != "__version__" and not re.search(rf":: {n}$", page, re.M)
+    ] == []
 
 
 @pytest.mark.parametrize("under", ["", "findings", "audit", "gate", "sweep"])
 def test_the_page_of_formats_has_every_entry_of_a_record(under: str) -> None:
     page = (PROJECT / "docs/formats.md").read_text()
-    spec: Any = {**results.AUDIT, **results.CHECK, **results.SWEEP}
+    spec: Any = {**record_file.AUDIT, **record_file.CHECK, **record_file.SWEEP}
     spec = spec[under] if under else spec
     entries = spec[0] if isinstance(spec, list) else spec
     missing = [key.removesuffix("?") for key in entries if f"`{key.removesuffix('?')}`" not in page]

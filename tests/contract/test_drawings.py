@@ -9,15 +9,19 @@ from xml.etree import ElementTree as Tree
 import pytest
 from markupsafe import Markup
 
-from leakaudit.html import curves, heat, svg, topology
-from leakaudit.html.shades import STEPS, step
+from leakaudit.rendering.html import curves, heat, svg, topology
+from leakaudit.rendering.html.shades import STEPS, step
 
 RING = {"nodes": 5, "edges": 5, "links": [[k, (k + 1) % 5] for k in range(5)]}
 
 
 def parts(drawing: Markup | None, tag: str, word: str = "") -> list[Tree.Element]:
     assert drawing is not None
-    return [e for e in Tree.fromstring(drawing).iter(tag) if not word or word in (e.get("class") or "").split()]
+    return [
+        e
+        for e in Tree.fromstring(drawing).iter(tag)
+        if not word or word in (e.get("class") or "").split()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +35,9 @@ def parts(drawing: Markup | None, tag: str, word: str = "") -> list[Tree.Element
         ("stranger", 0, 0),
     ],
 )
-def test_wires_that_are_heard_and_nodes_of_the_adversary_are_marked(adversary: str, heard: int, own: int) -> None:
+def test_wires_that_are_heard_and_nodes_of_the_adversary_are_marked(
+    adversary: str, heard: int, own: int
+) -> None:
     drawing = topology.network(RING, adversary, {1: 5})
     assert len(parts(drawing, "line", "heard")) == heard
     assert len(parts(drawing, "line", "deaf")) == 5 - heard
@@ -68,20 +74,44 @@ def test_networks_in_parts_and_large_ones_are_drawn() -> None:
     assert len(parts(topology.network(wide, "node:0", {}), "circle")) == 149
 
 
-def finding(node: int, first: int, last: int, psnr: float | None, certificate: str = "APPROXIMATE", exact: bool = False) -> dict[str, Any]:
-    scores = {"psnr": {"per_image": [psnr]}, "exact": {"per_image": [exact]}, "matched": [0], "not_recovered": 0}
+def finding(
+    node: int,
+    first: int,
+    last: int,
+    psnr: float | None,
+    certificate: str = "APPROXIMATE",
+    exact: bool = False,
+) -> dict[str, Any]:
+    scores = {
+        "psnr": {"per_image": [psnr]},
+        "exact": {"per_image": [exact]},
+        "matched": [0],
+        "not_recovered": 0,
+    }
     leak = {"rounds": {"first": first, "last": last}}
-    return {"node": node, "adversary": f"node:{node + 1}", "leak": leak, "scores": scores, "certificate": {"name": certificate}}
+    return {
+        "node": node,
+        "adversary": f"node:{node + 1}",
+        "leak": leak,
+        "scores": scores,
+        "certificate": {"name": certificate},
+    }
 
 
-@pytest.mark.parametrize(("psnr", "wanted"), [(None, 0), (9.9, 1), (10.0, 2), (19.9, 2), (20.0, 3), (30.0, 4), (150.0, 4)])
+@pytest.mark.parametrize(
+    ("psnr", "wanted"),
+    [(None, 0), (9.9, 1), (10.0, 2), (19.9, 2), (20.0, 3), (30.0, 4), (150.0, 4)],
+)
 def test_steps_follow_the_closest_record(psnr: float | None, wanted: int) -> None:
     assert step(finding(0, 0, 0, psnr)) == wanted
     assert step(finding(0, 0, 0, psnr, exact=True)) == len(STEPS) - 1
 
 
 def test_a_cell_shows_the_worst_of_the_leaks_that_span_it() -> None:
-    results = {"findings": [finding(2, 0, 3, 12.0), finding(2, 2, 3, 25.0), finding(7, 5, 5, 40.0)], "trace": {"rounds": 5}}
+    results = {
+        "findings": [finding(2, 0, 3, 12.0), finding(2, 2, 3, 25.0), finding(7, 5, 5, 40.0)],
+        "trace": {"rounds": 5},
+    }
     drawing = heat.by_round(results)
     said = [title.text for title in parts(drawing, "title")]
     assert said == [
@@ -95,16 +125,27 @@ def test_a_cell_shows_the_worst_of_the_leaks_that_span_it() -> None:
 
 
 def test_many_nodes_and_rounds_share_cells() -> None:
-    results = {"findings": [finding(n, 0, 9_999, 40.0 if n == 777 else 5.0) for n in range(1000)], "trace": {"rounds": 10_000}}
+    results = {
+        "findings": [finding(n, 0, 9_999, 40.0 if n == 777 else 5.0) for n in range(1000)],
+        "trace": {"rounds": 10_000},
+    }
     rows = parts(heat.by_round(results), "rect")
     assert len(rows) <= heat.ROWS
-    assert [r.find("title") is not None and "30 dB" in str(r.find("title").text) for r in rows].count(True) == 1  # type: ignore[union-attr]
+    assert [
+        r.find("title") is not None and "30 dB" in str(r.find("title").text)  # type: ignore[union-attr]
+        for r in rows
+    ].count(True) == 1
 
 
 def test_every_point_lies_where_the_axis_says() -> None:
     audit = {
         "curves": [
-            {"epsilon": e, "adversary": "a", "attack": "dlg", "psnr": {"images": 1.0, "best": b, "median": b / 2, "mean": b / 4}}
+            {
+                "epsilon": e,
+                "adversary": "a",
+                "attack": "dlg",
+                "psnr": {"images": 1.0, "best": b, "median": b / 2, "mean": b / 4},
+            }
             for e, b in ((1.0, 8.0), (10.0, 36.0), ("inf", 200.0))
         ],
         "verdicts": [],
@@ -112,9 +153,14 @@ def test_every_point_lies_where_the_axis_says() -> None:
     ((who, (panel,)),) = curves.panels({"audit": audit})
     assert who == "a"
     best, median, _ = (
-        [tuple(map(float, p.split(","))) for p in line.get("points", "").split()] for line in parts(panel.picture, "polyline")
+        [tuple(map(float, p.split(","))) for p in line.get("points", "").split()]
+        for line in parts(panel.picture, "polyline")
     )
-    ticks = {float(t.text or ""): float(t.get("y", "0")) - 4 for t in parts(panel.picture, "text") if t.get("text-anchor") == "end"}
+    ticks = {
+        float(t.text or ""): float(t.get("y", "0")) - 4
+        for t in parts(panel.picture, "text")
+        if t.get("text-anchor") == "end"
+    }
     low, high = ticks[0.0], ticks[60.0]
     for points, values in ((best, (8.0, 36.0, 60.0)), (median, (4.0, 18.0, 60.0))):
         for (_, y), value in zip(points, values, strict=True):
@@ -134,7 +180,9 @@ def test_every_point_lies_where_the_axis_says() -> None:
         ([3e-7, 2.0], True, [1e-7, 1e-5, 1e-3, 1e-1, 10]),
     ],
 )
-def test_ticks_are_round_and_hold_all_values(values: list[float], log: bool, wanted: list[float] | None) -> None:
+def test_ticks_are_round_and_hold_all_values(
+    values: list[float], log: bool, wanted: list[float] | None
+) -> None:
     found = curves._ticks(values, log)
     assert found == sorted(set(found))
     assert len(found) <= 7
@@ -145,7 +193,12 @@ def test_ticks_are_round_and_hold_all_values(values: list[float], log: bool, wan
 
 
 def test_text_in_a_drawing_is_escaped() -> None:
-    shown = svg.drawing(10, 10, [svg.text(1, 1, "<script>&\x00"), svg.circle(1, 1, 1, 'a" onload="x', "<b>")], '"><script>')
+    shown = svg.drawing(
+        10,
+        10,
+        [svg.text(1, 1, "<script>&\x00"), svg.circle(1, 1, 1, 'a" onload="x', "<b>")],
+        '"><script>',
+    )
     tree = Tree.fromstring(shown)
     assert [e.text for e in tree.iter("text")] == ["<script>&"]
     assert tree.get("aria-label") == '"><script>'

@@ -17,7 +17,7 @@ import sarif_om
 import xmlschema
 from records import EXACT, FORMATS, RECORDS, Record, finding, record, rendered
 
-from leakaudit import comparison, grading, redaction
+from leakaudit.results import comparison, grading, redaction
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -44,7 +44,10 @@ def test_levels_follow_what_was_given_away() -> None:
 
 
 def test_a_fingerprint_is_of_the_question_and_not_of_the_answer() -> None:
-    first, again, other = (grading.checks(record(f))[0].id for f in (finding(0), finding(0, 11.0, residual=0.3, seconds=9.0), finding(1)))
+    first, again, other = (
+        grading.checks(record(f))[0].id
+        for f in (finding(0), finding(0, 11.0, residual=0.3, seconds=9.0), finding(1))
+    )
     assert first == again != other
     twins = [c.id for c in grading.checks(record(finding(0), finding(0)))]
     assert len(set(twins)) == 2
@@ -82,7 +85,9 @@ def test_junit_is_valid_against_its_schema(junit: xmlschema.XMLSchema11, name: s
         ('name="leakaudit as node:3"', 'name=""'),
     ],
 )
-def test_the_schema_of_junit_refuses_what_is_wrong(junit: xmlschema.XMLSchema11, old: str, new: str) -> None:
+def test_the_schema_of_junit_refuses_what_is_wrong(
+    junit: xmlschema.XMLSchema11, old: str, new: str
+) -> None:
     page = rendered("junit", RECORDS["attack"])
     junit.validate(page)
     assert old in page
@@ -104,7 +109,12 @@ def test_junit_fails_where_a_record_is_given_away_and_skips_what_is_open() -> No
 
 def test_junit_of_a_gate_fails_where_a_limit_is_exceeded_and_skips_what_is_open() -> None:
     root = Tree.fromstring(rendered("junit", RECORDS["gate"]))
-    assert [(f.tag, f.attrib.get("type")) for c in root.iter("testcase") for f in c if f.tag != "system-out"] == [
+    assert [
+        (f.tag, f.attrib.get("type"))
+        for c in root.iter("testcase")
+        for f in c
+        if f.tag != "system-out"
+    ] == [
         ("failure", "OVER"),
         ("skipped", None),
         ("skipped", None),
@@ -117,21 +127,29 @@ def test_junit_of_a_gate_fails_where_a_limit_is_exceeded_and_skips_what_is_open(
 
 @pytest.fixture(scope="module")
 def sarif(project: Path) -> jsonschema.Draft202012Validator:
-    return jsonschema.Draft202012Validator(json.loads((project / "tests" / "schemas" / "sarif.json").read_text()))
+    return jsonschema.Draft202012Validator(
+        json.loads((project / "tests" / "schemas" / "sarif.json").read_text())
+    )
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_sarif_is_valid_against_its_schema(sarif: jsonschema.Draft202012Validator, name: str) -> None:
+def test_sarif_is_valid_against_its_schema(
+    sarif: jsonschema.Draft202012Validator, name: str
+) -> None:
     """Names, types and patterns by tests/schemas/sarif.json; what a schema cannot say of indices and fingerprints here."""
     log = json.loads(rendered("sarif", RECORDS[name]))
     sarif.validate(log)
     sarif.validate(json.loads(rendered("sarif", redaction.redact(RECORDS[name]))))
-    sarif.validate(json.loads(rendered("sarif", comparison.compare(RECORDS[name], RECORDS["attack"]))))
+    sarif.validate(
+        json.loads(rendered("sarif", comparison.compare(RECORDS[name], RECORDS["attack"])))
+    )
     (run,) = log["runs"]
     rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
     assert len(set(rules)) == len(rules)
     assert all(rules[r["ruleIndex"]] == r["ruleId"] for r in run["results"])
-    assert len({r["partialFingerprints"]["leakaudit/v1"] for r in run["results"]}) == len(run["results"])
+    assert len({r["partialFingerprints"]["leakaudit/v1"] for r in run["results"]}) == len(
+        run["results"]
+    )
     assert len(run["results"]) == len(grading.checks(RECORDS[name]))
 
 
@@ -143,7 +161,20 @@ def test_sarif_is_valid_against_its_schema(sarif: jsonschema.Draft202012Validato
         (("runs", 0, "results", 0, "message"), "text"),
         (("runs", 0, "results", 0, "ruleIndex"), -1),
         (("runs", 0, "results", 0, "node"), 3),
-        (("runs", 0, "results", 0, "locations", 0, "physicalLocation", "artifactLocation", "uri"), "/etc/passwd"),
+        (
+            (
+                "runs",
+                0,
+                "results",
+                0,
+                "locations",
+                0,
+                "physicalLocation",
+                "artifactLocation",
+                "uri",
+            ),
+            "/etc/passwd",
+        ),
         (("runs", 0, "results", 0, "locations", 0, "physicalLocation", "region", "startLine"), 0),
         (("runs", 0, "results", 0, "baselineState"), "worse"),
         (("runs", 0, "results", 0, "partialFingerprints", "leakaudit/v1"), "abc"),
@@ -151,7 +182,9 @@ def test_sarif_is_valid_against_its_schema(sarif: jsonschema.Draft202012Validato
         (("runs", 0, "invocations", 0, "executionSuccessful"), "yes"),
     ],
 )
-def test_the_schema_of_sarif_refuses_what_is_wrong(sarif: jsonschema.Draft202012Validator, path: tuple[Any, ...], value: Any) -> None:
+def test_the_schema_of_sarif_refuses_what_is_wrong(
+    sarif: jsonschema.Draft202012Validator, path: tuple[Any, ...], value: Any
+) -> None:
     log = json.loads(rendered("sarif", RECORDS["attack"]))
     sarif.validate(log)
     at = log
@@ -162,11 +195,30 @@ def test_the_schema_of_sarif_refuses_what_is_wrong(sarif: jsonschema.Draft202012
 
 
 OBJECTS = {
-    **{"runs": sarif_om.Run, "tool": sarif_om.Tool, "driver": sarif_om.ToolComponent, "rules": sarif_om.ReportingDescriptor},
-    **dict.fromkeys(("shortDescription", "fullDescription", "help"), sarif_om.MultiformatMessageString),
-    **{"defaultConfiguration": sarif_om.ReportingConfiguration, "invocations": sarif_om.Invocation, "results": sarif_om.Result},
-    **{"message": sarif_om.Message, "locations": sarif_om.Location, "physicalLocation": sarif_om.PhysicalLocation},
-    **{"artifactLocation": sarif_om.ArtifactLocation, "region": sarif_om.Region, "logicalLocations": sarif_om.LogicalLocation},
+    **{
+        "runs": sarif_om.Run,
+        "tool": sarif_om.Tool,
+        "driver": sarif_om.ToolComponent,
+        "rules": sarif_om.ReportingDescriptor,
+    },
+    **dict.fromkeys(
+        ("shortDescription", "fullDescription", "help"), sarif_om.MultiformatMessageString
+    ),
+    **{
+        "defaultConfiguration": sarif_om.ReportingConfiguration,
+        "invocations": sarif_om.Invocation,
+        "results": sarif_om.Result,
+    },
+    **{
+        "message": sarif_om.Message,
+        "locations": sarif_om.Location,
+        "physicalLocation": sarif_om.PhysicalLocation,
+    },
+    **{
+        "artifactLocation": sarif_om.ArtifactLocation,
+        "region": sarif_om.Region,
+        "logicalLocations": sarif_om.LogicalLocation,
+    },
 }
 
 
@@ -174,10 +226,19 @@ def strange(value: Any, kind: Any) -> list[str]:
     """Names in an object that the standard's object model does not have, and those that it needs and are not there."""
     fields = {f.metadata["schema_property_name"]: f for f in attr.fields(kind)}
     found = [name for name in value if name not in fields]
-    found += [f"no {name}" for name, f in fields.items() if f.default is attr.NOTHING and name not in value]
+    found += [
+        f"no {name}"
+        for name, f in fields.items()
+        if f.default is attr.NOTHING and name not in value
+    ]
     for name, inside in value.items():
         some = inside if isinstance(inside, list) else [inside]
-        found += [s for one in some if isinstance(one, dict) and name in OBJECTS for s in strange(one, OBJECTS[name])]
+        found += [
+            s
+            for one in some
+            if isinstance(one, dict) and name in OBJECTS
+            for s in strange(one, OBJECTS[name])
+        ]
     return found
 
 
@@ -194,7 +255,11 @@ def test_sarif_has_the_names_of_the_published_object_model(name: str) -> None:
 def test_sarif_points_at_a_file_of_the_repository() -> None:
     def places(of: Record) -> set[str]:
         log = json.loads(rendered("sarif", of))
-        return {x["physicalLocation"]["artifactLocation"]["uri"] for r in log["runs"][0]["results"] for x in r["locations"]}
+        return {
+            x["physicalLocation"]["artifactLocation"]["uri"]
+            for r in log["runs"][0]["results"]
+            for x in r["locations"]
+        }
 
     assert places(RECORDS["attack"]) == {"leakaudit.toml"}
     assert places({**RECORDS["attack"], "location": "/ci/a file.toml"}) == {"ci/a%20file.toml"}
@@ -213,7 +278,12 @@ def test_annotations_are_one_command_a_line(name: str) -> None:
 
 def test_annotations_stop_before_github_does_and_say_so() -> None:
     lines = rendered(
-        "github", record(*(finding(k, 200.0, True) for k in range(8)), *(finding(k) for k in range(8)), *([EXACT] * 5))
+        "github",
+        record(
+            *(finding(k, 200.0, True) for k in range(8)),
+            *(finding(k) for k in range(8)),
+            *([EXACT] * 5),
+        ),
     ).splitlines()
     assert sum(line.startswith("::error") for line in lines) == 9
     assert "5 more of this kind" in lines[9]

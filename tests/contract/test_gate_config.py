@@ -51,9 +51,19 @@ def write(folder: Path, text: str, name: str = "leakaudit.toml") -> Path:
 
 def test_everything_that_is_written_is_read(tmp_path: Path) -> None:
     gate = tables.load(write(tmp_path, GOOD))
-    assert (gate.seeds, gate.alpha, gate.tolerance, gate.source) == (5, 0.05, {"gain": 2}, "leakaudit.toml")
+    assert (gate.seeds, gate.alpha, gate.tolerance, gate.source) == (
+        5,
+        0.05,
+        {"gain": 2},
+        "leakaudit.toml",
+    )
     (check,) = gate.checks
-    assert check.cells == ["ring/eavesdropper/exact", "ring/eavesdropper/labels", "ring/node:1/exact", "ring/node:1/labels"]
+    assert check.cells == [
+        "ring/eavesdropper/exact",
+        "ring/eavesdropper/labels",
+        "ring/node:1/exact",
+        "ring/node:1/labels",
+    ]
     assert (check.nodes, check.set) == ((0, 2), {"exact": {"visits": 2}})
     assert gate.budgets[1] == Budget("psnr", 10.5, "ring/node:*/*", "warn", "p95")
     assert gate.accepted[0].expires == date(2030, 1, 31)
@@ -61,8 +71,12 @@ def test_everything_that_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_pyproject_is_read_where_leakaudit_toml_has_no_check(tmp_path: Path) -> None:
-    nested = GOOD.replace("[gate", "[tool.leakaudit.gate").replace("[check.", "[tool.leakaudit.check.")
-    nested = nested.replace("[[budget", "[[tool.leakaudit.budget").replace("[[accept", "[[tool.leakaudit.accept")
+    nested = GOOD.replace("[gate", "[tool.leakaudit.gate").replace(
+        "[check.", "[tool.leakaudit.check."
+    )
+    nested = nested.replace("[[budget", "[[tool.leakaudit.budget").replace(
+        "[[accept", "[[tool.leakaudit.accept"
+    )
     write(tmp_path, nested, "pyproject.toml")
     assert tables.load(tmp_path).source == "pyproject.toml"
     write(tmp_path, "seed = 3\n")
@@ -74,39 +88,95 @@ def test_pyproject_is_read_where_leakaudit_toml_has_no_check(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("seeds = 5", "seed = 5", r"leakaudit.toml: gate: unknown key 'seed'; did you mean 'seeds'\?"),
+        (
+            "seeds = 5",
+            "seed = 5",
+            r"leakaudit.toml: gate: unknown key 'seed'; did you mean 'seeds'\?",
+        ),
         ("seeds = 5", 'seeds = "5"', "gate: seeds: expected a whole number, got '5'"),
         ("seeds = 5", "seeds = true", "gate: seeds: expected a whole number, got True"),
         ("seeds = 5", "seeds = 0", "expected seeds >= 1"),
         ("seeds = 5", "checks = []", "gate: unknown key 'checks'"),
         ("gain = 2", "gian = 2", r"unknown 'gian'; did you mean 'gain'\?"),
         ("attacks =", "atacks =", r"check.ring: unknown key 'atacks'; did you mean 'attacks'\?"),
-        ('attacks = ["exact", "labels"]', 'attacks = "exact"', "check.ring: attacks: expected a list of words, got 'exact'"),
-        ('attacks = ["exact", "labels"]', 'attacks = ["labels"]', r"set.exact: no such attack in this check"),
+        (
+            'attacks = ["exact", "labels"]',
+            'attacks = "exact"',
+            "check.ring: attacks: expected a list of words, got 'exact'",
+        ),
+        (
+            'attacks = ["exact", "labels"]',
+            'attacks = ["labels"]',
+            r"set.exact: no such attack in this check",
+        ),
         ("nodes = [0, 2]", 'nodes = ["0"]', "expected a list of node numbers"),
-        ('run = "train:train"', 'run = "train:train"\nlint = "eror"', r"check ring: lint: unknown 'eror'; did you mean 'error'\?"),
-        ('run = "train:train"', 'run = "train:train"\nlnt = "off"', r"check.ring: unknown key 'lnt'; did you mean 'lint'\?"),
+        (
+            'run = "train:train"',
+            'run = "train:train"\nlint = "eror"',
+            r"check ring: lint: unknown 'eror'; did you mean 'error'\?",
+        ),
+        (
+            'run = "train:train"',
+            'run = "train:train"\nlnt = "off"',
+            r"check.ring: unknown key 'lnt'; did you mean 'lint'\?",
+        ),
         ("nodes = [0, 2]", "nodes = []", "check ring: nodes: expected at least one node, got none"),
-        ("nodes = [0, 2]", "nodes = [0, 0]", r"nodes: expected different numbers from 0 on, got \[0, 0\]"),
-        ("nodes = [0, 2]", "nodes = [-1]", r"nodes: expected different numbers from 0 on, got \[-1\]"),
-        ("nodes = [0, 2]", "gradients = 0", "check ring: gradients: expected a number from 1 on, got 0"),
+        (
+            "nodes = [0, 2]",
+            "nodes = [0, 0]",
+            r"nodes: expected different numbers from 0 on, got \[0, 0\]",
+        ),
+        (
+            "nodes = [0, 2]",
+            "nodes = [-1]",
+            r"nodes: expected different numbers from 0 on, got \[-1\]",
+        ),
+        (
+            "nodes = [0, 2]",
+            "gradients = 0",
+            "check ring: gradients: expected a number from 1 on, got 0",
+        ),
         ("nodes = [0, 2]", "delta = 1.0", "check ring: delta: expected 0 < delta < 1, got 1"),
         ("nodes = [0, 2]", "delta = nan", "check ring: delta: expected 0 < delta < 1, got nan"),
-        ("nodes = [0, 2]", "sensitivity = 0.0", "check ring: sensitivity: expected a number > 0, got 0"),
-        ("nodes = [0, 2]", "sensitivity = -2.0", "check ring: sensitivity: expected a number > 0, got -2"),
-        ("nodes = [0, 2]", "sensitivity = inf", "check ring: sensitivity: expected a number > 0, got inf"),
+        (
+            "nodes = [0, 2]",
+            "sensitivity = 0.0",
+            "check ring: sensitivity: expected a number > 0, got 0",
+        ),
+        (
+            "nodes = [0, 2]",
+            "sensitivity = -2.0",
+            "check ring: sensitivity: expected a number > 0, got -2",
+        ),
+        (
+            "nodes = [0, 2]",
+            "sensitivity = inf",
+            "check ring: sensitivity: expected a number > 0, got inf",
+        ),
         ("most = 20", "most = nan", "budget: most: expected a finite number, got nan"),
         ("gain = 2", "gain = inf", "gate: tolerance.gain: expected a finite number, got inf"),
-        ("expires = 2030-01-31", "expires = 2030-01-31\nmost = nan", "accept one: most: expected a finite number, got nan"),
+        (
+            "expires = 2030-01-31",
+            "expires = 2030-01-31\nmost = nan",
+            "accept one: most: expected a finite number, got nan",
+        ),
         ('run = "train:train"', 'run = "train"', "run: expected 'module:function', got 'train'"),
         ('run = "train:train"', "", "expected either run = 'module:function' or scenario"),
         ('run = "train:train"', 'run = "a:b"\nscenario = "c.toml"', "expected either run"),
-        ('measure = "psnr"\nmost = 20', 'measure = "pnsr"\nmost = 20', r"unknown 'pnsr'; did you mean 'psnr'\?"),
+        (
+            'measure = "psnr"\nmost = 20',
+            'measure = "pnsr"\nmost = 20',
+            r"unknown 'pnsr'; did you mean 'psnr'\?",
+        ),
         ("most = 20", "", "budget: expected the keys most"),
         ("most = 20", 'most = "20"', "budget: most: expected a number, got '20'"),
         ('level = "warn"', 'level = "warning"', r"unknown 'warning'; did you mean 'warn'\?"),
         ('cells = "ring/node:*/*"', 'cells = "rign/*"', r"cells = 'rign/\*' fits no cell"),
-        ("expires = 2030-01-31", 'expires = "2030-01-31"', "expires: expected a date like 2030-01-31, without quotes"),
+        (
+            "expires = 2030-01-31",
+            'expires = "2030-01-31"',
+            "expires: expected a date like 2030-01-31, without quotes",
+        ),
         ('owner = "me"', "", "accept: expected the keys owner"),
         ('[[accept]]\nid = "one"', "[accept]", r"accept: expected tables \[\[accept\]\]"),
         ("[check.ring]", "[check]\nring = 3\n[check.other]", "check.ring: expected a table, got 3"),
@@ -144,7 +214,10 @@ def test_a_misspelt_table_is_refused_with_the_nearest(
     monkeypatch.chdir(write(tmp_path, GOOD.replace("[[budget]]", "[[bugdet]]")))
     for verb in (["check"], ["config", "lint"], ["baseline", "show"]):
         assert main(verb) == 2
-        assert "leakaudit.toml: unknown key 'bugdet'; did you mean 'budget'?" in capsys.readouterr().err
+        assert (
+            "leakaudit.toml: unknown key 'bugdet'; did you mean 'budget'?"
+            in capsys.readouterr().err
+        )
 
 
 @pytest.mark.parametrize(
@@ -156,12 +229,24 @@ def test_a_misspelt_table_is_refused_with_the_nearest(
     ],
 )
 def test_lint_knows_attacks_settings_and_adversaries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], old: str, new: str, message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    old: str,
+    new: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(write(tmp_path, GOOD))
     assert main(["config", "lint"]) == 0
-    assert capsys.readouterr().out == "leakaudit.toml: every key is known; 1 checks, 4 cells, 5 seeds\n"
-    changed = GOOD.replace(old, new, 1).replace('cells = "ring/node:*/*"', "").replace('cells = "ring/*/labels"', "")
+    assert (
+        capsys.readouterr().out
+        == "leakaudit.toml: every key is known; 1 checks, 4 cells, 5 seeds\n"
+    )
+    changed = (
+        GOOD.replace(old, new, 1)
+        .replace('cells = "ring/node:*/*"', "")
+        .replace('cells = "ring/*/labels"', "")
+    )
     write(tmp_path, changed)
     assert main(["config", "lint"]) == 2
     assert message in capsys.readouterr().err
@@ -174,7 +259,12 @@ def test_a_check_is_named_plainly() -> None:
 
 def test_the_configuration_is_read_without_torch() -> None:
     probe = "import sys, leakaudit.gate.tables; print(sorted({'torch', 'numpy', 'scipy'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -182,8 +272,14 @@ def test_the_configuration_is_read_without_torch() -> None:
     [
         ("def train(seed, path:\n    pass\n", r"SyntaxError in broken_\d\.py, line 1"),
         ("import os\n1 / 0\n", r"ZeroDivisionError in broken_\d\.py, line 2: division by zero"),
-        ("def train(seed, path):\n    raise ValueError('no\\ndata')\n", r"ValueError in broken_\d\.py, line 2: no data"),
-        ("import networkx\ndef train(seed, path):\n    networkx.cycle_graph(-1)\n", r"NetworkXError in broken_\d\.py, line 3: "),
+        (
+            "def train(seed, path):\n    raise ValueError('no\\ndata')\n",
+            r"ValueError in broken_\d\.py, line 2: no data",
+        ),
+        (
+            "import networkx\ndef train(seed, path):\n    networkx.cycle_graph(-1)\n",
+            r"NetworkXError in broken_\d\.py, line 3: ",
+        ),
     ],
 )
 def test_a_program_that_fails_is_one_line_and_no_leak(text: str, said: str, tmp_path: Path) -> None:
@@ -194,4 +290,6 @@ def test_a_program_that_fails_is_one_line_and_no_leak(text: str, said: str, tmp_
         runs.ready(Check("own", f"{name}:train"), tmp_path)(0)
     assert "\n" not in str(raised.value)
     assert raised.value.code == 4
-    assert (name in sys.modules, sys.path) == (False, path), "the program is imported in a process of its own"
+    assert (name in sys.modules, sys.path) == (False, path), (
+        "the program is imported in a process of its own"
+    )

@@ -17,7 +17,7 @@ from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, Worst
 from leakaudit.gate.config import Acceptance, Budget, Check, Gate
 from leakaudit.gate.rules import Rule, Status
-from leakaudit.scoring import Score
+from leakaudit.scoring.scoring import Score
 
 WORST = Worst(3, 2, 31.0, 0.02, False, 1.0, "gradient", 0, 5, "g = w")
 
@@ -29,11 +29,20 @@ def cell(seeds: int = 8, **samples: float | list[float]) -> Cell:
 
 
 def base(of: Cell, digest: str | None = None, **samples: float) -> Baseline:
-    block = Block(digest or of.digest(), tuple(of.seeds), {m: (v,) * len(of.seeds) for m, v in samples.items()})
+    block = Block(
+        digest or of.digest(),
+        tuple(of.seeds),
+        {m: (v,) * len(of.seeds) for m, v in samples.items()},
+    )
     return Baseline({of.name: block}, "because", "2030-01-01", {})
 
 
-def rule(kind: str = "budget", status: Status = Status.OK, name: str = "ring/node:1/analytic", value: float = 1.0) -> Rule:
+def rule(
+    kind: str = "budget",
+    status: Status = Status.OK,
+    name: str = "ring/node:1/analytic",
+    value: float = 1.0,
+) -> Rule:
     return Rule(kind, name, "psnr", status, "says", value, 0.5)
 
 
@@ -57,8 +66,16 @@ def score(**columns: Any) -> Score:
 
 
 def test_what_is_no_better_than_the_mean_of_the_others_counts_as_nothing() -> None:
-    guess = score(relative_error=(0.5, 0.2), psnr=(12.0, 20.0), ssim=(0.1, 0.5), exact=(False, False))
-    found = score(relative_error=(0.05, 0.3), psnr=(32.0, 16.5), ssim=(0.9, 0.4), exact=(True, False), identified=(True, True))
+    guess = score(
+        relative_error=(0.5, 0.2), psnr=(12.0, 20.0), ssim=(0.1, 0.5), exact=(False, False)
+    )
+    found = score(
+        relative_error=(0.05, 0.3),
+        psnr=(32.0, 16.5),
+        ssim=(0.9, 0.4),
+        exact=(True, False),
+        identified=(True, True),
+    )
     got = measures.values(guess, found)
     assert got["gain"] == pytest.approx([20.0, 0.0])
     assert got["psnr"] == [32.0, 0.0]
@@ -72,7 +89,11 @@ def test_data_without_pictures_or_a_grid_has_no_such_measures() -> None:
     guess = score(relative_error=(0.5, 0.5))
     assert set(measures.values(guess, None)) == {"gain", "recovered", "identified", "labels"}
     perfect = measures.values(guess, score(relative_error=(0.0, None), labels_found=0.5))
-    assert (perfect["gain"], perfect["recovered"], perfect["labels"]) == ([measures.CAP, 0.0], [1.0, 0.0], [0.5, 0.5])
+    assert (perfect["gain"], perfect["recovered"], perfect["labels"]) == (
+        [measures.CAP, 0.0],
+        [1.0, 0.0],
+        [0.5, 0.5],
+    )
 
 
 def test_a_sample_is_the_worst_record_or_the_share_of_them() -> None:
@@ -101,9 +122,16 @@ def test_the_message_of_a_budget_says_what_leaked_from_whom_to_whom() -> None:
 
 
 def test_the_last_budget_that_fits_holds() -> None:
-    budgets = [Budget("psnr", 25.0), Budget("psnr", 50.0, cells="ring/*"), Budget("psnr", 1.0, cells="other/*")]
+    budgets = [
+        Budget("psnr", 25.0),
+        Budget("psnr", 50.0, cells="ring/*"),
+        Budget("psnr", 1.0, cells="other/*"),
+    ]
     assert [r.status for r in rules.budgets(cell(psnr=30.0), budgets)] == [Status.OK]
-    assert [r.status for r in rules.budgets(cell(psnr=30.0), [*budgets, Budget("psnr", 1.0, level="warn")])] == [Status.WARNING]
+    assert [
+        r.status
+        for r in rules.budgets(cell(psnr=30.0), [*budgets, Budget("psnr", 1.0, level="warn")])
+    ] == [Status.WARNING]
     assert rules.budgets(cell(psnr=30.0), [*budgets, Budget("psnr", 1.0, level="off")]) == []
 
 
@@ -123,7 +151,10 @@ def test_a_budget_that_cannot_be_judged_is_no_pass() -> None:
 
 
 def test_epsilon_has_a_budget_too() -> None:
-    assert [rules.budgets(cell(), [Budget("epsilon", 8.0)], (e, 3))[0].status for e in (7.9, 8.1, float("inf"))] == [
+    assert [
+        rules.budgets(cell(), [Budget("epsilon", 8.0)], (e, 3))[0].status
+        for e in (7.9, 8.1, float("inf"))
+    ] == [
         Status.OK,
         Status.OVER,
         Status.OVER,
@@ -160,12 +191,19 @@ def test_all_comparisons_share_alpha() -> None:
     alone = rules.growth([one], against, Gate(compare=("gain",)))
     both = rules.growth([one], against, Gate(compare=("gain", "psnr", "exact", "labels")))
     assert [r.status for r in alone] == [Status.REGRESSION]
-    assert [r.status for r in both] == [Status.INCONCLUSIVE, Status.INCONCLUSIVE, Status.OK, Status.OK]
+    assert [r.status for r in both] == [
+        Status.INCONCLUSIVE,
+        Status.INCONCLUSIVE,
+        Status.OK,
+        Status.OK,
+    ]
 
 
 def test_other_seeds_are_compared_as_independent_samples() -> None:
     one = cell(gain=[5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5])
-    other = Block(one.digest(), tuple(range(100, 108)), {"gain": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)})
+    other = Block(
+        one.digest(), tuple(range(100, 108)), {"gain": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)}
+    )
     (found,) = rules.growth([one], Baseline({one.name: other}), Gate(compare=("gain",)))
     assert found.status is Status.REGRESSION
     assert "8 new seeds against 8" in found.says
@@ -188,7 +226,11 @@ def test_the_digest_depends_on_how_is_measured_and_not_on_what() -> None:
         (Check("ring", "m:f"), "node:1", "exact"),
         (Check("ring", "m:f", nodes=(0,)), "node:1", "analytic"),
         (Check("ring", "m:f", gradients=3), "node:1", "analytic"),
-        (Check("ring", "m:f", attacks=("analytic",), set={"analytic": {"numbers": 5}}), "node:1", "analytic"),
+        (
+            Check("ring", "m:f", attacks=("analytic",), set={"analytic": {"numbers": 5}}),
+            "node:1",
+            "analytic",
+        ),
     ):
         assert Cell(check, who, attack).digest() != plain.digest()
 
@@ -197,7 +239,13 @@ def test_the_digest_depends_on_how_is_measured_and_not_on_what() -> None:
 
 
 def acceptance(**changes: Any) -> Acceptance:
-    values: dict[str, Any] = {"id": "a", "reason": "known", "owner": "me", "expires": date(2030, 6, 30), "cells": "ring/*"}
+    values: dict[str, Any] = {
+        "id": "a",
+        "reason": "known",
+        "owner": "me",
+        "expires": date(2030, 6, 30),
+        "cells": "ring/*",
+    }
     return Acceptance(**{**values, **changes})
 
 
@@ -216,7 +264,9 @@ def test_an_acceptance_holds_until_its_date_and_up_to_its_value() -> None:
 
 
 def test_controls_cannot_be_accepted() -> None:
-    out, _ = rules.accept([rule("positive", Status.VOID)], [acceptance(cells="*")], date(2030, 1, 1))
+    out, _ = rules.accept(
+        [rule("positive", Status.VOID)], [acceptance(cells="*")], date(2030, 1, 1)
+    )
     assert out[0].status is Status.VOID
 
 
@@ -231,7 +281,11 @@ def test_controls_cannot_be_accepted() -> None:
         ([rule("baseline", Status.REGRESSION)], False, 1),
         ([rule(status=Status.OVER), rule("positive", Status.VOID)], True, 3),
         ([rule(status=Status.OVER), rule("negative", Status.VOID)], True, 3),
-        ([rule(status=Status.OVER), rule("positive", Status.VOID, name="ring/node:1/other")], True, 1),
+        (
+            [rule(status=Status.OVER), rule("positive", Status.VOID, name="ring/node:1/other")],
+            True,
+            1,
+        ),
     ],
 )
 def test_exit_codes(found: list[Rule], complete: bool, code: int) -> None:
@@ -243,7 +297,12 @@ def test_exit_codes(found: list[Rule], complete: bool, code: int) -> None:
 
 def example(**changes: Any) -> Baseline:
     block = Block("ab" * 32, (0, 1), {"psnr": (1.5, 2.0), "exact": (0.0, 1.0)})
-    return Baseline({"ring/eavesdropper/exact": block, **changes}, "first", "2030-01-31T00:00:00+00:00", {"torch": "2.13.0"})
+    return Baseline(
+        {"ring/eavesdropper/exact": block, **changes},
+        "first",
+        "2030-01-31T00:00:00+00:00",
+        {"torch": "2.13.0"},
+    )
 
 
 def test_a_baseline_is_json_with_sorted_keys_and_one_line_a_measure(tmp_path: Path) -> None:
@@ -297,4 +356,6 @@ def test_a_difference_names_what_changed() -> None:
     assert baseline.difference(example(), Baseline()) == "- ring/eavesdropper/exact\n"
     assert baseline.difference(Baseline(), example()) == "+ ring/eavesdropper/exact\n"
     other = Block("cd" * 32, more.seeds, more.samples)
-    assert "not comparable" in baseline.difference(example(), Baseline({"ring/eavesdropper/exact": other}))
+    assert "not comparable" in baseline.difference(
+        example(), Baseline({"ring/eavesdropper/exact": other})
+    )

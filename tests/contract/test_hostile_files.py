@@ -23,11 +23,11 @@ from effort import counted
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from leakaudit.convert import convert
 from leakaudit.errors import LeakauditError
-from leakaudit.recorder import Recorder
 from leakaudit.trace import Graph, Layout, TaskSpec
-from leakaudit.tracefile import load, load_truth
+from leakaudit.traces.convert import convert
+from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.trace_file import load, load_truth
 
 CALLS, MEGABYTES = 1_000_000, 200  # 1,000,000 calls take about half a second
 REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
@@ -36,7 +36,13 @@ REBUILD = b"ctorch._utils\n_rebuild_tensor_v2\n"
 def record(path: Any, rounds: int = 3) -> None:
     """A small sound trace of two nodes."""
     task, layout = TaskSpec("softmax", shape=(2,)), Layout(("w",), ((4,),))
-    settings: dict[str, Any] = {"protocol": "dpsgd", "task": task, "graph": Graph(2, ((0, 1),)), "layout": layout, "messages": 2 * rounds}
+    settings: dict[str, Any] = {
+        "protocol": "dpsgd",
+        "task": task,
+        "graph": Graph(2, ((0, 1),)),
+        "layout": layout,
+        "messages": 2 * rounds,
+    }
     with Recorder(path, shard_bytes=17_000, public={"w0": torch.ones(4)}, **settings) as rec:
         rec.truth(0, torch.zeros(2), 1)
         for t in range(rounds):
@@ -49,7 +55,14 @@ def memory(peak: bool) -> int:
     if not status.exists():
         return 0
     field = "VmHWM" if peak else "VmRSS"
-    return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field)) * 1024
+    return (
+        next(
+            int(line.split()[1])
+            for line in status.read_text().splitlines()
+            if line.startswith(field)
+        )
+        * 1024
+    )
 
 
 def refused(path: Path, read: Callable[[Path], object] = load) -> str:
@@ -69,15 +82,24 @@ def refused(path: Path, read: Callable[[Path], object] = load) -> str:
     return line
 
 
-def archive(path: Path, index: bytes, records: dict[str, bytes] | None = None, **settings: Any) -> Path:
+def archive(
+    path: Path, index: bytes, records: dict[str, bytes] | None = None, **settings: Any
+) -> Path:
     """An archive as torch makes it, with an index of one's own."""
     with zipfile.ZipFile(path, "w", **settings) as file:
-        for name, data in {"data.pkl": index, "version": b"3\n", "byteorder": b"little", **(records or {})}.items():
+        for name, data in {
+            "data.pkl": index,
+            "version": b"3\n",
+            "byteorder": b"little",
+            **(records or {}),
+        }.items():
             file.writestr(f"trace/{name}", data)
     return path
 
 
-def tensor_index(numel: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> bytes:
+def tensor_index(
+    numel: int, size: tuple[int, ...], stride: tuple[int, ...], offset: int = 0
+) -> bytes:
     """The index of {'x': tensor} with any numbers in it."""
 
     class Named(pickle.Pickler):
@@ -86,7 +108,11 @@ def tensor_index(numel: int, size: tuple[int, ...], stride: tuple[int, ...], off
 
         def reducer_override(self, value: Any) -> Any:
             args: tuple[Any, ...] = ("STORE", offset, size, stride, False, OrderedDict())
-            return (torch._utils._rebuild_tensor_v2, args) if isinstance(value, complex) else NotImplemented
+            return (
+                (torch._utils._rebuild_tensor_v2, args)
+                if isinstance(value, complex)
+                else NotImplemented
+            )
 
     out = io.BytesIO()
     Named(out, protocol=2).dump({"x": 1j})
@@ -99,13 +125,27 @@ def deep(opening: bytes, closing: bytes, count: int) -> bytes:
 
 def sharing(levels: int) -> bytes:
     """((t, t), (t, t))… with the same tuple inside, 2^levels long when it is walked."""
-    return b"\x80\x02)q\x00" + b"".join(b"h" + bytes([k]) + b"\x86q" + bytes([k + 1]) for k in range(levels)) + b"."
+    return (
+        b"\x80\x02)q\x00"
+        + b"".join(b"h" + bytes([k]) + b"\x86q" + bytes([k + 1]) for k in range(levels))
+        + b"."
+    )
 
 
 def wide(count: int) -> bytes:
     """Three levels of lists with the same `count` items each."""
     items = [b"K\x00" * count, b"h\x00" * count, b"h\x01" * count]
-    return b"\x80\x02](" + b"](" + b"](" + items[0] + b"eq\x00" + items[1] + b"eq\x01" + items[2] + b"e."
+    return (
+        b"\x80\x02]("
+        + b"]("
+        + b"]("
+        + items[0]
+        + b"eq\x00"
+        + items[1]
+        + b"eq\x01"
+        + items[2]
+        + b"e."
+    )
 
 
 INDICES: dict[str, bytes] = {
@@ -182,7 +222,11 @@ def compressed_index(path: Path) -> None:
 def size_lies(path: Path) -> None:
     """The directory announces 4 GB for a record of 16 bytes."""
     archive(path, tensor_index(4, (4,), (1,)), {"data/0": bytes(16)})
-    patch(path, lambda data, at: struct.pack_into("<II", data, at + 20, 4_000_000_000, 4_000_000_000), "trace/data/0")
+    patch(
+        path,
+        lambda data, at: struct.pack_into("<II", data, at + 20, 4_000_000_000, 4_000_000_000),
+        "trace/data/0",
+    )
 
 
 def packed_size_lies(path: Path) -> None:
@@ -247,7 +291,10 @@ def large_directory(path: Path) -> None:
         file.truncate(20 << 30)
         file.seek(0, os.SEEK_END)
         file.write(struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, 1, 1, 20 << 30, 0))
-        file.write(struct.pack("<4sIQI", b"PK\6\7", 0, 20 << 30, 1) + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, 0, 0, 0))
+        file.write(
+            struct.pack("<4sIQI", b"PK\6\7", 0, 20 << 30, 1)
+            + struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, 0, 0, 0)
+        )
 
 
 def large_index(path: Path) -> None:
@@ -261,10 +308,15 @@ FILES: dict[str, Callable[[Path], object]] = {
     "zeros": lambda p: p.write_bytes(bytes(100_000)),
     "random": lambda p: p.write_bytes(np.random.default_rng(0).bytes(100_000)),
     "an empty archive": lambda p: p.write_bytes(b"PK\5\6" + bytes(18)),
-    "an archive with a comment": lambda p: (archive(p, b"\x80\x02}."), p.write_bytes(p.read_bytes()[:-2] + b"\x03\x00abc")),
+    "an archive with a comment": lambda p: (
+        archive(p, b"\x80\x02}."),
+        p.write_bytes(p.read_bytes()[:-2] + b"\x03\x00abc"),
+    ),
     "no index": lambda p: zipfile.ZipFile(p, "w").close(),
     "a bare pickle": lambda p: p.write_bytes(INDICES["os.system by GLOBAL"]),
-    "torch's old format": lambda p: torch.save({"x": torch.ones(2)}, p, _use_new_zipfile_serialization=False),
+    "torch's old format": lambda p: torch.save(
+        {"x": torch.ones(2)}, p, _use_new_zipfile_serialization=False
+    ),
     "another torch file": lambda p: torch.save({"x": torch.ones(2)}, p),
     "a bare tensor": lambda p: torch.save(torch.ones(2), p),
     "a complex tensor": lambda p: torch.save({"x": torch.ones(2, dtype=torch.complex64)}, p),
@@ -272,7 +324,9 @@ FILES: dict[str, Callable[[Path], object]] = {
     "a sparse tensor": lambda p: torch.save({"x": torch.eye(2).to_sparse()}, p),
     "a module": lambda p: torch.save(torch.nn.Linear(1, 1), p),
     "an expanded tensor": lambda p: torch.save({"x": torch.zeros(1).expand(10**12)}, p),
-    "a script": lambda p: archive(p, b"\x80\x02}.", {"constants.pkl": b"\x80\x02).", "code/a.py": b"x"}),
+    "a script": lambda p: archive(
+        p, b"\x80\x02}.", {"constants.pkl": b"\x80\x02).", "code/a.py": b"x"}
+    ),
     "another byte order": lambda p: archive(p, b"\x80\x02}.", {"byteorder": b"big"}),
     "a record of another folder": lambda p: archive(p, b"\x80\x02}.", {"../../etc/passwd": b"x"}),
     "a deflate bomb": compressed,
@@ -370,8 +424,14 @@ def instead(name: str, value: Any) -> Callable[[Tree], None]:
 FORMS: dict[str, tuple[Callable[[Tree], object], str]] = {
     "another format": (lambda t: t.__setitem__("format", "x"), "no file of leakaudit"),
     "a format that is no text": (lambda t: t.__setitem__("format", [1]), "no file of leakaudit"),
-    "a truth": (lambda t: t.__setitem__("format", "leakaudit.truth"), "is a truth file, a trace is expected"),
-    "version 2": (lambda t: t.__setitem__("version", 2), "format version 2, this program reads version 1; update leakaudit"),
+    "a truth": (
+        lambda t: t.__setitem__("format", "leakaudit.truth"),
+        "is a truth file, a trace is expected",
+    ),
+    "version 2": (
+        lambda t: t.__setitem__("version", 2),
+        "format version 2, this program reads version 1; update leakaudit",
+    ),
     "version true": (lambda t: t.__setitem__("version", True), "format version True"),
     "no version": (lambda t: t.pop("version"), "format version None"),
     "no description": (lambda t: t.pop("meta"), "description 'meta'"),
@@ -386,15 +446,36 @@ FORMS: dict[str, tuple[Callable[[Tree], object], str]] = {
     "columns outside": (lambda t: edit(t, columns=[0, 5]), "columns"),
     "columns reversed": (lambda t: edit(t, columns=[3, 1]), "columns"),
     "a layout without shapes": (lambda t: edit(t, layout={"names": ["w"], "shapes": []}), "layout"),
-    "a layout with a negative size": (lambda t: edit(t, layout={"names": ["w"], "shapes": [[-4, -1]]}), "layout"),
-    "an endless layout": (lambda t: edit(t, layout={"names": ["w"], "shapes": [[10**18]]}), "parameters"),
+    "a layout with a negative size": (
+        lambda t: edit(t, layout={"names": ["w"], "shapes": [[-4, -1]]}),
+        "layout",
+    ),
+    "an endless layout": (
+        lambda t: edit(t, layout={"names": ["w"], "shapes": [[10**18]]}),
+        "parameters",
+    ),
     "a task without a model": (lambda t: edit(t, task={}), "model"),
-    "a task with an endless shape": (lambda t: edit(t, task={"model": "mlp", "shape": [10**9, 10**9]}), "task"),
+    "a task with an endless shape": (
+        lambda t: edit(t, task={"model": "mlp", "shape": [10**9, 10**9]}),
+        "task",
+    ),
     "a task of text": (lambda t: edit(t, task={"model": "mlp", "shape": "abc"}), "shape"),
-    "an edge to itself": (lambda t: t.__setitem__("topology", torch.tensor([[0, 0]], dtype=torch.int32)), "edge"),
-    "an edge out of range": (lambda t: t.__setitem__("topology", torch.tensor([[0, 2]], dtype=torch.int32)), "edge"),
-    "an edge twice": (lambda t: t.__setitem__("topology", torch.tensor([[0, 1], [0, 1]], dtype=torch.int32)), "edge"),
-    "edges of three": (lambda t: t.__setitem__("topology", torch.zeros(1, 3, dtype=torch.int32)), "topology"),
+    "an edge to itself": (
+        lambda t: t.__setitem__("topology", torch.tensor([[0, 0]], dtype=torch.int32)),
+        "edge",
+    ),
+    "an edge out of range": (
+        lambda t: t.__setitem__("topology", torch.tensor([[0, 2]], dtype=torch.int32)),
+        "edge",
+    ),
+    "an edge twice": (
+        lambda t: t.__setitem__("topology", torch.tensor([[0, 1], [0, 1]], dtype=torch.int32)),
+        "edge",
+    ),
+    "edges of three": (
+        lambda t: t.__setitem__("topology", torch.zeros(1, 3, dtype=torch.int32)),
+        "topology",
+    ),
     "public that is a tensor": (lambda t: t.__setitem__("public", torch.zeros(1)), "public"),
     "public that is text": (lambda t: t.__setitem__("public", {"w0": "x"}), "public"),
     "no messages": (lambda t: t.pop("messages"), "no messages"),
@@ -415,10 +496,19 @@ FORMS: dict[str, tuple[Callable[[Tree], object], str]] = {
     "counters beyond": (instead("written", torch.tensor([6, 10**15, 0, 1])), "announces"),
     "too few counters": (instead("written", torch.tensor([6, 6])), "counters"),
     "secure as numbers": (instead("secure", torch.zeros(6, dtype=torch.uint8)), "secure"),
-    "secure that is neither": (instead("secure", torch.full((6,), 2, dtype=torch.uint8).view(torch.bool)), "neither true nor false"),
+    "secure that is neither": (
+        instead("secure", torch.full((6,), 2, dtype=torch.uint8).view(torch.bool)),
+        "neither true nor false",
+    ),
     "kinds that are no text": (instead("kinds", torch.full((8,), 255, dtype=torch.uint8)), "kinds"),
-    "kinds that repeat": (instead("kinds", torch.tensor([*b"w\nw\n\0"], dtype=torch.uint8)), "repeat"),
-    "kinds that move the cursor": (instead("kinds", torch.tensor([*b"\x1b[2Jw\n\0"], dtype=torch.uint8)), "printable"),
+    "kinds that repeat": (
+        instead("kinds", torch.tensor([*b"w\nw\n\0"], dtype=torch.uint8)),
+        "repeat",
+    ),
+    "kinds that move the cursor": (
+        instead("kinds", torch.tensor([*b"\x1b[2Jw\n\0"], dtype=torch.uint8)),
+        "printable",
+    ),
 }
 
 
@@ -433,12 +523,18 @@ def test_a_sound_archive_with_unsound_content(name: str, tmp_path: Path) -> None
 
 
 TRUTHS: dict[str, tuple[Callable[[Tree], object], str]] = {
-    "a trace": (lambda t: t.__setitem__("format", "leakaudit.trace"), "is a trace, a truth file is expected"),
+    "a trace": (
+        lambda t: t.__setitem__("format", "leakaudit.trace"),
+        "is a trace, a truth file is expected",
+    ),
     "version 2": (lambda t: t.__setitem__("version", 2), "version 2"),
     "labels missing": (lambda t: t.__setitem__("y", torch.zeros(0)), "do not agree"),
     "inputs of another shape": (lambda t: t.__setitem__("x", torch.zeros(1, 3)), "do not agree"),
     "a pool of another shape": (lambda t: t.__setitem__("pool", torch.zeros(1, 3)), "do not agree"),
-    "inputs in whole numbers": (lambda t: t.__setitem__("x", torch.zeros(1, 2, dtype=torch.uint8)), "'x' should be"),
+    "inputs in whole numbers": (
+        lambda t: t.__setitem__("x", torch.zeros(1, 2, dtype=torch.uint8)),
+        "'x' should be",
+    ),
     "no inputs": (lambda t: t.pop("x"), "'x' should be"),
     "states that are text": (lambda t: t.__setitem__("states", {"w": "x"}), "states"),
 }
@@ -455,7 +551,12 @@ def test_a_truth_with_unsound_content(name: str, tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_any_change_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
     """Bytes of the archive's and the index's own form, where a reader is most easily led astray."""
     if not (tmp_path / "sound.pt").exists():
@@ -463,7 +564,9 @@ def test_any_change_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> N
     content = bytearray((tmp_path / "sound.pt").read_bytes())
     directory = content.index(b"PK\1\2")
     places = st.one_of(st.integers(0, 1500), st.integers(directory, len(content) - 1))
-    for place, value in data.draw(st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=4)):
+    for place, value in data.draw(
+        st.lists(st.tuples(places, st.integers(0, 255)), min_size=1, max_size=4)
+    ):
         content[place] = value
     (tmp_path / "changed.pt").write_bytes(content)
     try:
@@ -514,23 +617,38 @@ def foreign(folder: Path) -> None:
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "without a manifest.json"),
     "text": (lambda f: (f / "manifest.json").write_text("hello"), "no manifest of a trace"),
-    "a deep manifest": (lambda f: (f / "manifest.json").write_text("[" * 100_000), "no manifest of a trace"),
-    "a large manifest": (lambda f: (f / "manifest.json").write_bytes(b" " * (17 << 20)), "no manifest of a trace"),
+    "a deep manifest": (
+        lambda f: (f / "manifest.json").write_text("[" * 100_000),
+        "no manifest of a trace",
+    ),
+    "a large manifest": (
+        lambda f: (f / "manifest.json").write_bytes(b" " * (17 << 20)),
+        "no manifest of a trace",
+    ),
     "a list": (lambda f: (f / "manifest.json").write_text("[]"), "no manifest of a trace"),
     "no shards": (manifest(lambda m: m["shards"].clear()), "names no shards"),
     "shards of text": (manifest(lambda m: m["shards"].append("x")), "names the shard None"),
-    "version 2": (manifest(lambda m: m.__setitem__("version", 2)), "format version 2, this program reads version 1"),
+    "version 2": (
+        manifest(lambda m: m.__setitem__("version", 2)),
+        "format version 2, this program reads version 1",
+    ),
     "two dots": (named("shards/../../secret.pt"), "inside the folder"),
     "an absolute path": (named("/etc/passwd"), "inside the folder"),
     "a drive": (named("C:\\secret.pt"), "inside the folder"),
     "a number": (named(3), "inside the folder"),
     "a name with a line break": (named("shards/r000000.pt\n"), "inside the folder"),
     "the same shard twice": (manifest(lambda m: m["shards"].append(m["shards"][0])), "twice"),
-    "a sha256 that is none": (manifest(lambda m: m["shards"][0].__setitem__("sha256", "x")), "sha256"),
+    "a sha256 that is none": (
+        manifest(lambda m: m["shards"][0].__setitem__("sha256", "x")),
+        "sha256",
+    ),
     "a link": (moved, "is a link"),
     "a link to a folder": (moved_folder, "is a link"),
     "a link as manifest": (moved_manifest, "without a manifest.json"),
-    "a missing shard": (lambda f: (f / "shards" / "r000000.pt").unlink(), "lacks shards/r000000.pt"),
+    "a missing shard": (
+        lambda f: (f / "shards" / "r000000.pt").unlink(),
+        "lacks shards/r000000.pt",
+    ),
     "a shard of another recording": (foreign, "does not belong to the others"),
     "a shard cut short": (lambda f: os.truncate(f / "shards" / "r000000.pt", 500), "cut short"),
 }
@@ -560,15 +678,22 @@ def test_a_flipped_byte_in_a_folder_is_noticed(tmp_path: Path, name: str) -> Non
 
 
 def npz_bomb(path: Path) -> None:
-    with zipfile.ZipFile(path, "w", compression=zipfile.ZIP_DEFLATED) as file, file.open("payload.npy", "w") as entry:
-        np.lib.format.write_array_header_1_0(entry, {"descr": "<f4", "fortran_order": False, "shape": (40_000_000,)})
+    with (
+        zipfile.ZipFile(path, "w", compression=zipfile.ZIP_DEFLATED) as file,
+        file.open("payload.npy", "w") as entry,
+    ):
+        np.lib.format.write_array_header_1_0(
+            entry, {"descr": "<f4", "fortran_order": False, "shape": (40_000_000,)}
+        )
         for _ in range(160):
             entry.write(bytes(1_000_000))
 
 
 def npz_lie(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as file, file.open("payload.npy", "w") as entry:
-        np.lib.format.write_array_header_1_0(entry, {"descr": "<f4", "fortran_order": False, "shape": (10**13,)})
+        np.lib.format.write_array_header_1_0(
+            entry, {"descr": "<f4", "fortran_order": False, "shape": (10**13,)}
+        )
 
 
 def npz_pickle(path: Path) -> None:
@@ -576,7 +701,9 @@ def npz_pickle(path: Path) -> None:
 
 
 def safetensors_lie(path: Path) -> None:
-    head = json.dumps({"payload": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}).encode()
+    head = json.dumps(
+        {"payload": {"dtype": "F32", "shape": [10**12], "data_offsets": [0, 4 * 10**12]}}
+    ).encode()
     path.write_bytes(struct.pack("<Q", len(head)) + head)
 
 
@@ -596,7 +723,9 @@ def safetensors_lie(path: Path) -> None:
         ("missing.safetensors", lambda p: None),
     ],
 )
-def test_hostile_files_of_other_programs(name: str, make: Callable[[Path], object], tmp_path: Path) -> None:
+def test_hostile_files_of_other_programs(
+    name: str, make: Callable[[Path], object], tmp_path: Path
+) -> None:
     if name.endswith("safetensors"):
         pytest.importorskip("safetensors")
     make(tmp_path / name)

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import recording
-from leakaudit.scenario import Scenario
-from leakaudit.storage.mapfile import MapFile
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.traces._storage.mapped_file import MapFile
 
 ROUNDS, NODES = 100, 100
 MEASURE = """
@@ -22,8 +22,8 @@ sys.path.insert(0, sys.argv[3])
 import torch
 from effort import counted
 import leakaudit as la
-from leakaudit.task import Task
-from leakaudit import api, scoring, registry
+from leakaudit.tasks.task import Task
+from leakaudit import registry
 torch.set_num_threads(1)
 list(registry.everything("attacks"))
 with counted() as opening:
@@ -41,8 +41,12 @@ print(json.dumps({"calls": opening.calls, "read": opening.read, "extra_mb": (aft
 @pytest.mark.slow
 def test_a_trace_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Node 0's wires are real, taken from a run of five nodes; the other 95 nodes' rows are holes in the file."""
-    monkeypatch.setattr(MapFile, "reserve", lambda *_: None)  # blocks of the disk only for what is written
-    scenario = Scenario(nodes=5, graph="star", rounds=ROUNDS, data="faces", model="mlp", set={"hidden": 128})
+    monkeypatch.setattr(
+        MapFile, "reserve", lambda *_: None
+    )  # blocks of the disk only for what is written
+    scenario = Scenario(
+        nodes=5, graph="star", rounds=ROUNDS, data="faces", model="mlp", set={"hidden": 128}
+    )
     plan = recording.plan(scenario)
     small = recording.record(plan, None)
     view = la.Adversary(corrupt=frozenset(range(5))).view(small.trace)
@@ -72,7 +76,14 @@ def test_a_trace_larger_than_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             for k in ((src == 0) | (dst == 0)).nonzero().flatten().tolist():
                 rows[k] = view.message(t, int(src[k]), int(dst[k]), "dz")
             recorder.end_round(t)
-    measure = [sys.executable, "-c", MEASURE, str(tmp_path / "large.pt"), str(tmp_path / "large.truth.pt"), str(Path(__file__).parents[1])]
+    measure = [
+        sys.executable,
+        "-c",
+        MEASURE,
+        str(tmp_path / "large.pt"),
+        str(tmp_path / "large.truth.pt"),
+        str(Path(__file__).parents[1]),
+    ]
     figures = json.loads(subprocess.run(measure, capture_output=True, text=True, check=True).stdout)
     assert figures["bytes"] > 24 * 2**30, figures
     assert figures["calls"] < 20_000

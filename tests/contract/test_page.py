@@ -42,16 +42,30 @@ def test_a_page_is_well_formed_and_asks_for_nothing(name: str) -> None:
     page = Reader(rendered("html", RECORDS[name]))
     assert page.open == []
     names = {tag for tag, _ in page.tags}
-    assert not names & {"script", "link", "iframe", "object", "embed", "form", "base", "foreignobject"}
+    assert not names & {
+        "script",
+        "link",
+        "iframe",
+        "object",
+        "embed",
+        "form",
+        "base",
+        "foreignobject",
+    }
     for tag, attributes in page.tags:
         assert not [a for a in attributes if a.startswith("on")], tag
         for a in ("src", "href", "action", "xlink:href"):
-            assert (attributes.get(a) or "#").startswith(("#", "data:image/png;base64,")), (tag, attributes)
+            assert (attributes.get(a) or "#").startswith(("#", "data:image/png;base64,")), (
+                tag,
+                attributes,
+            )
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(set(ids)) == len(ids)
     links = {str(attributes["href"])[1:] for tag, attributes in page.tags if tag == "a"}
     assert links <= set(ids)
-    policy = next(a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for tag, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
@@ -59,9 +73,18 @@ def test_a_page_is_well_formed_and_asks_for_nothing(name: str) -> None:
 def test_a_page_begins_with_the_verdict_and_ends_with_limits_and_sources(name: str) -> None:
     of = RECORDS[name]
     text = " ".join(Reader(rendered("html", of)).text.split())
-    places = [text.index(" ".join(part.split())) for part in (of["summary"][:12], "Scope and threat model", "Limits and responsible use")]
+    places = [
+        text.index(" ".join(part.split()))
+        for part in (of["summary"][:12], "Scope and threat model", "Limits and responsible use")
+    ]
     assert places == sorted(places)
-    for part in ("proves nothing", "it is no proof of privacy", "Provenance", "Glossary", of["provenance"]["digest"]):
+    for part in (
+        "proves nothing",
+        "it is no proof of privacy",
+        "Provenance",
+        "Glossary",
+        of["provenance"]["digest"],
+    ):
         assert part in text
     assert not re.search(r"\b(is|are) (private|safe)\b", text)
 
@@ -76,7 +99,13 @@ def test_hostile_names_are_text() -> None:
 
 def test_what_is_missing_is_said_with_the_command_that_adds_it() -> None:
     text = Reader(rendered("html", RECORDS["not scored"])).text
-    for command in ("leakaudit audit", "leakaudit check", "leakaudit score", "--against", "leakaudit report"):
+    for command in (
+        "leakaudit audit",
+        "leakaudit check",
+        "leakaudit score",
+        "--against",
+        "leakaudit report",
+    ):
         assert command in text
     judged = Reader(rendered("html", RECORDS["audit"])).text
     assert "REFUTED" in judged
@@ -99,23 +128,47 @@ def test_a_page_with_2000_findings_is_quick_small_and_in_blocks() -> None:
     blocks = [a for tag, a in read.tags if tag == "details" and "id" in a]
     assert [a["id"] for a in blocks if "open" in a] == ["worst"]
     assert len(blocks) == 1 + 20
-    assert {f"#{a['id']}" for a in blocks} <= {str(a.get("href")) for tag, a in read.tags if tag == "a"}
+    assert {f"#{a['id']}" for a in blocks} <= {
+        str(a.get("href")) for tag, a in read.tags if tag == "a"
+    }
     assert sum(tag == "tr" for tag, _ in read.tags) > 2000
 
 
 def test_a_gate_shows_limits_controls_and_acceptances() -> None:
     text = " ".join(Reader(rendered("html", RECORDS["gate"])).text.split())
-    for part in ("Over the limits", "Budgets and baseline", "Lint", "Controls", "Acceptances", "main/node:3/exact", "30 dB of node 5"):
+    for part in (
+        "Over the limits",
+        "Budgets and baseline",
+        "Lint",
+        "Controls",
+        "Acceptances",
+        "main/node:3/exact",
+        "30 dB of node 5",
+    ):
         assert part in text
 
 
 def test_a_gate_draws_its_network_with_the_adversary_marked() -> None:
     page = Reader(rendered("html", RECORDS["gate"]))
-    marked = [(tag, a["class"]) for tag, a in page.tags if tag in ("rect", "circle") and str(a["class"]).startswith("node ")]
-    assert sorted(marked) == sorted([("rect", "node own"), ("circle", "node s4"), ("circle", "node s0")] + [("circle", "node unknown")] * 5)
+    marked = [
+        (tag, a["class"])
+        for tag, a in page.tags
+        if tag in ("rect", "circle") and str(a["class"]).startswith("node ")
+    ]
+    assert sorted(marked) == sorted(
+        [("rect", "node own"), ("circle", "node s4"), ("circle", "node s0")]
+        + [("circle", "node unknown")] * 5
+    )
     assert "As node:3 hears it." in page.text
-    assert any(a.get("aria-label") == "Network of 8 nodes and 7 wires. node:3 hears 2 of the wires." for _, a in page.tags)
-    assert any(a.get("aria-label") == "What the leaks of each node gave away, by the rounds that they span." for _, a in page.tags)
+    assert any(
+        a.get("aria-label") == "Network of 8 nodes and 7 wires. node:3 hears 2 of the wires."
+        for _, a in page.tags
+    )
+    assert any(
+        a.get("aria-label")
+        == "What the leaks of each node gave away, by the rounds that they span."
+        for _, a in page.tags
+    )
 
 
 def test_a_gate_of_several_checks_draws_each_ones_network() -> None:

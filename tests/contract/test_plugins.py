@@ -33,7 +33,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         registry._found["reports"].pop(name, None)
 
 
-def test_a_flag_names_a_module_of_the_current_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_flag_names_a_module_of_the_current_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["list", "reports", "-f", "json"]) == 0
     assert '"mine"' not in capsys.readouterr().out
     assert main(["list", "reports", "-f", "json", "--plugin", "mine_here"]) == 0
@@ -45,10 +47,18 @@ def test_child_processes_find_it_too(folder: Path) -> None:
     registry.add_plugins(["mine_here"])
     assert os.environ[registry.PLUGINS] == "mine_here"
     probe = "from leakaudit import registry; print(registry.get('reports', 'mine')({}))"
-    assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True).stdout == "mine\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", probe], capture_output=True, text=True, check=True
+        ).stdout
+        == "mine\n"
+    )
 
 
-@pytest.mark.parametrize(("module", "text", "why"), [("nowhere", "", "ModuleNotFoundError"), ("broken", "1 / 0", "ZeroDivisionError")])
+@pytest.mark.parametrize(
+    ("module", "text", "why"),
+    [("nowhere", "", "ModuleNotFoundError"), ("broken", "1 / 0", "ZeroDivisionError")],
+)
 def test_one_that_cannot_be_imported_is_one_line(
     folder: Path, module: str, text: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -56,7 +66,9 @@ def test_one_that_cannot_be_imported_is_one_line(
         (folder / f"{module}.py").write_text(text)
     assert main(["list", "reports", "--plugin", module]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"leakaudit list: plugin '{module}': expected a module of the current folder or an installed one")
+    assert said.startswith(
+        f"leakaudit list: plugin '{module}': expected a module of the current folder or an installed one"
+    )
     assert why in said
     assert said.count("\n") == 1
     assert main(["list", "reports"]) == 0  # what could not be imported is not kept
@@ -65,7 +77,9 @@ def test_one_that_cannot_be_imported_is_one_line(
 def test_a_name_that_is_taken_is_refused(folder: Path) -> None:
     (folder / "again.py").write_text(COUNT.format("json"))
     registry.get("reports", "json")
-    with pytest.raises(LeakauditError, match=r"two reports are called 'json': leakaudit.reports.json and again"):
+    with pytest.raises(
+        LeakauditError, match=r"two reports are called 'json': leakaudit.reports.json and again"
+    ):
         registry.add_plugins(["again"])
 
 
@@ -76,7 +90,9 @@ def test_a_configuration_file_names_none(folder: Path, capsys: pytest.CaptureFix
     assert "mine_here" not in sys.modules
 
 
-def test_an_entry_point_of_another_distribution_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_point_of_another_distribution_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = folder / "site" / "theirs-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
@@ -87,9 +103,13 @@ def test_an_entry_point_of_another_distribution_is_found(folder: Path, monkeypat
     assert registry.get("reports", "theirs")({}) == "theirs"
 
 
-def test_help_knows_the_parameters_of_a_victim_of_ones_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_knows_the_parameters_of_a_victim_of_ones_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = (Path(__file__).resolve().parents[2] / "docs/add-a-victim.md").read_text()
-    (folder / "theirs_too.py").write_text(text.partition(":caption: heavyball.py\n")[2].partition("```")[0])
+    (folder / "theirs_too.py").write_text(
+        text.partition(":caption: heavyball.py\n")[2].partition("```")[0]
+    )
     with pytest.raises(SystemExit) as ended:
         main(["record", "heavyball", "--plugin", "theirs_too", "--help"])
     registry._found["victims"].pop("heavyball")

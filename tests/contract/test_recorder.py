@@ -18,9 +18,9 @@ import torch
 
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
-from leakaudit.recorder import Recorder, estimate, human, plan_size
 from leakaudit.trace import Graph, Layout, TaskSpec, Trace
-from leakaudit.tracefile import load, load_truth
+from leakaudit.traces.recorder import Recorder, estimate, human, plan_size
+from leakaudit.traces.trace_file import load, load_truth
 
 GRAPH = Graph(3, ((0, 1), (1, 2)))
 LAYOUT = Layout(("first.weight", "first.bias", "last.weight"), ((2, 3), (2,), (4,)))
@@ -30,41 +30,75 @@ FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def recorder(path: Any, **options: Any) -> Recorder:
-    settings: dict[str, Any] = {"protocol": "own:loop", "task": TASK, "graph": GRAPH, "layout": LAYOUT, "params": {"alpha": 0.1}, **options}
+    settings: dict[str, Any] = {
+        "protocol": "own:loop",
+        "task": TASK,
+        "graph": GRAPH,
+        "layout": LAYOUT,
+        "params": {"alpha": 0.1},
+        **options,
+    }
     return Recorder(path, **settings)
 
 
 def run(rec: Recorder, rounds: int = 4) -> torch.Tensor:
     """One broadcast by node 1 and two messages to it a round; returns all payloads in the order of sending."""
-    values = torch.randn(rounds, 3, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    values = torch.randn(
+        rounds, 3, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     for t in range(rounds):
         rec.send(t, 1, [0, 2], "w", values[t, 0])
-        rec.send_many(t, [0, 2], [1, 1], "g", secure=t == 0).copy_(values[t, 1:, slice(*rec.columns)])
+        rec.send_many(t, [0, 2], [1, 1], "g", secure=t == 0).copy_(
+            values[t, 1:, slice(*rec.columns)]
+        )
         rec.end_round(t)
     return values.reshape(-1, D)
 
 
 def assert_equal(a: Trace, b: Trace) -> None:
     """Bit for bit, table by table."""
-    assert (a.protocol, a.params, a.task, a.graph, a.layout) == (b.protocol, b.params, b.task, b.graph, b.layout)
-    assert (a.columns, a.rounds, a.id, a.complete, list(a.public)) == (b.columns, b.rounds, b.id, b.complete, list(b.public))
+    assert (a.protocol, a.params, a.task, a.graph, a.layout) == (
+        b.protocol,
+        b.params,
+        b.task,
+        b.graph,
+        b.layout,
+    )
+    assert (a.columns, a.rounds, a.id, a.complete, list(a.public)) == (
+        b.columns,
+        b.rounds,
+        b.id,
+        b.complete,
+        list(b.public),
+    )
     flat: list[dict[str, Any]] = [
         {
-            **{n: torch.cat([getattr(m, n) for m in t.messages]) for n in ("round", "src", "dst", "secure")},
+            **{
+                n: torch.cat([getattr(m, n) for m in t.messages])
+                for n in ("round", "src", "dst", "secure")
+            },
             "payload": torch.cat([m.payload[m.row.long()] for m in t.messages]).view(torch.uint8),
             "kind": [m.kinds[k] for m in t.messages for k in m.kind.tolist()],
         }
         for t in (a, b)
     ]
     for name, column in flat[0].items():
-        assert column == flat[1][name] if isinstance(column, list) else torch.equal(column, flat[1][name]), name
+        assert (
+            column == flat[1][name]
+            if isinstance(column, list)
+            else torch.equal(column, flat[1][name])
+        ), name
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("columns", [None, (2, 9)])
-def test_what_is_read_is_what_was_sent(tmp_path: Path, dtype: torch.dtype, columns: tuple[int, int] | None) -> None:
+def test_what_is_read_is_what_was_sent(
+    tmp_path: Path, dtype: torch.dtype, columns: tuple[int, int] | None
+) -> None:
     w0 = torch.arange(float(D))
-    with recorder(tmp_path / "trace.pt", dtype=dtype, columns=columns, public={"w0": w0}, rounds=4) as rec:
+    with recorder(
+        tmp_path / "trace.pt", dtype=dtype, columns=columns, public={"w0": w0}, rounds=4
+    ) as rec:
         sent = run(rec)
     trace = load(tmp_path / "trace.pt", verify=True)
     (m,) = trace.messages
@@ -72,9 +106,24 @@ def test_what_is_read_is_what_was_sent(tmp_path: Path, dtype: torch.dtype, colum
     assert m.row.tolist() == [k for t in range(4) for k in (3 * t, 3 * t, 3 * t + 1, 3 * t + 2)]
     assert m.round.tolist() == [t for t in range(4) for _ in range(4)]
     assert (m.src.tolist()[:4], m.dst.tolist()[:4]) == ([1, 1, 0, 2], [0, 2, 1, 1])
-    assert (m.kinds, m.kind.tolist()[:4], m.secure.tolist()[:8]) == (("w", "g"), [0, 0, 1, 1], [False, False, True, True] + [False] * 4)
-    assert (trace.rounds, trace.complete, trace.dtype, trace.columns) == (4, True, dtype, columns or (0, D))
-    assert (trace.protocol, trace.params, trace.task, trace.graph, trace.layout) == ("own:loop", {"alpha": 0.1}, TASK, GRAPH, LAYOUT)
+    assert (m.kinds, m.kind.tolist()[:4], m.secure.tolist()[:8]) == (
+        ("w", "g"),
+        [0, 0, 1, 1],
+        [False, False, True, True] + [False] * 4,
+    )
+    assert (trace.rounds, trace.complete, trace.dtype, trace.columns) == (
+        4,
+        True,
+        dtype,
+        columns or (0, D),
+    )
+    assert (trace.protocol, trace.params, trace.task, trace.graph, trace.layout) == (
+        "own:loop",
+        {"alpha": 0.1},
+        TASK,
+        GRAPH,
+        LAYOUT,
+    )
     assert torch.equal(trace.public["w0"], w0)
     assert trace.provenance["torch"] == torch.__version__
     assert trace.provenance["leakaudit"]
@@ -121,7 +170,9 @@ def test_growth_keeps_what_was_written_and_views_handed_out_before(tmp_path: Pat
     with recorder(tmp_path / "trace.pt", graph=complete, layout=layout, messages=1, rows=1) as rec:
         views = []
         for t in range(3):
-            for k in range(400):  # 1.6 MB a round: the file grows several times while views wait to be filled
+            for k in range(
+                400
+            ):  # 1.6 MB a round: the file grows several times while views wait to be filled
                 views.append((t * 400 + k, rec.send_many(t, [k % 3], [(k + 1) % 3], "w")))
             for value, view in views[::-1]:
                 view.fill_(value)
@@ -129,7 +180,9 @@ def test_growth_keeps_what_was_written_and_views_handed_out_before(tmp_path: Pat
             rec.end_round(t)
     (m,) = rec.trace.messages
     assert torch.equal(m.payload, torch.arange(1200.0)[:, None].expand(-1, width))
-    assert (tmp_path / "trace.pt").stat().st_size < 1200 * 4000 + 4096 * 21 + 16_384  # cut to what was used
+    assert (
+        tmp_path / "trace.pt"
+    ).stat().st_size < 1200 * 4000 + 4096 * 21 + 16_384  # cut to what was used
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
@@ -152,7 +205,14 @@ def test_arrays_of_other_frameworks(tmp_path: Path) -> None:
     frozen.flags.writeable = False
     graphed = torch.arange(float(D), requires_grad=True)
     with recorder(tmp_path / "trace.pt") as rec:
-        for value in (Foreign(), Capsule(), frozen, graphed, list(range(D)), np.arange(D, dtype=np.int8)):
+        for value in (
+            Foreign(),
+            Capsule(),
+            frozen,
+            graphed,
+            list(range(D)),
+            np.arange(D, dtype=np.int8),
+        ):
             rec.send(0, 0, 1, "w", value)
     assert torch.equal(rec.trace.messages[0].payload, torch.arange(float(D)).expand(6, -1))
 
@@ -167,7 +227,10 @@ def test_secure_kinds_are_closed_to_a_tap() -> None:
 
 
 def test_truth_is_written_beside_and_carries_the_same_id(tmp_path: Path) -> None:
-    x, y = torch.rand(3, 2, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch.tensor([[0, 1], [1, 1], [0, 0]])
+    x, y = (
+        torch.rand(3, 2, 1, 2, 2, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([[0, 1], [1, 1], [0, 0]]),
+    )
     with recorder(tmp_path / "trace.pt", keep_states=True) as rec:
         for node in range(3):
             rec.truth(node, x[node].numpy(), y[node], index=[node, 10 + node])
@@ -178,8 +241,15 @@ def test_truth_is_written_beside_and_carries_the_same_id(tmp_path: Path) -> None
     truth = load_truth(tmp_path / "trace.truth.pt", verify=True, id=load(tmp_path / "trace.pt").id)
     assert torch.equal(truth.x, x.flatten(0, 1))
     assert truth.y.tolist() == [0, 1, 1, 1, 0, 0]
-    assert (truth.node.tolist(), truth.index.tolist()) == ([0, 0, 1, 1, 2, 2], [0, 10, 1, 11, 2, 12])
-    assert (truth.task, tuple(truth.pool.shape), tuple(truth.states["w"].shape)) == (TASK, (1, 1, 2, 2), (3, 3, D))
+    assert (truth.node.tolist(), truth.index.tolist()) == (
+        [0, 0, 1, 1, 2, 2],
+        [0, 10, 1, 11, 2, 12],
+    )
+    assert (truth.task, tuple(truth.pool.shape), tuple(truth.states["w"].shape)) == (
+        TASK,
+        (1, 1, 2, 2),
+        (3, 3, D),
+    )
     assert truth.states["w"][2].eq(2).all()
     assert truth.states["w"][1].isnan().all()
     assert torch.equal(rec.truth_record.x, truth.x)
@@ -187,9 +257,13 @@ def test_truth_is_written_beside_and_carries_the_same_id(tmp_path: Path) -> None
         load_truth(tmp_path / "trace.truth.pt", id="other")
 
 
-@pytest.mark.parametrize(("given", "found"), [(True, "trace.truth.pt"), (False, None), ("elsewhere.pt", "elsewhere.pt")])
+@pytest.mark.parametrize(
+    ("given", "found"), [(True, "trace.truth.pt"), (False, None), ("elsewhere.pt", "elsewhere.pt")]
+)
 def test_where_the_truth_goes(tmp_path: Path, given: bool | str, found: str | None) -> None:
-    with recorder(tmp_path / "trace.pt", truth=given if isinstance(given, bool) else tmp_path / given) as rec:
+    with recorder(
+        tmp_path / "trace.pt", truth=given if isinstance(given, bool) else tmp_path / given
+    ) as rec:
         rec.state("w", 0, torch.zeros(D))  # not kept
         rec.truth(0, torch.zeros(1, 2, 2), 1)
         run(rec)
@@ -215,7 +289,12 @@ def test_an_exception_leaves_the_whole_rounds(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="own loop"):
         interrupted()
     trace = load(tmp_path / "trace.pt", verify=True)
-    assert (trace.complete, trace.rounds, len(trace), len(trace.messages[0].payload)) == (False, 1, 8, 6)
+    assert (trace.complete, trace.rounds, len(trace), len(trace.messages[0].payload)) == (
+        False,
+        1,
+        8,
+        6,
+    )
     assert load_truth(tmp_path / "trace.truth.pt").id == trace.id
 
 
@@ -236,7 +315,7 @@ def test_an_exception_before_the_first_message_changes_nothing(tmp_path: Path) -
 
 KILLED = """
     import sys, time, torch
-    from leakaudit.recorder import Recorder
+    from leakaudit.traces.recorder import Recorder
     from leakaudit.trace import Graph, Layout, TaskSpec
     path, sized = sys.argv[1], sys.argv[2] == "sized"
     d = 20_000
@@ -251,8 +330,12 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize(("name", "mode"), [("trace.pt", "sized"), ("trace.pt", "growing"), ("folder/", "growing")])
-def test_a_killed_run_leaves_its_rounds(tmp_path: Path, project: Path, name: str, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "mode"), [("trace.pt", "sized"), ("trace.pt", "growing"), ("folder/", "growing")]
+)
+def test_a_killed_run_leaves_its_rounds(
+    tmp_path: Path, project: Path, name: str, mode: str
+) -> None:
     path = f"{tmp_path}/{name}"
     environment = {**os.environ, "PYTHONPATH": str(project)}
     command = [sys.executable, "-c", textwrap.dedent(KILLED), path, mode]
@@ -266,8 +349,13 @@ def test_a_killed_run_leaves_its_rounds(tmp_path: Path, project: Path, name: str
     assert trace.rounds >= 50
     assert len(trace) >= 2 * (trace.rounds + 1) - 2
     payload = torch.cat([m.payload[m.row.long()] for m in trace.messages])
-    assert torch.equal(payload, torch.cat([m.round for m in trace.messages]).float()[:, None].expand_as(payload))
-    assert load_truth(f"{tmp_path}/{name.removesuffix('/').removesuffix('.pt')}.truth.pt").id == trace.id
+    assert torch.equal(
+        payload, torch.cat([m.round for m in trace.messages]).float()[:, None].expand_as(payload)
+    )
+    assert (
+        load_truth(f"{tmp_path}/{name.removesuffix('/').removesuffix('.pt')}.truth.pt").id
+        == trace.id
+    )
 
 
 def test_it_can_be_read_while_it_is_written(tmp_path: Path) -> None:
@@ -313,7 +401,12 @@ def test_an_empty_recording_is_a_trace(tmp_path: Path) -> None:
     for path in (tmp_path / "trace.pt", None, f"{tmp_path}/run/"):
         with recorder(path, messages=0) as rec:
             rec.end_round(3)
-        assert (rec.trace.rounds, len(rec.trace), rec.trace.complete, list(rec.trace.kinds())) == (3, 0, True, [])
+        assert (rec.trace.rounds, len(rec.trace), rec.trace.complete, list(rec.trace.kinds())) == (
+            3,
+            0,
+            True,
+            [],
+        )
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -332,8 +425,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "options", "match"), REFUSED, ids=[f"{k}-{r[2]}" for k, r in enumerate(REFUSED)])
-def test_refused_before_anything_is_created(tmp_path: Path, path: str, options: dict[str, Any], match: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "options", "match"), REFUSED, ids=[f"{k}-{r[2]}" for k, r in enumerate(REFUSED)]
+)
+def test_refused_before_anything_is_created(
+    tmp_path: Path, path: str, options: dict[str, Any], match: str
+) -> None:
     (tmp_path / "file.txt").write_text("mine")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
@@ -376,14 +473,29 @@ MISUSED: list[tuple[Callable[[Recorder], object], str]] = [
     (lambda r: r.send(0, 0, 1, "a\nb", torch.zeros(D)), "printable"),
     (lambda r: r.send(0, 0, 1, "", torch.zeros(D)), "printable"),
     (lambda r: r.send(0, 0.5, 1, "w", torch.zeros(D)), "whole numbers"),  # type: ignore[arg-type]
-    (lambda r: r.send(9, 0, 1, "w", torch.zeros(D)), "round 9: expected a whole number from 0 to 5"),
+    (
+        lambda r: r.send(9, 0, 1, "w", torch.zeros(D)),
+        "round 9: expected a whole number from 0 to 5",
+    ),
     (lambda r: r.send("1", 0, 1, "w", torch.zeros(D)), "round 1: expected a whole number"),  # type: ignore[arg-type]
-    (lambda r: r.send(0, 0, 2, "w", torch.zeros(D)), r"there is no wire 0 -> 2 in the graph; node 0 has neighbours \[1\]"),
+    (
+        lambda r: r.send(0, 0, 2, "w", torch.zeros(D)),
+        r"there is no wire 0 -> 2 in the graph; node 0 has neighbours \[1\]",
+    ),
     (lambda r: r.send_many(0, [1, 2], [2, 0], "w"), "there is no wire 2 -> 0 in the graph"),
     (lambda r: r.send(0, 0, 1, "w", [torch.nan] * D), "12 of 12 numbers are NaN or infinite"),
-    (lambda r: r.send(0, 0, 1, "w", [0.0] * (D - 1) + [torch.inf]), "1 of 12 numbers are NaN or infinite"),
-    (lambda r: r.truth(0, torch.full((1, 2, 2), 255.0), 1), r"pictures in \[0, 1\], got numbers from 255 to 255; divide them by 255"),
-    (lambda r: r.truth(0, torch.full((1, 2, 2), -1.5), 1), "got numbers from -1.5 to -1.5; undo the normalisation"),
+    (
+        lambda r: r.send(0, 0, 1, "w", [0.0] * (D - 1) + [torch.inf]),
+        "1 of 12 numbers are NaN or infinite",
+    ),
+    (
+        lambda r: r.truth(0, torch.full((1, 2, 2), 255.0), 1),
+        r"pictures in \[0, 1\], got numbers from 255 to 255; divide them by 255",
+    ),
+    (
+        lambda r: r.truth(0, torch.full((1, 2, 2), -1.5), 1),
+        "got numbers from -1.5 to -1.5; undo the normalisation",
+    ),
     (lambda r: r.truth(0, torch.full((1, 2, 2), torch.nan), 1), "finite numbers"),
     (lambda r: r.pool(torch.full((3, 1, 2, 2), 9.0)), r"pool: expected pictures in \[0, 1\]"),
     (lambda r: r.truth(0, torch.zeros(1, 2, 2), 2), "labels from 0 to 1, got 2 to 2"),
@@ -415,27 +527,40 @@ def test_misuse_is_one_line(misuse: Callable[[Recorder], object], match: str) ->
     assert "\n" not in str(caught.value)
 
 
-FEDSGD: dict[str, Any] = {"protocol": "fedsgd", "graph": Graph(3, ((0, 2), (1, 2))), "params": {"lr": 0.1}}
+FEDSGD: dict[str, Any] = {
+    "protocol": "fedsgd",
+    "graph": Graph(3, ((0, 2), (1, 2))),
+    "params": {"lr": 0.1},
+}
 UNKNOWN: list[tuple[dict[str, Any], str]] = [
     ({"protocol": "fedsdg"}, "protocol: unknown 'fedsdg'; did you mean 'fedsgd'.*own:NAME"),
     ({"params": {"lrr": 0.1}}, "params: fedsgd has no constant 'lrr'; did you mean 'lr'"),
-    ({"params": {"learning_rate": 0.1}}, r"params: fedsgd has no constant 'learning_rate' \(known: lr, server\)"),
+    (
+        {"params": {"learning_rate": 0.1}},
+        r"params: fedsgd has no constant 'learning_rate' \(known: lr, server\)",
+    ),
     ({"params": {"lr": "fast"}}, "lr: expected a finite number, got 'fast'"),
     ({"params": {"lr": -1.0}}, "expected lr > 0"),
 ]
 
 
 @pytest.mark.parametrize(("options", "match"), UNKNOWN, ids=[m for _, m in UNKNOWN])
-def test_a_name_that_the_protocol_does_not_have_is_refused_with_the_nearest(options: dict[str, Any], match: str) -> None:
+def test_a_name_that_the_protocol_does_not_have_is_refused_with_the_nearest(
+    options: dict[str, Any], match: str
+) -> None:
     with pytest.raises(LeakauditError, match=match) as caught:
         recorder(None, **{**FEDSGD, **options})
     assert "\n" not in str(caught.value)
 
 
-def test_a_kind_that_the_protocol_does_not_send_is_refused_and_one_of_an_own_protocol_is_not() -> None:
+def test_a_kind_that_the_protocol_does_not_send_is_refused_and_one_of_an_own_protocol_is_not() -> (
+    None
+):
     rec = recorder(None, **FEDSGD)
     rec.send(1, 2, [0, 1], "w", torch.zeros(D))
-    with pytest.raises(LeakauditError, match=r"round 1: fedsgd sends no messages of kind 'grad' \(known: g, w\)"):
+    with pytest.raises(
+        LeakauditError, match=r"round 1: fedsgd sends no messages of kind 'grad' \(known: g, w\)"
+    ):
         rec.send(1, 0, 2, "grad", torch.zeros(D))
     with pytest.raises(LeakauditError, match="there is no wire 0 -> 1 in the graph"):
         rec.send(1, 0, 1, "g", torch.zeros(D))
@@ -465,7 +590,9 @@ def test_a_broadcast_to_nobody_is_no_message() -> None:
 
 def test_rows_shared_by_several_messages() -> None:
     with recorder(None) as rec:
-        rec.send_many(0, [1, 1, 0], [0, 2, 1], "w", row=[0, 0, 1]).copy_(torch.arange(2.0 * D).view(2, D))
+        rec.send_many(0, [1, 1, 0], [0, 2, 1], "w", row=[0, 0, 1]).copy_(
+            torch.arange(2.0 * D).view(2, D)
+        )
     (m,) = rec.trace.messages
     assert (len(m.payload), m.row.tolist()) == (2, [0, 0, 1])
 
@@ -498,25 +625,42 @@ def test_the_planned_size_is_the_size(tmp_path: Path, messages: int, rows: int |
 
 def test_smaller_recordings_are_named() -> None:
     graph = Graph(4, ((0, 1), (0, 2), (0, 3), (1, 2)))
-    sizes = estimate(8000, D, torch.float64, graph=graph, layout=LAYOUT, rounds=1000, max_bytes=100_000)
-    assert list(sizes) == ["all of it", "89 of 1000 rounds", "one node's wires", "the first layer only"]
+    sizes = estimate(
+        8000, D, torch.float64, graph=graph, layout=LAYOUT, rounds=1000, max_bytes=100_000
+    )
+    assert list(sizes) == [
+        "all of it",
+        "89 of 1000 rounds",
+        "one node's wires",
+        "the first layer only",
+    ]
     assert sizes["all of it"] == plan_size(8000, D, torch.float64)
     assert sizes["89 of 1000 rounds"] <= 100_000
     assert sizes["one node's wires"] == plan_size(6000, D, torch.float64)
     assert sizes["the first layer only"] == plan_size(8000, 8, torch.float64)
-    with pytest.raises(LeakauditError, match=r"needs 952 kB, max_bytes allows 100 kB; smaller: .*one node's wires"):
+    with pytest.raises(
+        LeakauditError, match=r"needs 952 kB, max_bytes allows 100 kB; smaller: .*one node's wires"
+    ):
         recorder(None, graph=graph, messages=8000, rounds=1000, dtype=torch.float64, max_bytes=1e5)
 
 
 def test_a_description_of_the_task_gives_the_layout() -> None:
-    rec = recorder(None, layout=None, task=TaskSpec("mlp", {"hidden": 3}, shape=(1, 2, 2), classes=2))
+    rec = recorder(
+        None, layout=None, task=TaskSpec("mlp", {"hidden": 3}, shape=(1, 2, 2), classes=2)
+    )
     assert rec.layout.size == 4 * 3 + 3 + 3 * 2 + 2
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's memory counters")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="needs Linux's memory counters"
+)
 def test_memory_stays_flat(tmp_path: Path) -> None:
     def peak() -> int:
-        return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+        return next(
+            int(line.split()[1])
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("VmHWM")
+        )
 
     rec = recorder(tmp_path / "trace.pt", layout=Layout(("w",), ((1_000_000,),)), hash=False)
     chunk = torch.randn(2, 1_000_000)

@@ -8,12 +8,12 @@ import re
 import pytest
 from records import FORMATS, RECORDS, Record, finding, gate_of_two_checks, record, rendered
 
-from leakaudit import comparison, grading, redaction, results
+from leakaudit.results import comparison, grading, record_file, redaction
 
 
 def redacted(of: Record, key: str | None = None) -> Record:
     out = redaction.redact(of, key)
-    results.validate(out)
+    record_file.validate(out)
     return out
 
 
@@ -22,7 +22,15 @@ def test_redaction_leaves_no_picture_label_path_or_note(name: str) -> None:
     of = RECORDS[name]
     out = redacted({**of, "gallery": [{"images": ["data:image/png;base64,AAAA"]}]})
     text = json.dumps(out)
-    for secret in ("/home/", "someone", "data:image", "a note on", "reconstructions", "originals.npz", "g[0,0]"):
+    for secret in (
+        "/home/",
+        "someone",
+        "data:image",
+        "a note on",
+        "reconstructions",
+        "originals.npz",
+        "g[0,0]",
+    ):
         assert secret not in text
     assert all(f["labels"] is None and f["images"] is None for f in out["findings"])
     assert not re.search(r"(src=|data:image)", rendered("html", out).split("</style>")[1])
@@ -32,16 +40,24 @@ def test_redaction_renumbers_nodes_everywhere_alike() -> None:
     of = record(*(finding(k, 20.0 + k) for k in range(8) if k != 3), undetermined=())
     out = redacted(of)
     new = {f["scores"]["psnr"]["min"] - 20.0: f["node"] for f in out["findings"]}
-    assert sorted({*new.values()} | {int(out["findings"][0]["adversary"].split(":")[1])}) == list(range(8))
+    assert sorted({*new.values()} | {int(out["findings"][0]["adversary"].split(":")[1])}) == list(
+        range(8)
+    )
     assert [f["node"] for f in out["findings"]] == sorted(f["node"] for f in out["findings"])
     new[3] = int(out["provenance"]["settings"]["adversary"].split(":")[1])
-    assert {tuple(edge) for edge in out["trace"]["links"]} == {(min(a, b), max(a, b)) for a, b in ((new[k], new[k + 1]) for k in range(7))}
+    assert {tuple(edge) for edge in out["trace"]["links"]} == {
+        (min(a, b), max(a, b)) for a, b in ((new[k], new[k + 1]) for k in range(7))
+    }
     assert out["provenance"]["settings"]["nodes"] == [new[0], new[1]]
     assert f"node {new[7]}," in out["summary"]
 
 
 def test_redaction_renames_the_nodes_of_a_gate() -> None:
-    out = next(o for o in (redacted(RECORDS["gate"], key) for key in "abcdefgh") if o["gate"]["cells"][0]["worst"]["node"] != 5)
+    out = next(
+        o
+        for o in (redacted(RECORDS["gate"], key) for key in "abcdefgh")
+        if o["gate"]["cells"][0]["worst"]["node"] != 5
+    )
     new = out["gate"]["cells"][0]["worst"]["node"]
     assert f"of node {new}" in out["gate"]["rules"][0]["says"]
     assert f"of node {new}" in out["gate"]["cells"][0]["says"]
@@ -59,7 +75,10 @@ def test_redaction_renumbers_the_network_of_every_check() -> None:
 
 
 def test_redaction_is_stable_under_a_key_and_differs_without() -> None:
-    one, other = record(*(finding(k) for k in range(8))), record(*(finding(k, 30.0 + k) for k in range(8)))
+    one, other = (
+        record(*(finding(k) for k in range(8))),
+        record(*(finding(k, 30.0 + k) for k in range(8))),
+    )
     links = [redacted(of, "secret")["trace"]["links"] for of in (one, other)]
     assert links[0] == links[1]
     ids = [{c.id for c in grading.checks(redacted(of, "secret"))} for of in (one, other)]
@@ -71,11 +90,33 @@ def test_redaction_is_stable_under_a_key_and_differs_without() -> None:
 
 
 def test_a_comparison_finds_what_is_worse_better_new_gone_and_the_same() -> None:
-    before = record(finding(0, 20.0), finding(1, 20.0), finding(2, 20.0), finding(4, 20.0), finding(5, 200.0, True, "EXACT"))
-    now = record(finding(0, 29.0), finding(1, 11.0), finding(2, 20.3), finding(3, 20.0), finding(5, 20.0))
+    before = record(
+        finding(0, 20.0),
+        finding(1, 20.0),
+        finding(2, 20.0),
+        finding(4, 20.0),
+        finding(5, 200.0, True, "EXACT"),
+    )
+    now = record(
+        finding(0, 29.0), finding(1, 11.0), finding(2, 20.3), finding(3, 20.0), finding(5, 20.0)
+    )
     shown = comparison.compare(now, before)["against"]
-    assert {row["node"]: row["change"] for row in shown["rows"]} == {0: "worse", 1: "better", 2: "same", 3: "new", 4: "gone", 5: "better"}
-    assert [row["change"] for row in shown["rows"]] == ["worse", "new", "better", "better", "gone", "same"]
+    assert {row["node"]: row["change"] for row in shown["rows"]} == {
+        0: "worse",
+        1: "better",
+        2: "same",
+        3: "new",
+        4: "gone",
+        5: "better",
+    }
+    assert [row["change"] for row in shown["rows"]] == [
+        "worse",
+        "new",
+        "better",
+        "better",
+        "gone",
+        "same",
+    ]
     assert shown["summary"].startswith("Against the earlier results: 1 gives away more than before")
     assert shown["differs"] == []
 
@@ -92,7 +133,11 @@ def test_a_comparison_is_in_every_report(format: str) -> None:
 
 def test_a_comparison_says_what_was_not_the_same_on_both_sides() -> None:
     now, before = record(finding(0)), record(finding(0))
-    before["provenance"] = {**before["provenance"], "digest": "2" * 64, "versions": {"torch": "2.12"}}
+    before["provenance"] = {
+        **before["provenance"],
+        "digest": "2" * 64,
+        "versions": {"torch": "2.12"},
+    }
     assert comparison.compare(now, before)["against"]["differs"] == [
         "the configuration",
         "the version of leakaudit",
@@ -103,7 +148,13 @@ def test_a_comparison_says_what_was_not_the_same_on_both_sides() -> None:
 def test_a_redacted_comparison_keeps_its_states_and_no_old_fingerprint() -> None:
     now, before = record(finding(0, 29.0), finding(1)), record(finding(0, 20.0), finding(1))
     plain = comparison.compare(now, before)
-    out = next(o for o in (redaction.redact(plain, key) for key in "abcdefgh") if not {0, 1} & {f["node"] for f in o["findings"]})
-    assert not {row["id"] for row in plain["against"]["rows"]} & {row["id"] for row in out["against"]["rows"]}
+    out = next(
+        o
+        for o in (redaction.redact(plain, key) for key in "abcdefgh")
+        if not {0, 1} & {f["node"] for f in o["findings"]}
+    )
+    assert not {row["id"] for row in plain["against"]["rows"]} & {
+        row["id"] for row in out["against"]["rows"]
+    }
     states = [r["baselineState"] for r in json.loads(rendered("sarif", out))["runs"][0]["results"]]
     assert sorted(states) == ["unchanged", "updated"]

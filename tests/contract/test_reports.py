@@ -18,48 +18,114 @@ from markdown_it import MarkdownIt
 from PIL import Image
 from records import Record, column
 
-from leakaudit import registry, results
+from leakaudit import registry
 from leakaudit.errors import LeakauditError
-from leakaudit.markdown import escape
-from leakaudit.pictures import Pair, grid, pair_up, save
 from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.rendering.markdown import escape
+from leakaudit.rendering.pictures import Pair, grid, pair_up, save
 from leakaudit.reports.text import render as render_text
-from leakaudit.scoring import score
+from leakaudit.results import record_file
+from leakaudit.results.wording import clean, summary
+from leakaudit.scoring.scoring import score
 from leakaudit.trace import TaskSpec, Truth
-from leakaudit.wording import clean, summary
 
 HOSTILE = (
     "<script>alert(1)</script>|`x`\n# big ![i](http://e.org/i) <img src=x> [l](javascript:x) "
     "@someone www.e.org \x1b[31mred\x07 \u202eevil ~~s~~ $m$"
 )
-PIECES = [*"ab1 \\`*_{}[]()#+-.!|~$<>&@:/=\n\t\"'", "www.", "http://", "&amp;", "\x1b", "\u202e", "é"]
+PIECES = [
+    *"ab1 \\`*_{}[]()#+-.!|~$<>&@:/=\n\t\"'",
+    "www.",
+    "http://",
+    "&amp;",
+    "\x1b",
+    "\u202e",
+    "é",
+]
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
 
-def finding(node: int, psnr: float | None = 40.0, exact: bool = False, certificate: str = "EXACT", **changes: Any) -> Record:
-    scores = {"psnr": column(psnr), "ssim": column(0.99), "exact": column(exact), "label_correct": column(True), "identified": column(True)}
-    rest = {"rank": column(1), "chance": 0.01, "labels_found": 1.0, "not_recovered": 0, "matched": [0]}
-    leak = {"kind": "difference", "rounds": {"first": 0, "last": 1, "count": 2}, "rows": 1, "formula": "z1 - z0", "std": 1e-8}
-    base = {"node": node, "adversary": "eavesdropper", "attack": "analytic", "leak": leak, "batch": 1, "labels": [1], "residual": 1e-9}
-    words = {"certificate": {"name": certificate, "sentence": "fits the leak"}, "seconds": 0.25, "note": "", "images": None}
+def finding(
+    node: int,
+    psnr: float | None = 40.0,
+    exact: bool = False,
+    certificate: str = "EXACT",
+    **changes: Any,
+) -> Record:
+    scores = {
+        "psnr": column(psnr),
+        "ssim": column(0.99),
+        "exact": column(exact),
+        "label_correct": column(True),
+        "identified": column(True),
+    }
+    rest = {
+        "rank": column(1),
+        "chance": 0.01,
+        "labels_found": 1.0,
+        "not_recovered": 0,
+        "matched": [0],
+    }
+    leak = {
+        "kind": "difference",
+        "rounds": {"first": 0, "last": 1, "count": 2},
+        "rows": 1,
+        "formula": "z1 - z0",
+        "std": 1e-8,
+    }
+    base = {
+        "node": node,
+        "adversary": "eavesdropper",
+        "attack": "analytic",
+        "leak": leak,
+        "batch": 1,
+        "labels": [1],
+        "residual": 1e-9,
+    }
+    words = {
+        "certificate": {"name": certificate, "sentence": "fits the leak"},
+        "seconds": 0.25,
+        "note": "",
+        "images": None,
+    }
     return {**base, **words, "scores": {**scores, **rest}, **changes}
 
 
-def record(*found: Record, undetermined: tuple[Record, ...] = (), name: str = "pdmm", complete: bool = True) -> Record:
+def record(
+    *found: Record, undetermined: tuple[Record, ...] = (), name: str = "pdmm", complete: bool = True
+) -> Record:
     not_tried = ["dlg", "coalitions of nodes"]
-    own = {"complete": complete, "summary": summary(found, undetermined, not_tried, complete), "not_tried": not_tried}
+    own = {
+        "complete": complete,
+        "summary": summary(found, undetermined, not_tried, complete),
+        "not_tried": not_tried,
+    }
     metrics = {"psnr": "dB", "lpips": "not measured (no weights)"}
-    out = records.record(*found, undetermined=undetermined, name=name, nodes=10) | own | {"metrics": metrics, "picture": "grid.png"}
-    out["trace"] |= {"edges": 20, "links": [[k, (k + step) % 10] for k in range(10) for step in (1, 2)]}
-    out["provenance"] |= {"shimmed": True, "settings": {"steps": 300}, "truth": {"sha256": None}, "command": f"leakaudit attack {name}"}
+    out = (
+        records.record(*found, undetermined=undetermined, name=name, nodes=10)
+        | own
+        | {"metrics": metrics, "picture": "grid.png"}
+    )
+    out["trace"] |= {
+        "edges": 20,
+        "links": [[k, (k + step) % 10] for k in range(10) for step in (1, 2)],
+    }
+    out["provenance"] |= {
+        "shimmed": True,
+        "settings": {"steps": 300},
+        "truth": {"sha256": None},
+        "command": f"leakaudit attack {name}",
+    }
     out["files"] |= {"grid.png": "2" * 64}
-    results.validate(out)
+    record_file.validate(out)
     return out
 
 
 CLOSED = {"node": 7, "adversary": "node:3", "reason": "needs two rounds, heard one"}
 VECTOR = finding(2)
-VECTOR["scores"] = {k: v for k, v in VECTOR["scores"].items() if k not in ("psnr", "ssim", "exact")} | {"relative_error": column(1e-9)}
+VECTOR["scores"] = {
+    k: v for k, v in VECTOR["scores"].items() if k not in ("psnr", "ssim", "exact")
+} | {"relative_error": column(1e-9)}
 BATCH = finding(4, labels=[0, 1, 1], batch=3)
 BATCH["scores"] |= {
     "psnr": column(20.0, 30.0, None),
@@ -76,7 +142,9 @@ RECORDS = {
     "failed": record(finding(0, None, certificate="FAILED", residual=None, labels=None)),
     "interrupted": record(finding(0), complete=False),
     "hostile": record(
-        finding(0, attack=HOSTILE, adversary=HOSTILE, note=HOSTILE), undetermined=({**CLOSED, "reason": HOSTILE},), name=HOSTILE
+        finding(0, attack=HOSTILE, adversary=HOSTILE, note=HOSTILE),
+        undetermined=({**CLOSED, "reason": HOSTILE},),
+        name=HOSTILE,
     ),
 }
 
@@ -87,7 +155,11 @@ def test_every_report_renders_every_record(format: str, name: str) -> None:
     page = registry.get("reports", format)(RECORDS[name])
     assert page.endswith("\n")
     assert not any(unicodedata.category(c)[0] == "C" and c != "\n" for c in page)
-    shown = json.loads(page)["summary"] if format == "json" else " ".join(page.replace("\\", "").split())
+    shown = (
+        json.loads(page)["summary"]
+        if format == "json"
+        else " ".join(page.replace("\\", "").split())
+    )
     assert "Not tried" in shown or "not tried: dlg, coalitions of nodes" in shown
 
 
@@ -97,9 +169,13 @@ def test_the_sentence_names_the_worst_case_first_and_what_was_not_tried() -> Non
         "1 of 3 nodes gave away a record bit for bit; certificates of 2 nodes attacked: 2 exact; nothing determined for 1 node; "
         "not tried: dlg, coalitions of nodes."
     )
-    assert RECORDS["vectors"]["summary"].startswith("Worst case: node 2, reconstructed at relative error 1.0e-09, by analytic")
+    assert RECORDS["vectors"]["summary"].startswith(
+        "Worst case: node 2, reconstructed at relative error 1.0e-09, by analytic"
+    )
     assert "no truth file: not scored" in RECORDS["not scored"]["summary"]
-    assert RECORDS["nothing"]["summary"].startswith("No gradient of 1 node looked at is determined by what was tried, which proves nothing")
+    assert RECORDS["nothing"]["summary"].startswith(
+        "No gradient of 1 node looked at is determined by what was tried, which proves nothing"
+    )
     assert "node 0, nothing recovered, by analytic" in RECORDS["failed"]["summary"]
     assert "interrupted" in RECORDS["interrupted"]["summary"]
 
@@ -142,9 +218,33 @@ def test_markdown_has_the_table_the_picture_the_limits_and_the_provenance() -> N
         < page.index("## Provenance")
     )
     rows = re.findall(r"<tr>(.*?)</tr>", shown, re.S)
-    cells = [[html.unescape(c) for c in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows]
-    assert cells[0] == ["node", "attack", "leak of rounds", "certificate", "PSNR dB", "SSIM", "identical", "label", "identified", "seconds"]
-    assert cells[2] == ["1", "analytic", "difference 0-1", "exact", "145.2", "0.990", "yes", "1, right", "yes", "0.25"]
+    cells = [
+        [html.unescape(c) for c in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)] for row in rows
+    ]
+    assert cells[0] == [
+        "node",
+        "attack",
+        "leak of rounds",
+        "certificate",
+        "PSNR dB",
+        "SSIM",
+        "identical",
+        "label",
+        "identified",
+        "seconds",
+    ]
+    assert cells[2] == [
+        "1",
+        "analytic",
+        "difference 0-1",
+        "exact",
+        "145.2",
+        "0.990",
+        "yes",
+        "1, right",
+        "yes",
+        "0.25",
+    ]
 
 
 def test_hostile_names_are_inert_in_markdown() -> None:
@@ -162,7 +262,8 @@ def test_hostile_names_are_inert_in_markdown() -> None:
     } == set()
     assert [t.attrs["src"] for t in tokens if t.type == "image"] == ["grid.png"]
     assert sum(t.type == "heading_open" for t in tokens) == sum(
-        t.type == "heading_open" for t in MARKDOWN.parse(registry.get("reports", "markdown")(RECORDS["scored"]))
+        t.type == "heading_open"
+        for t in MARKDOWN.parse(registry.get("reports", "markdown")(RECORDS["scored"]))
     )
     assert not re.search(r"https?://|www\.|@", page)
 
@@ -172,12 +273,17 @@ def test_hostile_names_are_inert_in_markdown() -> None:
 def test_escaped_text_reads_as_it_was_written(text: str) -> None:
     wanted = clean(text).replace("@", "(at)")
     line = MARKDOWN.render(f"- {escape(text)}").strip()
-    assert html.unescape(re.sub(r"^<ul>\n<li>(.*)</li>\n</ul>$", r"\1", line, flags=re.S)).strip() == wanted
+    assert (
+        html.unescape(re.sub(r"^<ul>\n<li>(.*)</li>\n</ul>$", r"\1", line, flags=re.S)).strip()
+        == wanted
+    )
     cell = MARKDOWN.render(f"| a |\n| --- |\n| {escape(text)} |")
     assert [html.unescape(c) for c in re.findall(r"<td>(.*?)</td>", cell, re.S)] == [wanted]
 
 
-@pytest.mark.parametrize("text", ["a\x1b]0;title\x07b", "a\x9bb", "a\rb", "a\u2028b", "a\u202eb", "a\nb", "a\ud800b"])
+@pytest.mark.parametrize(
+    "text", ["a\x1b]0;title\x07b", "a\x9bb", "a\rb", "a\u2028b", "a\u202eb", "a\nb", "a\ud800b"]
+)
 def test_cleaned_text_is_one_printable_line(text: str) -> None:
     assert clean(text).isprintable()
     assert clean(text)[0] + clean(text)[-1] == "ab"
@@ -187,17 +293,30 @@ def test_the_picture_shows_small_images_enlarged_without_smoothing(tmp_path: Pat
     image = (torch.arange(25 * 25).reshape(1, 25, 25) % 256) / 255
     save(grid([Pair(0, image, 1 - image, 30.0, "exact")]), tmp_path / "grid.png")
     page = Image.open(tmp_path / "grid.png").convert("RGB")
-    pixels = torch.frombuffer(bytearray(page.tobytes()), dtype=torch.uint8).reshape(page.height, page.width, 3)
+    pixels = torch.frombuffer(bytearray(page.tobytes()), dtype=torch.uint8).reshape(
+        page.height, page.width, 3
+    )
     for shown in (image, 1 - image):
-        wanted = (shown[0] * 255).round().to(torch.uint8).repeat_interleave(4, 0).repeat_interleave(4, 1)
+        wanted = (
+            (shown[0] * 255).round().to(torch.uint8).repeat_interleave(4, 0).repeat_interleave(4, 1)
+        )
         starts = (pixels[:, :, 0].unfold(1, 100, 1) == wanted[0]).all(2).nonzero().tolist()
-        assert [torch.equal(pixels[y : y + 100, x : x + 100, 0], wanted) for y, x in starts].count(True) == 1
+        assert [torch.equal(pixels[y : y + 100, x : x + 100, 0], wanted) for y, x in starts].count(
+            True
+        ) == 1
 
 
-@pytest.mark.parametrize(("shape", "count"), [((1, 25, 25), 1), ((3, 32, 32), 12), ((3, 224, 200), 3), ((1, 3, 60), 33), ((1, 1, 1), 200)])
+@pytest.mark.parametrize(
+    ("shape", "count"),
+    [((1, 25, 25), 1), ((3, 32, 32), 12), ((3, 224, 200), 3), ((1, 3, 60), 33), ((1, 1, 1), 200)],
+)
 def test_pictures_of_any_number_wrap_and_stop(shape: tuple[int, ...], count: int) -> None:
     x = torch.rand(count, *shape, generator=torch.Generator().manual_seed(0))
-    page = grid([Pair(i, None if i % 3 else x[i], x[i], None, "failed") for i in range(count)], title=HOSTILE, limit=60)
+    page = grid(
+        [Pair(i, None if i % 3 else x[i], x[i], None, "failed") for i in range(count)],
+        title=HOSTILE,
+        limit=60,
+    )
     assert 480 <= page.width <= 1400
     assert page.height < 3000
 
@@ -205,12 +324,23 @@ def test_pictures_of_any_number_wrap_and_stop(shape: tuple[int, ...], count: int
 def test_columns_follow_the_truth_and_a_lost_record_has_an_empty_place() -> None:
     spec = TaskSpec("mlp", shape=(1, 8, 8), levels=255)
     x = torch.randint(0, 256, (3, 1, 8, 8), generator=torch.Generator().manual_seed(0)) / 255
-    truth = Truth("run", spec, x, torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), torch.arange(3), x[:0])
+    truth = Truth(
+        "run",
+        spec,
+        x,
+        torch.zeros(3, dtype=torch.int64),
+        torch.zeros(3, dtype=torch.int64),
+        torch.arange(3),
+        x[:0],
+    )
     found = [Reconstruction(0, "dlg", x[[2, 0]], None, Certificate.APPROXIMATE, 0.1)]
     scored = pair_up(found, score(found, truth), truth)
     assert [p.psnr for p in scored] == [200.0, None, 200.0]
     assert [p.found is None for p in scored] == [False, True, False]
-    assert all(p.original is not None and (p.found is None or torch.equal(p.found, p.original)) for p in scored)
+    assert all(
+        p.original is not None and (p.found is None or torch.equal(p.found, p.original))
+        for p in scored
+    )
     alone = pair_up(found, score(found, None), None)
     assert [p.original for p in alone] == [None, None]
     assert grid(alone).height < grid(scored).height

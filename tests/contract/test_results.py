@@ -13,17 +13,19 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit import findings, provenance, results
-from leakaudit.atomic import replacing
+from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.scoring import score
+from leakaudit.results import findings, provenance, record_file
+from leakaudit.scoring.scoring import score
 from leakaudit.trace import Graph, Layout, TaskSpec, Trace, Truth
 
 Record = dict[str, Any]
 SPEC = TaskSpec("mlp", shape=(1, 8, 8), levels=255, data="faces")
-TRACE = Trace("pdmm", {}, SPEC, Graph(2, ((0, 1),)), Layout(("w",), ((4,),)), (0, 4), 3, (), id="run")
+TRACE = Trace(
+    "pdmm", {}, SPEC, Graph(2, ((0, 1),)), Layout(("w",), ((4,),)), (0, 4), 3, (), id="run"
+)
 
 
 def truth() -> Truth:
@@ -33,25 +35,50 @@ def truth() -> Truth:
 
 def attacked(residual: float = 1e-9) -> list[Reconstruction]:
     own = truth()
-    return [Reconstruction(n, "exact", own.x[[n]], own.y[[n]], Certificate.EXACT, residual, 0.5, "a note") for n in (0, 1)]
+    return [
+        Reconstruction(
+            n, "exact", own.x[[n]], own.y[[n]], Certificate.EXACT, residual, 0.5, "a note"
+        )
+        for n in (0, 1)
+    ]
 
 
 def leak(node: int) -> GradientLeak:
     rounds, combination = torch.tensor([0, 1]), torch.tensor([[1.0, -1.0]])
-    return GradientLeak(node, rounds, combination, torch.zeros(1, 4), torch.tensor([1e-8]), (0, 4), batch=1, formula="z1 - z0")
+    return GradientLeak(
+        node,
+        rounds,
+        combination,
+        torch.zeros(1, 4),
+        torch.tensor([1e-8]),
+        (0, 4),
+        batch=1,
+        formula="z1 - z0",
+    )
 
 
 def source(**settings: Any) -> Record:
     started = datetime(2030, 1, 31, 13, tzinfo=timezone(timedelta(hours=1)))
-    rest: Record = {"device": "cpu", "command": "leakaudit attack trace.pt", "started": started, "seconds": 1.5}
-    return provenance.collect(TRACE, settings=settings, seeds={"attack": 0}, trace_sha256="0" * 64, **rest)
+    rest: Record = {
+        "device": "cpu",
+        "command": "leakaudit attack trace.pt",
+        "started": started,
+        "seconds": 1.5,
+    }
+    return provenance.collect(
+        TRACE, settings=settings, seeds={"attack": 0}, trace_sha256="0" * 64, **rest
+    )
 
 
 def record(own: Truth | None = None, **settings: Any) -> Record:
     found = attacked()
-    entries = [findings.finding(leak(f.node), f, s) for f, s in zip(found, score(found, own), strict=True)]
+    entries = [
+        findings.finding(leak(f.node), f, s) for f, s in zip(found, score(found, own), strict=True)
+    ]
     lpips = "not measured (no weights)"
-    out = findings.build(TRACE, entries, [], ["dlg"], source(**settings), lpips=lpips, picture="grid.png")
+    out = findings.build(
+        TRACE, entries, [], ["dlg"], source(**settings), lpips=lpips, picture="grid.png"
+    )
     return {**out, "files": {"grid.png": "2" * 64}}
 
 
@@ -69,8 +96,8 @@ def put(record: Record, place: str, value: object) -> Record:
 @pytest.mark.parametrize("own", [truth(), None])
 def test_what_is_written_is_read(tmp_path: Path, own: Truth | None) -> None:
     wanted = record(own, mode="auto", steps=300, tolerance=1e-6, names=["ü", "\ud800"])
-    results.write(tmp_path / "results.json", wanted)
-    assert results.read(tmp_path / "results.json") == wanted
+    record_file.write(tmp_path / "results.json", wanted)
+    assert record_file.read(tmp_path / "results.json") == wanted
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
 
 
@@ -85,12 +112,24 @@ def test_scores_are_per_image_with_min_median_and_mean() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize(
-    "place", ["findings[0].residual", "findings[1].scores.psnr.per_image[0]", "provenance.settings.lr", "provenance.seconds"]
+    "place",
+    [
+        "findings[0].residual",
+        "findings[1].scores.psnr.per_image[0]",
+        "provenance.settings.lr",
+        "provenance.seconds",
+    ],
 )
-def test_numbers_that_json_cannot_hold_are_never_written(tmp_path: Path, place: str, bad: float) -> None:
-    wrong = put(record(truth()), place, bad) if not place.endswith("[0]") else put(record(truth()), place[:-3], [bad])
+def test_numbers_that_json_cannot_hold_are_never_written(
+    tmp_path: Path, place: str, bad: float
+) -> None:
+    wrong = (
+        put(record(truth()), place, bad)
+        if not place.endswith("[0]")
+        else put(record(truth()), place[:-3], [bad])
+    )
     with pytest.raises(LeakauditError) as caught:
-        results.write(tmp_path / "results.json", wrong)
+        record_file.write(tmp_path / "results.json", wrong)
     assert place in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -106,11 +145,27 @@ def test_a_residual_that_is_not_finite_becomes_null() -> None:
         ("findings[0].node", True, "findings[0].node: expected a whole number, got True"),
         ("findings[0].node", 1.5, "findings[0].node: expected a whole number, got 1.5"),
         ("findings[0].surprise", 1, "findings[0]: unknown entry 'surprise'"),
-        ("findings[1].certificate.name", "CERTAIN", "findings[1].certificate.name: expected 'APPROXIMATE' or 'EXACT' or 'FAILED'"),
-        ("findings[0].scores.exact.per_image", [1], "findings[0].scores.exact.per_image[0]: expected true or false or null, got 1"),
-        ("findings[0].images", {"file": "../x.npz", "x": "x0", "y": None}, "findings[0].images.file: expected a file name without folder"),
+        (
+            "findings[1].certificate.name",
+            "CERTAIN",
+            "findings[1].certificate.name: expected 'APPROXIMATE' or 'EXACT' or 'FAILED'",
+        ),
+        (
+            "findings[0].scores.exact.per_image",
+            [1],
+            "findings[0].scores.exact.per_image[0]: expected true or false or null, got 1",
+        ),
+        (
+            "findings[0].images",
+            {"file": "../x.npz", "x": "x0", "y": None},
+            "findings[0].images.file: expected a file name without folder",
+        ),
         ("findings", {}, "findings: expected a list"),
-        ("picture", "https://example.org/a.png", "picture: expected a file name without folder or null"),
+        (
+            "picture",
+            "https://example.org/a.png",
+            "picture: expected a file name without folder or null",
+        ),
         ("picture", ".hidden", "picture: expected a file name"),
         ("provenance.started", "yesterday", "provenance.started: expected a time in UTC"),
         ("provenance.digest", "0" * 63, "provenance.digest: expected a sha256"),
@@ -121,34 +176,54 @@ def test_a_residual_that_is_not_finite_becomes_null() -> None:
         ("schema", "other", "expected a record of leakaudit"),
     ],
 )
-def test_a_departure_from_the_schema_is_named_with_its_place(place: str, value: object, said: str) -> None:
+def test_a_departure_from_the_schema_is_named_with_its_place(
+    place: str, value: object, said: str
+) -> None:
     with pytest.raises(LeakauditError) as caught:
-        results.validate(put(record(truth()), place, value))
+        record_file.validate(put(record(truth()), place, value))
     assert said in str(caught.value)
 
 
 def test_every_entry_is_needed() -> None:
     whole = record(truth())
-    for key in set(whole) - {"schema", "kind", "attacks", "originals", "files"}:  # the last three are younger than version 1
+    for key in set(whole) - {
+        "schema",
+        "kind",
+        "attacks",
+        "originals",
+        "files",
+    }:  # the last three are younger than version 1
         with pytest.raises(LeakauditError, match=f"{key!r} is missing"):
-            results.validate({k: v for k, v in whole.items() if k != key})
+            record_file.validate({k: v for k, v in whole.items() if k != key})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '{"schema": NaN}', "[" * 100_000, '{"a": ' + "9" * 5000 + "}", "\xff\xfe"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[1, 2]",
+        "null",
+        '{"schema": NaN}',
+        "[" * 100_000,
+        '{"a": ' + "9" * 5000 + "}",
+        "\xff\xfe",
+    ],
+)
 def test_files_that_are_no_record_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "results.json"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(LeakauditError) as caught:
-        results.read(path)
+        record_file.read(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
     with pytest.raises(LeakauditError, match=r"nowhere\.json"):
-        results.read(tmp_path / "nowhere.json")
+        record_file.read(tmp_path / "nowhere.json")
 
 
 def test_an_exception_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    results.write(path, record())
+    record_file.write(path, record())
     before = path.read_bytes()
 
     def half() -> None:
@@ -159,7 +234,7 @@ def test_an_exception_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         half()
     with pytest.raises(LeakauditError):
-        results.write(path, put(record(), "complete", "perhaps"))
+        record_file.write(path, put(record(), "complete", "perhaps"))
     assert path.read_bytes() == before
     assert [p.name for p in tmp_path.iterdir()] == ["results.json"]
 
@@ -167,35 +242,46 @@ def test_an_exception_in_the_middle_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(LeakauditError, match=r"^cannot write .*--output$"):
-        results.write(tmp_path / "file" / "results.json", record())
+        record_file.write(tmp_path / "file" / "results.json", record())
     (tmp_path / "results.json").mkdir()
     with pytest.raises(LeakauditError, match="cannot write"):
-        results.write(tmp_path / "results.json", record())
+        record_file.write(tmp_path / "results.json", record())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "results.json"]
 
 
 def test_kept_reconstructions_are_scored_again_to_the_same_numbers(tmp_path: Path) -> None:
-    found = [*attacked(), Reconstruction(1, "none", torch.empty(0, 1, 8, 8), None, Certificate.FAILED, 1.0)]
-    images = results.save_reconstructions(tmp_path / "reconstructions.npz", found)
+    found = [
+        *attacked(),
+        Reconstruction(1, "none", torch.empty(0, 1, 8, 8), None, Certificate.FAILED, 1.0),
+    ]
+    images = record_file.save_reconstructions(tmp_path / "reconstructions.npz", found)
     scores = score(found, truth())
-    entries = [findings.finding(leak(f.node), f, s, i) for f, s, i in zip(found, scores, images, strict=True)]
+    entries = [
+        findings.finding(leak(f.node), f, s, i)
+        for f, s, i in zip(found, scores, images, strict=True)
+    ]
     whole = findings.build(TRACE, entries, [], ["dlg"], source(), lpips="off")
-    results.write(tmp_path / "results.json", results.sealed(whole, tmp_path))
-    again = results.load_reconstructions(results.read(tmp_path / "results.json"), tmp_path)
+    record_file.write(tmp_path / "results.json", record_file.sealed(whole, tmp_path))
+    again = record_file.load_reconstructions(record_file.read(tmp_path / "results.json"), tmp_path)
     assert score(again, truth()) == scores
     assert all(torch.equal(a.x, f.x) for a, f in zip(again, found, strict=True))
 
 
 def test_reconstructions_that_are_gone_are_said_so(tmp_path: Path) -> None:
     with pytest.raises(LeakauditError, match="was not kept"):
-        results.load_reconstructions(record(), tmp_path)
-    gone = {**put(record(), "findings[0].images", {"file": "a.npz", "x": "x0", "y": None}), "files": {"a.npz": "0" * 64}}
+        record_file.load_reconstructions(record(), tmp_path)
+    gone = {
+        **put(record(), "findings[0].images", {"file": "a.npz", "x": "x0", "y": None}),
+        "files": {"a.npz": "0" * 64},
+    }
     with pytest.raises(LeakauditError, match="expected the saved reconstruction 'x0'"):
-        results.load_reconstructions(gone, tmp_path)
+        record_file.load_reconstructions(gone, tmp_path)
 
 
 def test_the_digest_is_that_of_the_settings_and_not_of_their_order() -> None:
-    assert provenance.digest({"a": 1, "b": [2.5, None]}) == provenance.digest({"b": [2.5, None], "a": 1})
+    assert provenance.digest({"a": 1, "b": [2.5, None]}) == provenance.digest(
+        {"b": [2.5, None], "a": 1}
+    )
     assert provenance.digest({"a": 1}) != provenance.digest({"a": 2})
     assert provenance.digest({"a": 1}) == hashlib.sha256(b'{"a":1}').hexdigest()
     with pytest.raises(LeakauditError, match="expected JSON values"):
@@ -210,5 +296,7 @@ def test_the_provenance_names_versions_and_time_in_utc() -> None:
     said = source(steps=3)
     assert said["started"] == datetime(2030, 1, 31, 12, tzinfo=UTC).isoformat()
     assert said["versions"]["torch"].startswith(torch.__version__.split("+")[0])
-    assert {"leakaudit", "torchvision", "numpy", "scikit-image", "lpips", "python"} <= said["versions"].keys()
+    assert {"leakaudit", "torchvision", "numpy", "scikit-image", "lpips", "python"} <= said[
+        "versions"
+    ].keys()
     assert said["threads"] == torch.get_num_threads()

@@ -15,19 +15,27 @@ from effort import counted
 
 from leakaudit import progress
 from leakaudit.adversary import Adversary
-from leakaudit.convert import convert
 from leakaudit.errors import LeakauditError
-from leakaudit.recorder import Recorder
-from leakaudit.storage.mapfile import Hole, MapFile
-from leakaudit.storage.wellformed import INDEX
 from leakaudit.trace import Graph, Layout, TaskSpec, Trace, Truth
-from leakaudit.tracefile import head, load, load_truth, save_truth, write_sidecar
-from leakaudit.traceinfo import info, verify
+from leakaudit.traces._storage.mapped_file import Hole, MapFile
+from leakaudit.traces._storage.wellformed import INDEX
+from leakaudit.traces.convert import convert
+from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.trace_file import head, load, load_truth, save_truth, write_sidecar
+from leakaudit.traces.trace_info import info, verify
 
 GRAPH = Graph(4, ((0, 1), (1, 2), (1, 3)))
 LAYOUT = Layout(("w", "b"), ((3, 2), (3,)))
 CALLS, BYTES, PAGES = 20_000, 4_000_000, 4_000  # of opening a file of 60 GB whose index has 2 MB
-TASK = TaskSpec("softmax", {"l2": 0.5}, shape=(2,), classes=3, mean=(0.25,), std=(2.0,), labels=("a", "ä", "\N{SNOWMAN}"))
+TASK = TaskSpec(
+    "softmax",
+    {"l2": 0.5},
+    shape=(2,),
+    classes=3,
+    mean=(0.25,),
+    std=(2.0,),
+    labels=("a", "ä", "\N{SNOWMAN}"),
+)
 
 
 def record(path: Any, rounds: int = 5, **options: Any) -> Recorder:
@@ -62,9 +70,22 @@ def sent(trace: Trace) -> dict[tuple[int, int, int, str], tuple[bool, bytes]]:
 
 def assert_same(a: Trace, b: Trace) -> None:
     assert sent(a) == sent(b)
-    for name in ("protocol", "params", "task", "graph", "layout", "columns", "rounds", "id", "complete", "dtype"):
+    for name in (
+        "protocol",
+        "params",
+        "task",
+        "graph",
+        "layout",
+        "columns",
+        "rounds",
+        "id",
+        "complete",
+        "dtype",
+    ):
         assert getattr(a, name) == getattr(b, name), name
-    assert {n: t.tolist() for n, t in a.public.items()} == {n: t.tolist() for n, t in b.public.items()}
+    assert {n: t.tolist() for n, t in a.public.items()} == {
+        n: t.tolist() for n, t in b.public.items()
+    }
 
 
 def test_loaded_tensors_are_private_and_the_file_may_be_read_only(tmp_path: Path) -> None:
@@ -85,7 +106,11 @@ def test_later_versions_may_add_keys(tmp_path: Path) -> None:
     meta |= {"colour": {"deep": [1]}}
     meta["task"] |= {"new": 1}
     meta["layout"] |= {"new": 1}
-    tree |= {"meta": json.dumps(meta), "comment": "hello", "extra": [torch.ones(2), {"a": None}, 1.5, True]}
+    tree |= {
+        "meta": json.dumps(meta),
+        "comment": "hello",
+        "extra": [torch.ones(2), {"a": None}, 1.5, True],
+    }
     tree["messages"] |= {"received": torch.zeros(3)}
     tree["messages"]["written"] = torch.cat([tree["messages"]["written"], torch.tensor([7])])
     torch.save(tree, tmp_path / "later.pt")
@@ -117,7 +142,9 @@ def test_a_folder_is_sealed_by_its_manifest(tmp_path: Path) -> None:
     assert len(load(folder, verify=True).messages) == len(manifest["shards"]) > 2
 
 
-def test_a_folder_without_its_last_shards_is_incomplete_when_the_manifest_says_so(tmp_path: Path) -> None:
+def test_a_folder_without_its_last_shards_is_incomplete_when_the_manifest_says_so(
+    tmp_path: Path,
+) -> None:
     record(f"{tmp_path}/run/", 40, shard_bytes=20_000)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     manifest |= {"complete": False, "shards": manifest["shards"][:2]}
@@ -131,7 +158,16 @@ def test_a_folder_without_its_last_shards_is_incomplete_when_the_manifest_says_s
 def test_truth_round_trip(tmp_path: Path, dtype: torch.dtype) -> None:
     x = torch.rand(9, 2, dtype=dtype, generator=torch.Generator().manual_seed(0))
     index = torch.arange(3)
-    truth = Truth("a", TASK, x[3:6], torch.tensor([0.5, 1, 2]), index, index * 2, x[6:], {"w": torch.ones(2, 4, 9)})
+    truth = Truth(
+        "a",
+        TASK,
+        x[3:6],
+        torch.tensor([0.5, 1, 2]),
+        index,
+        index * 2,
+        x[6:],
+        {"w": torch.ones(2, 4, 9)},
+    )
     save_truth(truth, tmp_path / "new" / "truth.pt")
     back = load_truth(tmp_path / "new" / "truth.pt", id="a")
     assert (back.id, back.task, list(back.states)) == ("a", TASK, ["w"])
@@ -139,12 +175,19 @@ def test_truth_round_trip(tmp_path: Path, dtype: torch.dtype) -> None:
         assert torch.equal(getattr(back, name), getattr(truth, name))
         assert getattr(back, name).dtype == getattr(truth, name).dtype
     assert (
-        torch.load(tmp_path / "new" / "truth.pt", weights_only=True)["x"].untyped_storage().nbytes() == 6 * dtype.itemsize
+        torch.load(tmp_path / "new" / "truth.pt", weights_only=True)["x"].untyped_storage().nbytes()
+        == 6 * dtype.itemsize
     )  # no whole data set
 
 
 def test_info_is_plain_and_complete(tmp_path: Path) -> None:
-    record(tmp_path / "trace.pt", 5, public={"w0": torch.ones(9)}, columns=(2, 8), provenance={"command": "x", "n": np.int64(3)})
+    record(
+        tmp_path / "trace.pt",
+        5,
+        public={"w0": torch.ones(9)},
+        columns=(2, 8),
+        provenance={"command": "x", "n": np.int64(3)},
+    )
     facts = info(tmp_path / "trace.pt")
     assert json.loads(json.dumps(facts)) == facts
     expected = {
@@ -158,7 +201,11 @@ def test_info_is_plain_and_complete(tmp_path: Path) -> None:
     assert facts["provenance"]["n"] == 3
     record(f"{tmp_path}/run/", 40, shard_bytes=17_500, hash=False)
     folder = info(tmp_path / "run")
-    assert (folder["sha256"], folder["messages"], folder["kinds"]["w"]["messages"]) == (None, 160, 120)
+    assert (folder["sha256"], folder["messages"], folder["kinds"]["w"]["messages"]) == (
+        None,
+        160,
+        120,
+    )
     assert folder["bytes"] == sum(p.stat().st_size for p in (tmp_path / "run" / "shards").iterdir())
 
 
@@ -171,11 +218,21 @@ def test_verify_names_the_first_message_that_is_not_finite(tmp_path: Path) -> No
             "messages": 20, "values": 90,
         }  # fmt: skip
     assert seen[-1] == ("checking", 10, 10)
-    with Recorder(tmp_path / "bad.pt", protocol="own:p", task=TASK, graph=GRAPH, layout=LAYOUT, hash=False, check=False) as rec:
+    with Recorder(
+        tmp_path / "bad.pt",
+        protocol="own:p",
+        task=TASK,
+        graph=GRAPH,
+        layout=LAYOUT,
+        hash=False,
+        check=False,
+    ) as rec:
         for t in range(40):
             rec.send(t, 1, [0, 2], "w", torch.full((9,), torch.nan) if t >= 30 else torch.ones(9))
     load(tmp_path / "bad.pt")  # what is not attacked need not be finite
-    with pytest.raises(LeakauditError, match=r"'w' 1 -> 0 of round 30 holds 9 values that are not finite.*0:30"):
+    with pytest.raises(
+        LeakauditError, match=r"'w' 1 -> 0 of round 30 holds 9 values that are not finite.*0:30"
+    ):
         verify(tmp_path / "bad.pt")
     with (tmp_path / "good.pt").open("r+b") as file:
         file.seek(-600, os.SEEK_END)
@@ -192,15 +249,35 @@ def sparse(path: Path, gigabytes: int) -> int:
     width = 250_000
     rows = gigabytes * 1000
     graph, layout = Graph(2, ((0, 1),)), Layout(("w",), ((width,),))
-    about = head(Trace("p", {}, TaskSpec("softmax", shape=(1,)), graph, layout, (0, width), 0, (), id="sparse"))
+    about = head(
+        Trace(
+            "p", {}, TaskSpec("softmax", shape=(1,)), graph, layout, (0, width), 0, (), id="sparse"
+        )
+    )
     index = {name: Hole((rows,), torch.int32) for name in INDEX}
-    counters = {"written": torch.tensor([rows, rows, rows // 2 - 1, 1]), "kinds": torch.tensor([*b"w\n\0"], dtype=torch.uint8)}
+    counters = {
+        "written": torch.tensor([rows, rows, rows // 2 - 1, 1]),
+        "kinds": torch.tensor([*b"w\n\0"], dtype=torch.uint8),
+    }
     file = MapFile(
         path,
-        {**about, "messages": {**counters, **index, "secure": Hole((rows,), torch.bool), "payload": Hole((rows, width), torch.float32)}},
+        {
+            **about,
+            "messages": {
+                **counters,
+                **index,
+                "secure": Hole((rows,), torch.bool),
+                "payload": Hole((rows, width), torch.float32),
+            },
+        },
     )
     table, numbers = file.tree["messages"], torch.arange(rows, dtype=torch.int32)
-    for name, values in (("round", numbers // 2), ("src", numbers % 2), ("dst", 1 - numbers % 2), ("row", numbers)):
+    for name, values in (
+        ("round", numbers // 2),
+        ("src", numbers % 2),
+        ("dst", 1 - numbers % 2),
+        ("row", numbers),
+    ):
         table[name].copy_(values)
     table["payload"][-1].fill_(7)
     file.finish(rows)
@@ -228,7 +305,14 @@ def test_a_trace_larger_than_memory_opens_at_once(tmp_path: Path) -> None:
 def test_an_open_recording_of_60_gb_is_read_up_to_its_last_round(tmp_path: Path) -> None:
     layout = Layout(("w",), ((250_000,),))
     rec = Recorder(
-        tmp_path / "trace.pt", protocol="own:p", task=TASK, graph=GRAPH, layout=layout, messages=60_000, max_bytes=1e11, hash=False
+        tmp_path / "trace.pt",
+        protocol="own:p",
+        task=TASK,
+        graph=GRAPH,
+        layout=layout,
+        messages=60_000,
+        max_bytes=1e11,
+        hash=False,
     )
     for t in range(2):
         rec.send(t, 0, 1, "w", torch.full((250_000,), float(t)))
@@ -239,7 +323,12 @@ def test_an_open_recording_of_60_gb_is_read_up_to_its_last_round(tmp_path: Path)
     assert effort.calls < CALLS
     assert effort.read < BYTES
     assert effort.pages < PAGES
-    assert (len(trace), trace.rounds, trace.complete, float(trace.messages[0].payload[1, -1])) == (2, 1, False, 1.0)
+    assert (len(trace), trace.rounds, trace.complete, float(trace.messages[0].payload[1, -1])) == (
+        2,
+        1,
+        False,
+        1.0,
+    )
     rec.close()
     assert (tmp_path / "trace.pt").stat().st_size < 5e6
     assert load(tmp_path / "trace.pt").complete
@@ -251,10 +340,22 @@ def test_an_open_recording_of_60_gb_is_read_up_to_its_last_round(tmp_path: Path)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("columns", [None, (2, 8)])
 @pytest.mark.parametrize(
-    "way", [("a.npz",), ("a.safetensors",), ("run/",), ("run/", "a.npz"), ("run/", "a.safetensors", "b/"), ("a.npz", "c/")]
+    "way",
+    [
+        ("a.npz",),
+        ("a.safetensors",),
+        ("run/",),
+        ("run/", "a.npz"),
+        ("run/", "a.safetensors", "b/"),
+        ("a.npz", "c/"),
+    ],
 )
-def test_conversions_keep_every_bit(tmp_path: Path, way: tuple[str, ...], columns: tuple[int, int] | None, dtype: torch.dtype) -> None:
-    original = record(tmp_path / "trace.pt", 40, dtype=dtype, columns=columns, public={"w0": torch.arange(9.0)}).trace
+def test_conversions_keep_every_bit(
+    tmp_path: Path, way: tuple[str, ...], columns: tuple[int, int] | None, dtype: torch.dtype
+) -> None:
+    original = record(
+        tmp_path / "trace.pt", 40, dtype=dtype, columns=columns, public={"w0": torch.arange(9.0)}
+    ).trace
     if dtype == torch.bfloat16 and any(w.endswith("npz") for w in way):
         with pytest.raises(LeakauditError, match="bfloat16"):
             convert(tmp_path / "trace.pt", tmp_path / "a.npz")
@@ -268,12 +369,16 @@ def test_conversions_keep_every_bit(tmp_path: Path, way: tuple[str, ...], column
         at = f"{tmp_path}/{target}"
     back = load(at, verify=True)
     assert_same(original, back)
-    assert len(back.messages[0].payload) == len(original.messages[0].payload)  # broadcasts are still stored once
+    assert len(back.messages[0].payload) == len(
+        original.messages[0].payload
+    )  # broadcasts are still stored once
 
 
 def test_an_incomplete_trace_stays_incomplete(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with Recorder(tmp_path / "trace.pt", protocol="own:p", task=TASK, graph=GRAPH, layout=LAYOUT) as rec:
+        with Recorder(
+            tmp_path / "trace.pt", protocol="own:p", task=TASK, graph=GRAPH, layout=LAYOUT
+        ) as rec:
             rec.send(0, 0, 1, "w", torch.ones(9))
             rec.send(1, 0, 1, "w", torch.ones(9))
             raise KeyError
@@ -288,22 +393,46 @@ def test_an_incomplete_trace_stays_incomplete(tmp_path: Path) -> None:
         assert (trace.complete, trace.rounds, len(trace)) == (False, 0, 1)
 
 
-META = {"protocol": "theirs", "task": {"model": "logistic", "shape": [2], "classes": 3}, "graph": {"nodes": 2, "edges": [[0, 1]]}}
-ARRAYS = {"round": np.array([1, 0]), "src": np.array([0, 1]), "dst": np.array([1, 0]), "payload": np.arange(18.0).reshape(2, 9)}
+META = {
+    "protocol": "theirs",
+    "task": {"model": "logistic", "shape": [2], "classes": 3},
+    "graph": {"nodes": 2, "edges": [[0, 1]]},
+}
+ARRAYS = {
+    "round": np.array([1, 0]),
+    "src": np.array([0, 1]),
+    "dst": np.array([1, 0]),
+    "payload": np.arange(18.0).reshape(2, 9),
+}
 
 
 def test_arrays_of_another_program(tmp_path: Path) -> None:
-    np.savez_compressed(tmp_path / "theirs.npz", meta=json.dumps(META), kind=np.array(["w", "g"]), **ARRAYS)  # type: ignore[arg-type]
+    np.savez_compressed(
+        tmp_path / "theirs.npz",
+        meta=json.dumps(META),
+        kind=np.array(["w", "g"]),
+        **ARRAYS,  # type: ignore[arg-type]
+    )
     convert(tmp_path / "theirs.npz", tmp_path / "trace.pt")
     trace = load(tmp_path / "trace.pt")
-    assert (trace.protocol, trace.layout.size, trace.columns, trace.dtype, trace.rounds) == ("theirs", 9, (0, 9), torch.float64, 1)
+    assert (trace.protocol, trace.layout.size, trace.columns, trace.dtype, trace.rounds) == (
+        "theirs",
+        9,
+        (0, 9),
+        torch.float64,
+        1,
+    )
     assert trace.messages[0].round.tolist() == [0, 1]  # a recording is in the order of its rounds
     assert Adversary().view(trace).message(0, 1, 0, "g").tolist() == list(range(9, 18))
     assert Adversary().view(trace).message(1, 0, 1, "w").tolist() == list(range(9))
 
 
 INCOMPLETE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"payload": None, "src": None}, {}, "lacks src, payload; a trace needs the arrays round, src, dst"),
+    (
+        {"payload": None, "src": None},
+        {},
+        "lacks src, payload; a trace needs the arrays round, src, dst",
+    ),
     ({}, {"graph": None}, "lacks a sound description"),
     ({}, {"graph": {"nodes": 2, "edges": "x"}}, "lacks a sound description"),
     ({}, {"task": None}, "lacks a sound description"),
@@ -322,8 +451,12 @@ INCOMPLETE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arrays", "meta", "match"), INCOMPLETE, ids=[f"{k}" for k in range(len(INCOMPLETE))])
-def test_what_is_missing_or_wrong_is_said_in_one_line(tmp_path: Path, arrays: dict[str, Any], meta: dict[str, Any], match: str) -> None:
+@pytest.mark.parametrize(
+    ("arrays", "meta", "match"), INCOMPLETE, ids=[f"{k}" for k in range(len(INCOMPLETE))]
+)
+def test_what_is_missing_or_wrong_is_said_in_one_line(
+    tmp_path: Path, arrays: dict[str, Any], meta: dict[str, Any], match: str
+) -> None:
     named = {name: value for name, value in {**ARRAYS, **arrays}.items() if value is not None}
     about = {name: value for name, value in {**META, **meta}.items() if value is not None}
     np.savez(tmp_path / "theirs.npz", meta=json.dumps(about), **named)

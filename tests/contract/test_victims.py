@@ -10,15 +10,19 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import curves, declared, recording, registry
+from leakaudit import registry
 from leakaudit.cli import main
-from leakaudit.scenario import Scenario
+from leakaudit.protocols import declared, recording, training_curves
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.victim import Victim
 
 VICTIMS = registry.names("victims")
 
 
-WALKS = ("recal", "rwadmm")  # one node at a time: not every wire is used, not every node takes a gradient
+WALKS = (
+    "recal",
+    "rwadmm",
+)  # one node at a time: not every wire is used, not every node takes a gradient
 SILENT = ("single",)
 FITS: dict[str, dict[str, object]] = {"secured": {"graph": "complete", "nodes": 9}}
 
@@ -51,7 +55,10 @@ def test_it_is_a_value_that_says_what_it_is(name: str) -> None:
 @pytest.mark.parametrize("name", VICTIMS)
 def test_equal_seeds_record_equal_messages_and_leave_global_state_alone(name: str) -> None:
     before = torch.get_rng_state(), repr(np.random.get_state())  # noqa: NPY002
-    first, second, other = (recording.record(recording.plan(scenario(name, seed=s, states=True)), None) for s in (1, 1, 2))
+    first, second, other = (
+        recording.record(recording.plan(scenario(name, seed=s, states=True)), None)
+        for s in (1, 1, 2)
+    )
     assert torch.equal(torch.get_rng_state(), before[0])
     assert repr(np.random.get_state()) == before[1]  # noqa: NPY002
     assert torch.equal(first.trace.messages[0].payload, second.trace.messages[0].payload)
@@ -66,7 +73,9 @@ def test_it_sends_as_many_messages_as_it_announced(name: str) -> None:
     trace = recording.record(plan, None).trace
     assert len(trace) == plan.victim.messages(plan.graph, 5, plan.wires)
     assert trace.rounds == 5
-    used = {(int(s), int(d)) for s, d in zip(trace.messages[0].src, trace.messages[0].dst, strict=True)}
+    used = {
+        (int(s), int(d)) for s, d in zip(trace.messages[0].src, trace.messages[0].dst, strict=True)
+    }
     assert used <= set(plan.graph.arcs)
     assert name in (*WALKS, *SILENT) or used == set(plan.graph.arcs)
 
@@ -75,7 +84,9 @@ def test_it_sends_as_many_messages_as_it_announced(name: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_declaration_describes_the_run(name: str, dtype: str) -> None:
     """Every relation on messages, private states and gradients by autograd; none is left out."""
-    recorder = recording.record(recording.plan(scenario(name, dtype=dtype, states=True, samples=4)), None)
+    recorder = recording.record(
+        recording.plan(scenario(name, dtype=dtype, states=True, samples=4)), None
+    )
     found = declared.check(recorder.trace, recorder.truth_record)
     assert found.checked >= 5
     assert found.skipped == 0
@@ -84,7 +95,9 @@ def test_the_declaration_describes_the_run(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", VICTIMS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_wire_has_the_dtype_that_was_asked_for(name: str, dtype: str) -> None:
-    assert recording.record(recording.plan(scenario(name, dtype=dtype)), None).trace.dtype == getattr(torch, dtype)
+    assert recording.record(
+        recording.plan(scenario(name, dtype=dtype)), None
+    ).trace.dtype == getattr(torch, dtype)
 
 
 @pytest.mark.parametrize("name", VICTIMS)
@@ -94,7 +107,10 @@ def test_nobody_learns_nothing_and_says_why(name: str) -> None:
     assert len(leaks) == 0
     assert set(leaks.undetermined) == set(range(int(scenario(name).nodes)))
     assert name in SILENT or any("not heard" in why for why in leaks.undetermined.values())
-    assert all("not heard" in why or "no gradients" in why or "does not determine" in why for why in leaks.undetermined.values())
+    assert all(
+        "not heard" in why or "no gradients" in why or "does not determine" in why
+        for why in leaks.undetermined.values()
+    )
 
 
 @pytest.mark.parametrize("name", VICTIMS)
@@ -103,7 +119,10 @@ def test_training_lowers_the_loss(name: str) -> None:
     truth = recording.record(plan, None).truth_record
     task, x, y = plan.task, truth.x, truth.y
     w = truth.states["w"]
-    start, end = (float(task.loss(w[t].mean(0), x, y)) for t in (0, w.isfinite().all(dim=2).all(dim=1).nonzero().max()))
+    start, end = (
+        float(task.loss(w[t].mean(0), x, y))
+        for t in (0, w.isfinite().all(dim=2).all(dim=1).nonzero().max())
+    )
     assert end < 0.9 * start
 
 
@@ -202,14 +221,29 @@ def test_every_victim_has_wrong_constants() -> None:
 
 
 @pytest.mark.parametrize("row", WRONG.strip().splitlines())
-def test_wrong_constants_are_refused(row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_constants_are_refused(
+    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One clear line, exit code 2, nothing written."""
     (name, *given), says = row.split(" -> ")[0].split(), row.split(" -> ")[1]
     monkeypatch.chdir(tmp_path)
-    fits = {"nodes": 4, "graph": "ring", "samples": 4, "rounds": 3, "data": "gaussians", "model": "logistic", **FITS.get(name, {})}
-    options = {f"--{k}": str(v) for k, v in fits.items()} | dict(word.split("=") for word in given if word.startswith("--"))
+    fits = {
+        "nodes": 4,
+        "graph": "ring",
+        "samples": 4,
+        "rounds": 3,
+        "data": "gaussians",
+        "model": "logistic",
+        **FITS.get(name, {}),
+    }
+    options = {f"--{k}": str(v) for k, v in fits.items()} | dict(
+        word.split("=") for word in given if word.startswith("--")
+    )
     sets = [part for word in given if not word.startswith("--") for part in ("--set", word)]
-    assert main(["record", name, "-q", *(part for pair in options.items() for part in pair), *sets]) == 2
+    assert (
+        main(["record", name, "-q", *(part for pair in options.items() for part in pair), *sets])
+        == 2
+    )
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -221,7 +255,9 @@ def test_wrong_constants_are_refused(row: str, tmp_path: Path, monkeypatch: pyte
 def test_no_number_may_be_negative_or_without_end(name: str) -> None:
     kind = registry.get("victims", name)
     for key, f in registry.parameters(kind).items():
-        if f.default is None or (isinstance(f.default, int | float) and not isinstance(f.default, bool)):
+        if f.default is None or (
+            isinstance(f.default, int | float) and not isinstance(f.default, bool)
+        ):
             for value in (-1, float("nan"), float("inf")):
                 with pytest.raises(la.LeakauditError, match=rf"{key}|{name}"):
                     registry.configure(kind, {key: value})
@@ -236,21 +272,32 @@ def test_a_graph_that_is_not_connected_is_refused(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", VICTIMS)
 def test_every_run_has_curves(name: str) -> None:
-    run = curves.kept(recording.record(recording.plan(scenario(name, samples=5, curves=True, rounds=9)), None).truth_record, name)
+    run = training_curves.kept(
+        recording.record(
+            recording.plan(scenario(name, samples=5, curves=True, rounds=9)), None
+        ).truth_record,
+        name,
+    )
     assert {"loss", "accuracy", "consensus", "norm_w", "seconds"} <= set(run)
-    assert curves.rounds(run) == list(range(1, 10))
+    assert training_curves.rounds(run) == list(range(1, 10))
 
 
 @pytest.mark.parametrize("name", VICTIMS)
 def test_claims_and_noise_rest_on_the_records_that_the_nodes_hold(name: str) -> None:
     plan = recording.plan(scenario(name, samples=7))
-    known = {key: getattr(plan.victim, key) for key in ("samples", "records") if key in registry.parameters(type(plan.victim))}
+    known = {
+        key: getattr(plan.victim, key)
+        for key in ("samples", "records")
+        if key in registry.parameters(type(plan.victim))
+    }
     assert set(known.values()) <= {7}
     for key in known:
         told, _ = scenario(name, samples=7, set={key: 5}).parts()
         assert getattr(told, key) == 5
     public = plan.victim.schedule(plan.graph, 5, torch.Generator().manual_seed(0))
-    for claim in plan.victim.claims(plan.graph, 5, {"w0": torch.zeros(plan.task.layout.size), **public}):
+    for claim in plan.victim.claims(
+        plan.graph, 5, {"w0": torch.zeros(plan.task.layout.size), **public}
+    ):
         assert claim.source
         assert claim.promise
         assert claim.epsilon is None or (claim.epsilon > 0 and claim.adjacency)

@@ -10,11 +10,19 @@ import torch
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph, Layout, TaskSpec
-from leakaudit.tracefile import load, load_truth
-from leakaudit.traceinfo import verify
+from leakaudit.traces.trace_file import load, load_truth
+from leakaudit.traces.trace_info import verify
 
 HERE = Path(__file__).parent
-TASK = TaskSpec("logistic", {"l2": 0.125}, shape=(2,), classes=3, mean=(0.5,), std=(0.25,), labels=("a", "b", "ä"))
+TASK = TaskSpec(
+    "logistic",
+    {"l2": 0.125},
+    shape=(2,),
+    classes=3,
+    mean=(0.5,),
+    std=(0.25,),
+    labels=("a", "b", "ä"),
+)
 
 
 def value(round: int, node: int) -> torch.Tensor:
@@ -27,10 +35,18 @@ def value(round: int, node: int) -> torch.Tensor:
 def test_the_trace(name: str, rounds: int, tables: int) -> None:
     trace = load(HERE / name, verify=True)
     assert verify(HERE / name)["messages"] == 4 * rounds
-    assert (trace.protocol, trace.params) == ("pdmm", {"rho": 0.4, "differential": True, "list": [1, None, "x"]})
+    assert (trace.protocol, trace.params) == (
+        "pdmm",
+        {"rho": 0.4, "differential": True, "list": [1, None, "x"]},
+    )
     assert (trace.task, trace.graph) == (TASK, Graph(3, ((0, 1), (1, 2))))
     assert trace.layout == Layout(("layer.weight", "layer.bias"), ((3, 2), (3,)))
-    assert (trace.columns, trace.rounds, trace.id, trace.complete) == ((1, 9), rounds, "golden", True)
+    assert (trace.columns, trace.rounds, trace.id, trace.complete) == (
+        (1, 9),
+        rounds,
+        "golden",
+        True,
+    )
     assert trace.provenance["note"] == "format 1, kept for ever"
     assert (trace.dtype, len(trace.messages), len(trace)) == (torch.float32, tables, 4 * rounds)
     assert trace.public["w0"].tolist() == [k / 8 for k in range(9)]
@@ -48,9 +64,16 @@ def test_the_truth() -> None:
     truth = load_truth(HERE / "trace_v1.truth.pt", verify=True, id="golden")
     assert truth.task == TASK
     assert truth.x.tolist() == [[n / 4, n / 2] for n in range(3)]
-    assert (truth.y.tolist(), truth.node.tolist(), truth.index.tolist()) == ([0, 1, 2], [0, 1, 2], [0, 10, 20])
+    assert (truth.y.tolist(), truth.node.tolist(), truth.index.tolist()) == (
+        [0, 1, 2],
+        [0, 1, 2],
+        [0, 10, 20],
+    )
     assert truth.pool.tolist() == [[0.125, 0.125]]
-    assert torch.equal(truth.states["w"], torch.stack([torch.stack([value(t, n) for n in (1, 0, 2)]) for t in range(3)]))
+    assert torch.equal(
+        truth.states["w"],
+        torch.stack([torch.stack([value(t, n) for n in (1, 0, 2)]) for t in range(3)]),
+    )
 
 
 def test_torch_reads_the_same_file() -> None:
@@ -61,7 +84,11 @@ def test_torch_reads_the_same_file() -> None:
 
 
 def test_one_is_not_the_other() -> None:
-    with pytest.raises(LeakauditError, match=r"trace_v1\.truth\.pt is a truth file, a trace is expected here"):
+    with pytest.raises(
+        LeakauditError, match=r"trace_v1\.truth\.pt is a truth file, a trace is expected here"
+    ):
         load(HERE / "trace_v1.truth.pt")
-    with pytest.raises(LeakauditError, match=r"trace_v1\.pt is a trace, a truth file is expected here"):
+    with pytest.raises(
+        LeakauditError, match=r"trace_v1\.pt is a trace, a truth file is expected here"
+    ):
         load_truth(HERE / "trace_v1.pt")

@@ -18,9 +18,10 @@ import pytest
 import torch
 from torch import Generator
 
-from leakaudit import api, recording, registry
+from leakaudit import api, registry
 from leakaudit.adversary import Adversary
-from leakaudit.scenario import Scenario
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 
 TABLE = Path(__file__).parent / "strength.toml"
 ROWS: list[dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))["row"]
@@ -31,7 +32,10 @@ LEAST = 1e-12  # relative error; on some processors the result is bit for bit
 def cells() -> list[Any]:
     return [
         pytest.param(
-            row, k, id=f"{row['attack']}-{row['scenario']['victim']}-{row['scenario']['model']}-{seed}", marks=[pytest.mark.slow] * slow
+            row,
+            k,
+            id=f"{row['attack']}-{row['scenario']['victim']}-{row['scenario']['model']}-{seed}",
+            marks=[pytest.mark.slow] * slow,
         )
         for row in ROWS
         for slow in [row.get("slow", False)]
@@ -44,12 +48,20 @@ def strength(row: dict[str, Any], seed: int) -> tuple[float, int, float]:
     recorder = recording.record(recording.plan(Scenario(**row["scenario"], seed=seed)), None)
     adversary = Adversary(corrupt=frozenset(row.get("corrupt", [])))
     leaks = api.leaks(recorder.trace, adversary, [row["node"]], row.get("gradients"))
-    (found,) = api.attack(leaks, row["attack"], generator=Generator().manual_seed(seed), **row.get("set", {}))
+    (found,) = api.attack(
+        leaks, row["attack"], generator=Generator().manual_seed(seed), **row.get("set", {})
+    )
     (score,) = api.score(found, recorder.truth_record)
-    near = score.psnr or [-20 * math.log10(max(e, LEAST)) for e in score.relative_error or () if e is not None]
+    near = score.psnr or [
+        -20 * math.log10(max(e, LEAST)) for e in score.relative_error or () if e is not None
+    ]
     median = statistics.median(float(v or 0) for v in near) if near else 0.0
     labels = score.labels_found
-    return min(BEST, median), sum(map(bool, score.exact or ())), math.nan if labels is None else labels
+    return (
+        min(BEST, median),
+        sum(map(bool, score.exact or ())),
+        math.nan if labels is None else labels,
+    )
 
 
 @pytest.mark.parametrize(("row", "k"), cells())
@@ -63,7 +75,9 @@ def test_no_attack_is_weaker_than_it_was(row: dict[str, Any], k: int) -> None:
 
 def test_every_attack_and_every_victim_has_a_row() -> None:
     assert {row["attack"] for row in ROWS} == set(registry.names("attacks"))
-    assert {row["scenario"]["victim"] for row in ROWS} == set(registry.names("victims")) - {"single"}, "single sends nothing"
+    assert {row["scenario"]["victim"] for row in ROWS} == set(registry.names("victims")) - {
+        "single"
+    }, "single sends nothing"
 
 
 if __name__ == "__main__":
@@ -71,5 +85,7 @@ if __name__ == "__main__":
     for row in ROWS:
         found = [strength(row, seed) for seed in row["seeds"]]
         psnr, exact, labels = ([round(v, 3) for v in column] for column in zip(*found, strict=True))
-        sys.stdout.write(f"{row['attack']} {row['scenario']['victim']}: psnr = {psnr}  exact = {exact}  labels = {labels}\n")
+        sys.stdout.write(
+            f"{row['attack']} {row['scenario']['victim']}: psnr = {psnr}  exact = {exact}  labels = {labels}\n"
+        )
         sys.stdout.flush()

@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leakaudit.bounds import membership, mse, onerun, reconstruction
+from leakaudit.bounds import membership, mse, one_run, reconstruction
 from leakaudit.bounds.approximate import approximate
 from leakaudit.bounds.composition import compose, repeat
-from leakaudit.bounds.curves import Adjacency, Guarantee
 from leakaudit.bounds.empirical import Counts, epsilon_lower, lower, mu_lower, upper
 from leakaudit.bounds.gaussian import Gdp
+from leakaudit.bounds.guarantee import Adjacency, Guarantee
 from leakaudit.bounds.mechanisms import Additive, gaussian_release, truncated_laplace
 from leakaudit.bounds.renyi import Rdp
 from leakaudit.bounds.zcdp import Zcdp
@@ -46,7 +46,9 @@ def by_noise(std: float) -> list[Guarantee]:
 
 @laws
 @given(stds, st.floats(1.01, 5), chances, st.floats(0, 8), st.integers(1, 6))
-def test_more_noise_never_costs_more_privacy(std: float, more: float, delta: float, epsilon: float, times: int) -> None:
+def test_more_noise_never_costs_more_privacy(
+    std: float, more: float, delta: float, epsilon: float, times: int
+) -> None:
     for noisy, noisier in zip(by_noise(std), by_noise(std * more), strict=True):
         a, b = repeat(noisy, times), repeat(noisier, times)
         assert b.epsilon(delta) <= a.epsilon(delta) * SLIGHTLY
@@ -57,7 +59,9 @@ def test_more_noise_never_costs_more_privacy(std: float, more: float, delta: flo
 
 @laws
 @given(stds, chances, chances, st.floats(0, 8), st.floats(0, 8))
-def test_every_curve_falls_and_every_power_rises(std: float, one: float, two: float, a: float, b: float) -> None:
+def test_every_curve_falls_and_every_power_rises(
+    std: float, one: float, two: float, a: float, b: float
+) -> None:
     (small, large), (near, far) = sorted([one, two]), sorted([a, b])
     for g in by_noise(std):
         assert g.epsilon(large) <= g.epsilon(small)
@@ -69,16 +73,22 @@ def test_every_curve_falls_and_every_power_rises(std: float, one: float, two: fl
 
 @laws
 @given(stds, st.integers(1, 5), st.floats(0, 5))
-def test_one_more_release_never_costs_less_and_order_does_not_matter(std: float, times: int, epsilon: float) -> None:
+def test_one_more_release_never_costs_less_and_order_does_not_matter(
+    std: float, times: int, epsilon: float
+) -> None:
     for g in by_noise(std):
         assert repeat(g, times + 1).delta(epsilon) * SLIGHTLY >= repeat(g, times).delta(epsilon)
     parts = [Gdp(1 / std, ONE), Zcdp(0.1, ONE), approximate(0.3, 0, ONE)]
-    assert math.isclose(compose(parts).delta(epsilon), compose(parts[::-1]).delta(epsilon), rel_tol=1e-9)
+    assert math.isclose(
+        compose(parts).delta(epsilon), compose(parts[::-1]).delta(epsilon), rel_tol=1e-9
+    )
 
 
 @laws
 @given(st.floats(0.05, 4), st.floats(1e-6, 0.4), st.floats(0.1, 3), st.floats(0, 1))
-def test_truncated_laplace_keeps_its_claim_for_every_smaller_shift(eps: float, delta: float, shift: float, share: float) -> None:
+def test_truncated_laplace_keeps_its_claim_for_every_smaller_shift(
+    eps: float, delta: float, shift: float, share: float
+) -> None:
     noise = truncated_laplace(eps, delta, shift)
     assert math.isclose(noise.delta(eps, shift), delta, rel_tol=1e-6)
     assert noise.delta(eps, shift * share) <= delta * SLIGHTLY
@@ -97,10 +107,16 @@ def test_the_packing_certificate_bounds_every_guess(seed: int, tolerance: float,
 
 @laws
 @given(counts, counts, st.floats(0.01, 0.2), st.floats(0, 1e-3))
-def test_limits_are_defined_for_all_counts(a: list[int], b: list[int], alpha: float, delta: float) -> None:
+def test_limits_are_defined_for_all_counts(
+    a: list[int], b: list[int], alpha: float, delta: float
+) -> None:
     found = Counts(a[0], a[1], b[0], b[1])
     assert 0 <= lower(a[0], a[1], alpha) <= upper(a[0], a[1], 1 - alpha) + 1e-9 <= 1 + 1e-9
-    for value in (epsilon_lower(found, delta, alpha), epsilon_lower(found, delta, alpha, both=True), mu_lower(found, alpha)):
+    for value in (
+        epsilon_lower(found, delta, alpha),
+        epsilon_lower(found, delta, alpha, both=True),
+        mu_lower(found, alpha),
+    ):
         assert 0 <= value < math.inf
     better = Counts(a[1], a[1], 0, b[1])
     assert epsilon_lower(better, delta, alpha) >= epsilon_lower(found, delta, alpha)
@@ -109,15 +125,20 @@ def test_limits_are_defined_for_all_counts(a: list[int], b: list[int], alpha: fl
 
 @settings(derandomize=True, max_examples=15, deadline=None)
 @given(st.integers(1, 60), st.integers(0, 60), st.integers(0, 60), st.floats(0, 1e-3))
-def test_one_run_limits_rise_with_what_is_right(canaries: int, guesses: int, right: int, delta: float) -> None:
+def test_one_run_limits_rise_with_what_is_right(
+    canaries: int, guesses: int, right: int, delta: float
+) -> None:
     guesses = min(guesses, canaries)
     right = min(right, guesses)
-    found, mu = onerun.epsilon_lower(canaries, guesses, right, delta, 0.05), onerun.mu_lower(canaries, guesses, right, 0.05)
+    found, mu = (
+        one_run.epsilon_lower(canaries, guesses, right, delta, 0.05),
+        one_run.mu_lower(canaries, guesses, right, 0.05),
+    )
     assert 0 <= found < math.inf
     assert 0 <= mu < math.inf
     if right < guesses:
-        assert onerun.epsilon_lower(canaries, guesses, right + 1, delta, 0.05) >= found
-        assert onerun.mu_lower(canaries, guesses, right + 1, 0.05) >= mu
+        assert one_run.epsilon_lower(canaries, guesses, right + 1, delta, 0.05) >= found
+        assert one_run.mu_lower(canaries, guesses, right + 1, 0.05) >= mu
 
 
 @laws

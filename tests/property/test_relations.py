@@ -8,12 +8,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leakaudit.adversary import Adversary
-from leakaudit.relations import Expression, Knowledge, Relations, determined, explain, is_determined, know, rank
+from leakaudit.relations import (
+    Expression,
+    Knowledge,
+    Relations,
+    determined,
+    explain,
+    is_determined,
+    know,
+    rank,
+)
 from leakaudit.relations.modular import PRIMES, echelon, eliminate, minimal_span, rational, residue
 
 SMALL = st.fractions(min_value=-3, max_value=3, max_denominator=4)
 MATRIX = st.integers(1, 6).flatmap(
-    lambda width: st.lists(st.lists(st.one_of(st.just(Q(0)), SMALL), min_size=width, max_size=width), min_size=1, max_size=6)
+    lambda width: st.lists(
+        st.lists(st.one_of(st.just(Q(0)), SMALL), min_size=width, max_size=width),
+        min_size=1,
+        max_size=6,
+    )
 )
 STEADY = settings(derandomize=True, deadline=None, max_examples=60)
 
@@ -27,7 +40,10 @@ def row_space(matrix: list[list[Q]]) -> list[list[Q]]:
             continue
         rows.remove(pivot)
         pivot = [v / pivot[column] for v in pivot]
-        rows, done = ([[v - r[column] * w for v, w in zip(r, pivot, strict=True)] for r in part] for part in (rows, done))
+        rows, done = (
+            [[v - r[column] * w for v, w in zip(r, pivot, strict=True)] for r in part]
+            for part in (rows, done)
+        )
         done.append(pivot)
     return done
 
@@ -35,7 +51,9 @@ def row_space(matrix: list[list[Q]]) -> list[list[Q]]:
 def declare(matrix: list[list[Q]], hidden: int) -> tuple[Knowledge, list[Expression]]:
     """Send every row of the matrix; the last `hidden` columns are noise."""
     p, width = Relations(), len(matrix[0])
-    vectors = [p.secret("x", 0, c) if c < width - hidden else p.noise("n", 1, 0, c) for c in range(width)]
+    vectors = [
+        p.secret("x", 0, c) if c < width - hidden else p.noise("n", 1, 0, c) for c in range(width)
+    ]
     for k, row in enumerate(matrix):
         if any(row):
             form = [v * x for v, x in zip(row, vectors, strict=True) if v]
@@ -49,8 +67,13 @@ def test_what_is_determined_is_the_row_space(matrix: list[list[Q]], data: st.Dat
     width = len(matrix[0])
     hidden = data.draw(st.integers(0, width - 1))
     k, targets = declare(matrix, hidden)
-    backwards = row_space([r[::-1] for r in matrix])  # rows without noise come last, and begin after it
-    expected = row_space([r[::-1][: width - hidden] for r in backwards if not any(r[:hidden])] or [[Q(0)] * (width - hidden)])
+    backwards = row_space(
+        [r[::-1] for r in matrix]
+    )  # rows without noise come last, and begin after it
+    expected = row_space(
+        [r[::-1][: width - hidden] for r in backwards if not any(r[:hidden])]
+        or [[Q(0)] * (width - hidden)]
+    )
     found = determined(k, targets, form="echelon")
     assert [[e.terms.get(t.vector, Q(0)) for t in targets] for e in found] == expected
     assert rank(k, targets) == len(expected)
@@ -87,8 +110,13 @@ def test_explained_formulas_reproduce_the_combination(matrix: list[list[Q]]) -> 
     values = {t.vector: Q(7, 3) * (c + 1) ** 2 for c, t in enumerate(targets)}
     for r in k.relations:
         sent = next(v for v in r.terms if v not in values)
-        values[sent] = -sum((w * values[v] for v, w in r.terms.items() if v != sent), start=Q(0)) / r.terms[sent]
+        values[sent] = (
+            -sum((w * values[v] for v, w in r.terms.items() if v != sent), start=Q(0))
+            / r.terms[sent]
+        )
     for e in determined(k, targets):
         formula = explain(k, e)
         assert formula is not None
-        assert sum(w * values[v] for v, w in formula.terms.items()) == sum(w * values[v] for v, w in e.terms.items())
+        assert sum(w * values[v] for v, w in formula.terms.items()) == sum(
+            w * values[v] for v, w in e.terms.items()
+        )

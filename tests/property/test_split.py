@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from leakaudit.data import Dataset, split
 from leakaudit.errors import LeakauditError
+from leakaudit.tasks.data import Dataset, split
 
 
 def dataset(y: Tensor) -> Dataset:
     x = torch.arange(float(len(y))).unsqueeze(1)
-    return Dataset(x, y, "made-up", 1 if y.is_floating_point() else int(y.max()) + 1, 0, (), (0.0,), (1.0,))
+    return Dataset(
+        x, y, "made-up", 1 if y.is_floating_point() else int(y.max()) + 1, 0, (), (0.0,), (1.0,)
+    )
 
 
 def labels(draw: st.DrawFn, least: int) -> Tensor:
@@ -27,7 +29,10 @@ def dealt(draw: st.DrawFn) -> tuple[Dataset, int, int, int]:
     return dataset(labels(draw, nodes * samples)), nodes, samples, draw(st.integers(0, 2**31))
 
 
-@given(dealt(), st.sampled_from(["iid", "dirichlet:0.1", "dirichlet:1", "dirichlet:1000", "dirichlet:1e-3"]))
+@given(
+    dealt(),
+    st.sampled_from(["iid", "dirichlet:0.1", "dirichlet:1", "dirichlet:1000", "dirichlet:1e-3"]),
+)
 @settings(derandomize=True, deadline=None)
 def test_every_row_goes_to_one_node(case: tuple[Dataset, int, int, int], how: str) -> None:
     data, nodes, samples, seed = case
@@ -43,7 +48,9 @@ def test_every_row_goes_to_one_node(case: tuple[Dataset, int, int, int], how: st
 
 @given(dealt(), st.integers(1, 6))
 @settings(derandomize=True, deadline=None)
-def test_classes_gives_every_node_exactly_that_many(case: tuple[Dataset, int, int, int], wanted: int) -> None:
+def test_classes_gives_every_node_exactly_that_many(
+    case: tuple[Dataset, int, int, int], wanted: int
+) -> None:
     data, nodes, samples, seed = case
     try:
         rows = split(data, nodes, samples, f"classes:{wanted}", Generator().manual_seed(seed))
@@ -59,7 +66,9 @@ def test_classes_gives_every_node_exactly_that_many(case: tuple[Dataset, int, in
 
 @given(st.integers(2, 6), st.integers(1, 5), st.integers(1, 4), st.integers(0, 1000))
 @settings(derandomize=True, deadline=None)
-def test_classes_uses_the_last_record_where_it_must(classes: int, wanted: int, copies: int, seed: int) -> None:
+def test_classes_uses_the_last_record_where_it_must(
+    classes: int, wanted: int, copies: int, seed: int
+) -> None:
     wanted = min(wanted, classes)
     # `classes` nodes, each with `copies` records of `wanted` classes, out of exactly wanted * copies records a class
     data = dataset(torch.arange(classes).repeat(wanted * copies))
@@ -70,8 +79,12 @@ def test_classes_uses_the_last_record_where_it_must(classes: int, wanted: int, c
 def test_iid_is_uniform() -> None:
     data = dataset(torch.zeros(10, dtype=torch.int64))
     g = Generator().manual_seed(0)
-    firsts = torch.tensor([int(split(data, 2, 2, "iid", g)[1, 1]) for _ in range(2000)]).bincount(minlength=10)
-    assert float(((firsts - 200.0) ** 2 / 200).sum()) < 27.9  # chi-square, 9 degrees of freedom, p = .001
+    firsts = torch.tensor([int(split(data, 2, 2, "iid", g)[1, 1]) for _ in range(2000)]).bincount(
+        minlength=10
+    )
+    assert (
+        float(((firsts - 200.0) ** 2 / 200).sum()) < 27.9
+    )  # chi-square, 9 degrees of freedom, p = .001
 
 
 def test_dirichlet_concentration_decides_how_alike_the_nodes_are() -> None:

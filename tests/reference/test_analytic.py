@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit import recording, registry
-from leakaudit.consistency import residual_from_differences
+from leakaudit import registry
+from leakaudit.inversion.labels.consistency import residual_from_differences
 from leakaudit.leak import GradientLeak
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.scenario import Scenario
-from leakaudit.scoring import Score
+from leakaudit.scoring.scoring import Score
 
 Attacked = tuple[list[Reconstruction], list[Score]]
 
@@ -36,16 +37,31 @@ def lowest_psnr(scores: list[Score]) -> float:
 
 def faces(**changes: Any) -> Scenario:
     settings = {"hidden": 64, **changes.pop("set", {})}
-    return Scenario(**{"nodes": 6, "rounds": 10, "data": "faces", "model": "mlp", "set": settings, **changes})
+    return Scenario(
+        **{"nodes": 6, "rounds": 10, "data": "faces", "model": "mlp", "set": settings, **changes}
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("settings", [{}, {"theta": 0.5}, {"update": "quadratic"}, {"k_max": 3}, {"z0": 1.0}, {"differential": False}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"theta": 0.5},
+        {"update": "quadratic"},
+        {"k_max": 3},
+        {"z0": 1.0},
+        {"differential": False},
+    ],
+)
 def test_every_face_and_label_comes_back_bit_for_bit(dtype: str, settings: dict[str, Any]) -> None:
     found, scores = attacked(faces(dtype=dtype, set=settings))
     assert len(found) == 6
     assert all(f.attack == "analytic" and f.certificate is Certificate.EXACT for f in found)
-    assert all(s.exact == (True,) and s.label_correct == (True,) and s.identified == (True,) for s in scores)
+    assert all(
+        s.exact == (True,) and s.label_correct == (True,) and s.identified == (True,)
+        for s in scores
+    )
     assert lowest_psnr(scores) >= 60
 
 
@@ -70,7 +86,9 @@ def test_before_snapping_float32_is_above_120_db() -> None:
 def test_early_stopping_is_no_defence(rounds: int) -> None:
     """Yu 2023, chapter 6: 60 nodes, one sample each, logistic regression in the plane; the paper stops at t_max. Every fourth node."""
     settings = {"rho": 0.1, "alpha": 0.2, "z0": 1.0}  # converges with up to 30 neighbours
-    scenario = Scenario(nodes=60, rounds=rounds, data="gaussians", model="logistic", set=settings, dtype="float64")
+    scenario = Scenario(
+        nodes=60, rounds=rounds, data="gaussians", model="logistic", set=settings, dtype="float64"
+    )
     found, scores = attacked(scenario, range(0, 60, 4))
     errors = torch.tensor([s.relative_error or (1.0,) for s in scores])
     assert len(found) == 15
@@ -78,11 +96,18 @@ def test_early_stopping_is_no_defence(rounds: int) -> None:
     assert all(s.psnr is None and s.ssim is None for s in scores)
 
 
-def planted(task: la.Task, x: Tensor, y: Tensor, rounds: int = 8, noise: float = 0.0, seed: int = 0) -> GradientLeak:
+def planted(
+    task: la.Task, x: Tensor, y: Tensor, rounds: int = 8, noise: float = 0.0, seed: int = 0
+) -> GradientLeak:
     """One-step differences of the gradients along a drifting model, as autograd gives them."""
     g = torch.Generator().manual_seed(seed)
     theta = task.init(g).double()
-    models = torch.stack([theta + 0.05 * t * torch.randn(len(theta), generator=g, dtype=torch.float64) for t in range(rounds)])
+    models = torch.stack(
+        [
+            theta + 0.05 * t * torch.randn(len(theta), generator=g, dtype=torch.float64)
+            for t in range(rounds)
+        ]
+    )
     one = torch.eye(rounds - 1, rounds, dtype=torch.float64)
     combination = one - one.roll(1, dims=1)
     value = combination @ torch.stack([task.gradient(m, x.double(), y) for m in models])
@@ -92,7 +117,17 @@ def planted(task: la.Task, x: Tensor, y: Tensor, rounds: int = 8, noise: float =
 
 
 def mlp(classes: int = 10, levels: int = 255) -> la.Task:
-    return la.Task.build(la.TaskSpec("mlp", {"hidden": 32}, shape=(1, 8, 8), classes=classes, mean=(0.5,), std=(0.5,), levels=levels))
+    return la.Task.build(
+        la.TaskSpec(
+            "mlp",
+            {"hidden": 32},
+            shape=(1, 8, 8),
+            classes=classes,
+            mean=(0.5,),
+            std=(0.5,),
+            levels=levels,
+        )
+    )
 
 
 def test_a_batch_of_two_is_never_called_exact() -> None:
@@ -104,7 +139,10 @@ def test_a_batch_of_two_is_never_called_exact() -> None:
         assert found.certificate is not Certificate.EXACT
 
 
-@pytest.mark.parametrize(("noise", "certificate"), [(1e-9, Certificate.EXACT), (0.02, Certificate.APPROXIMATE), (10.0, Certificate.FAILED)])
+@pytest.mark.parametrize(
+    ("noise", "certificate"),
+    [(1e-9, Certificate.EXACT), (0.02, Certificate.APPROXIMATE), (10.0, Certificate.FAILED)],
+)
 def test_the_certificate_follows_the_noise(noise: float, certificate: Certificate) -> None:
     task, generator = mlp(), torch.Generator().manual_seed(0)
     x = torch.randint(256, (1, 1, 8, 8), generator=generator) / 255
@@ -136,7 +174,9 @@ def test_labels_from_differences_alone() -> None:
 def test_the_shared_direction_is_the_residual_itself() -> None:
     """p - e_y of the first round to 1e-9, sign and length included."""
     g = torch.Generator().manual_seed(0)
-    q = torch.stack([torch.softmax(torch.randn(10, generator=g, dtype=torch.float64), 0) for _ in range(6)])
+    q = torch.stack(
+        [torch.softmax(torch.randn(10, generator=g, dtype=torch.float64), 0) for _ in range(6)]
+    )
     q[:, 4] -= 1
     h = torch.rand(6, 20, generator=g, dtype=torch.float64)
     one = torch.eye(5, 6, dtype=torch.float64)
@@ -159,6 +199,8 @@ def test_what_it_refuses() -> None:
 def test_gradients_of_zero_fail_in_words() -> None:
     task, generator = mlp(), torch.Generator().manual_seed(0)
     leak = planted(task, torch.rand(1, 1, 8, 8), torch.tensor([3]))
-    found = registry.get("attacks", "analytic")()(replace(leak, value=leak.value * 0), task, generator)
+    found = registry.get("attacks", "analytic")()(
+        replace(leak, value=leak.value * 0), task, generator
+    )
     assert found.certificate is Certificate.FAILED
     assert "vanish" in found.note

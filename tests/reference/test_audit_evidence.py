@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, norm
 
-from leakaudit.audit.evidence import Canary, OneRun, Successes
-from leakaudit.audit.judge import Test, judge
-from leakaudit.audit.promise import Evidence, Promise, detects
-from leakaudit.bounds import empirical, gaussian, onerun
+from leakaudit.auditing.evidence import Canary, OneRun, Successes
+from leakaudit.auditing.judge import Test, judge
+from leakaudit.auditing.promise import Evidence, Promise, detects
+from leakaudit.bounds import empirical, gaussian, one_run
 from leakaudit.bounds.empirical import Counts
 from leakaudit.verdict import Verdict
 
@@ -20,7 +20,11 @@ PURE = Promise("a claim", 1.0, DELTA)
 GAUSS = Promise("a view", gaussian.epsilon(DELTA, 0.5), DELTA, 0.5)
 HUGE = Promise("nothing", math.inf, DELTA)
 NOTHING: list[Evidence] = [Successes(0, 0, 0.1), Canary(Counts(0, 0, 0, 0)), OneRun(0, 0, 0)]
-SOME: list[Evidence] = [Successes(60, 100, 0.1), Canary(Counts(90, 100, 10, 100)), OneRun(200, 100, 95)]
+SOME: list[Evidence] = [
+    Successes(60, 100, 0.1),
+    Canary(Counts(90, 100, 10, 100)),
+    OneRun(200, 100, 95),
+]
 
 
 def case(evidence: Evidence | None, promise: Promise | None = PURE, why: str = "") -> Test:
@@ -32,12 +36,16 @@ def test_the_p_value_of_successes_is_that_of_the_binomial_test(hits: int) -> Non
     found = Successes(hits, 100, 0.1)
     for promise, ceiling in ((PURE, math.e * 0.1 + DELTA), (GAUSS, norm.cdf(norm.ppf(0.1) + 0.5))):
         assert found.ceiling(promise) == pytest.approx(ceiling, rel=1e-9)
-        assert found.p_value(promise) == pytest.approx(binomtest(hits, 100, ceiling, alternative="greater").pvalue, rel=1e-6)
+        assert found.p_value(promise) == pytest.approx(
+            binomtest(hits, 100, ceiling, alternative="greater").pvalue, rel=1e-6
+        )
         for alpha in (0.05, 1e-3):
             assert (found.lower(alpha) > found.ceiling(promise)) == (found.p_value(promise) < alpha)
 
 
-@pytest.mark.parametrize("counts", [Counts(900, 1000, 100, 1000), Counts(500, 1000, 5, 1000), Counts(60, 100, 20, 100)])
+@pytest.mark.parametrize(
+    "counts", [Counts(900, 1000, 100, 1000), Counts(500, 1000, 5, 1000), Counts(60, 100, 20, 100)]
+)
 def test_the_p_value_of_canaries_is_below_that_of_separate_limits(counts: Counts) -> None:
     """A promise at the limits of Clopper and Pearson at 95 percent has p = .05 by them, and much less by both rates together."""
     at = Promise("mu", 1.0, DELTA, empirical.mu_lower(counts, 0.05))
@@ -47,12 +55,16 @@ def test_the_p_value_of_canaries_is_below_that_of_separate_limits(counts: Counts
 
 
 def test_one_run_is_that_of_its_theorem() -> None:
-    assert OneRun(1000, 100, 95).p_value(PURE) == onerun.p_value(1000, 100, 95, 1.0, DELTA)
-    mu = onerun.mu_lower(1000, 100, 95, 0.01)
-    assert OneRun(1000, 100, 95).p_value(Promise("mu", 1.0, DELTA, mu)) == pytest.approx(0.01, rel=1e-5)
+    assert OneRun(1000, 100, 95).p_value(PURE) == one_run.p_value(1000, 100, 95, 1.0, DELTA)
+    mu = one_run.mu_lower(1000, 100, 95, 0.01)
+    assert OneRun(1000, 100, 95).p_value(Promise("mu", 1.0, DELTA, mu)) == pytest.approx(
+        0.01, rel=1e-5
+    )
 
 
-@pytest.mark.parametrize("promise", [PURE, GAUSS, HUGE, Promise("pure", 0.5, 0.0), Promise("trivial", 1.0, 1.0)])
+@pytest.mark.parametrize(
+    "promise", [PURE, GAUSS, HUGE, Promise("pure", 0.5, 0.0), Promise("trivial", 1.0, 1.0)]
+)
 def test_nothing_counted_refutes_nothing(promise: Promise) -> None:
     for evidence in NOTHING:
         assert evidence.p_value(promise) == 1.0
@@ -63,7 +75,10 @@ def test_nothing_counted_refutes_nothing(promise: Promise) -> None:
             assert "would need" in found.says
 
 
-@pytest.mark.parametrize("counts", [Counts(50, 50, 0, 50), Counts(0, 50, 50, 50), Counts(50, 50, 50, 50), Counts(0, 50, 0, 0)])
+@pytest.mark.parametrize(
+    "counts",
+    [Counts(50, 50, 0, 50), Counts(0, 50, 50, 50), Counts(50, 50, 50, 50), Counts(0, 50, 0, 0)],
+)
 @pytest.mark.parametrize("promise", [PURE, GAUSS, Promise("pure", 0.5, 0.0)])
 def test_rates_of_zero_and_one_have_finite_answers(counts: Counts, promise: Promise) -> None:
     (found,) = judge([case(Canary(counts), promise)], 0.01)
@@ -74,7 +89,9 @@ def test_rates_of_zero_and_one_have_finite_answers(counts: Counts, promise: Prom
 
 @pytest.mark.parametrize("promise", [PURE, GAUSS])
 @pytest.mark.parametrize("evidence", NOTHING + SOME)
-def test_the_number_of_trials_that_are_needed_is_enough_and_no_more(evidence: Evidence, promise: Promise) -> None:
+def test_the_number_of_trials_that_are_needed_is_enough_and_no_more(
+    evidence: Evidence, promise: Promise
+) -> None:
     level, needs = 1e-3, evidence.needs(promise, 1e-3)
     assert needs is not None
     assert perfect(evidence, needs).p_value(promise) <= level
@@ -112,9 +129,16 @@ def test_holm_refutes_in_order_and_stops() -> None:
     promise = Promise("half", 0.0, 0.0)
     tests = [case(Successes(k, 1000, 0.5), promise) for k in _with_p((0.2, 0.01, 0.03, 0.02))]
     found = judge(tests, 0.05)
-    assert [f.verdict for f in found] == [Verdict.NOT_REFUTED, Verdict.REFUTED, Verdict.NOT_REFUTED, Verdict.NOT_REFUTED]
+    assert [f.verdict for f in found] == [
+        Verdict.NOT_REFUTED,
+        Verdict.REFUTED,
+        Verdict.NOT_REFUTED,
+        Verdict.NOT_REFUTED,
+    ]
     assert {f.alpha for f in found} == {0.05 / 4}
-    more = judge([case(Successes(k, 1000, 0.5), promise) for k in _with_p((0.2, 0.01, 0.012, 0.02))], 0.05)
+    more = judge(
+        [case(Successes(k, 1000, 0.5), promise) for k in _with_p((0.2, 0.01, 0.012, 0.02))], 0.05
+    )
     assert [f.verdict is Verdict.REFUTED for f in more] == [False, True, True, True]
 
 
@@ -134,7 +158,9 @@ def test_the_power_is_the_share_of_simulated_refutations(promise: Promise) -> No
     rate = norm.cdf(norm.ppf(0.1) + mu)
     hits = random.binomial(60, rate, runs)
     seen = np.mean([Successes(int(k), 60, 0.1).p_value(promise) < alpha for k in hits])
-    assert seen == pytest.approx(Successes(0, 60, 0.1).power(promise, alpha, mu), abs=4 * 0.5 / math.sqrt(runs))
+    assert seen == pytest.approx(
+        Successes(0, 60, 0.1).power(promise, alpha, mu), abs=4 * 0.5 / math.sqrt(runs)
+    )
 
 
 def test_what_would_have_been_detected_is_detected_with_probability_08() -> None:
@@ -152,8 +178,16 @@ def test_a_family_of_true_promises_raises_false_alarms_in_at_most_alpha_of_the_r
     right = norm.cdf(0.25)
     alarms = 0
     for _ in range(runs):
-        tests = [case(Successes(int(random.binomial(200, norm.cdf(norm.ppf(0.1) + 0.5))), 200, 0.1), GAUSS) for _ in range(3)]
-        counts = [(int(random.binomial(100, right)), int(random.binomial(100, 1 - right))) for _ in range(3)]
+        tests = [
+            case(
+                Successes(int(random.binomial(200, norm.cdf(norm.ppf(0.1) + 0.5))), 200, 0.1), GAUSS
+            )
+            for _ in range(3)
+        ]
+        counts = [
+            (int(random.binomial(100, right)), int(random.binomial(100, 1 - right)))
+            for _ in range(3)
+        ]
         tests += [case(Canary(Counts(t, 100, f, 100)), GAUSS) for t, f in counts]
         alarms += any(one.verdict is Verdict.REFUTED for one in judge(tests, alpha))
     assert alarms <= binom.isf(1e-3, runs, alpha)

@@ -12,30 +12,48 @@ import pytest
 import torch
 
 from leakaudit import api, registry
+from leakaudit.accounting.pricing import price
 from leakaudit.adversary import Adversary
-from leakaudit.audit import canary
-from leakaudit.audit.evidence import Canary, Successes
-from leakaudit.audit.judge import judge
-from leakaudit.audit.levels import attacked, declared, levels
-from leakaudit.audit.measure import Blind, cases, measure, static
-from leakaudit.audit.plan import AuditPlan
-from leakaudit.audit.replays import Replays, gradients_of, models, replay, taken_at, whitening
-from leakaudit.audit.runs import recorded, replayed, seeded
-from leakaudit.audit.simulate import simulate
-from leakaudit.deduction import Deduction
+from leakaudit.auditing import canary
+from leakaudit.auditing.evidence import Canary, Successes
+from leakaudit.auditing.judge import judge
+from leakaudit.auditing.levels import attacked, declared, levels
+from leakaudit.auditing.measure import Blind, cases, measure, static
+from leakaudit.auditing.plan import AuditPlan
+from leakaudit.auditing.replays import Replays, gradients_of, models, replay, taken_at, whitening
+from leakaudit.auditing.runs import recorded, replayed, seeded
+from leakaudit.auditing.simulate import simulate
 from leakaudit.errors import LeakauditError
-from leakaudit.pricing import price
-from leakaudit.scenario import Scenario
-from leakaudit.task import Task
+from leakaudit.extraction.deduction import Deduction
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.tasks.task import Task
 from leakaudit.verdict import Verdict
 
-BASE: dict[str, Any] = {"nodes": 3, "graph": "ring", "rounds": 3, "data": "gaussians:60", "model": "logistic"}
+BASE: dict[str, Any] = {
+    "nodes": 3,
+    "graph": "ring",
+    "rounds": 3,
+    "data": "gaussians:60",
+    "model": "logistic",
+}
 CLIPPED = {"order": "adapt", "sigma": 1.0, "clip": 1.0, "alpha": 0.1}
 
 
-def plan(victim: str = "dpsgd", constants: dict[str, Any] | None = None, samples: int = 1, **audit: Any) -> AuditPlan:
-    scenario = Scenario(victim=victim, samples=samples, set=CLIPPED if constants is None else constants, **BASE)
-    return AuditPlan(scenario, **{"attacks": ("dlg",), "set": {"dlg": {"steps": 2, "restarts": 1}}, "nodes": (0,), **audit})
+def plan(
+    victim: str = "dpsgd", constants: dict[str, Any] | None = None, samples: int = 1, **audit: Any
+) -> AuditPlan:
+    scenario = Scenario(
+        victim=victim, samples=samples, set=CLIPPED if constants is None else constants, **BASE
+    )
+    return AuditPlan(
+        scenario,
+        **{
+            "attacks": ("dlg",),
+            "set": {"dlg": {"steps": 2, "restarts": 1}},
+            "nodes": (0,),
+            **audit,
+        },
+    )
 
 
 @pytest.fixture
@@ -58,32 +76,65 @@ def verdicts(plan: AuditPlan) -> dict[str, list[Verdict]]:
     nodes = attacked(plan, grid[0].ready)
     measured = measure(plan, grid, nodes)
     found: dict[str, list[Verdict]] = {}
-    for one in [*static(grid, measured), *judge(cases(plan, grid, simulate(plan, grid, nodes), measured), plan.alpha)]:
+    for one in [
+        *static(grid, measured),
+        *judge(cases(plan, grid, simulate(plan, grid, nodes), measured), plan.alpha),
+    ]:
         found.setdefault(one.test.test, []).append(one.verdict)
     return found
 
 
-@pytest.mark.parametrize(("victim", "constants"), [("dpsgd", CLIPPED), ("dpnorm", {"sigma": 0.2, "inner": 2}), ("recal", {"sigma": 0.2})])
-def test_the_exact_view_has_the_epsilon_that_was_asked_for(victim: str, constants: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("victim", "constants"),
+    [("dpsgd", CLIPPED), ("dpnorm", {"sigma": 0.2, "inner": 2}), ("recal", {"sigma": 0.2})],
+)
+def test_the_exact_view_has_the_epsilon_that_was_asked_for(
+    victim: str, constants: dict[str, Any]
+) -> None:
     for level in levels(
-        plan(victim, constants, epsilon=(3.0, 0.5), delta=1e-4, sensitivity=1.5, adversaries=("eavesdropper", "node:1"), nodes=(0, 2))
+        plan(
+            victim,
+            constants,
+            epsilon=(3.0, 0.5),
+            delta=1e-4,
+            sensitivity=1.5,
+            adversaries=("eavesdropper", "node:1"),
+            nodes=(0, 2),
+        )
     ):
         made, worst = declared(level.ready), 0.0
         for who in (Adversary(), Adversary.parse("node:1")):
             found = price(made, who, [0, 2], 1.5, 1e-4)
-            worst = max(worst, *(one.epsilon if one.epsilon is not None else one.node_epsilon or 0 for one in found))
+            worst = max(
+                worst,
+                *(
+                    one.epsilon if one.epsilon is not None else one.node_epsilon or 0
+                    for one in found
+                ),
+            )
         assert worst == pytest.approx(level.epsilon, rel=1e-6)
         assert level.ready.scenario.set["sigma"] == level.constants["sigma"]
 
 
 @pytest.mark.parametrize(
     ("victim", "constants"),
-    [("dpnorm", {"sigma": 0.2}), ("recal", {"sigma": 0.2}), ("dpsgd", {"noise": "step", "alpha": 0.05}), ("dpadmm", {"records": 1})],
+    [
+        ("dpnorm", {"sigma": 0.2}),
+        ("recal", {"sigma": 0.2}),
+        ("dpsgd", {"noise": "step", "alpha": 0.05}),
+        ("dpadmm", {"records": 1}),
+    ],
 )
-def test_the_papers_formula_says_the_epsilon_that_was_asked_for(victim: str, constants: dict[str, Any]) -> None:
+def test_the_papers_formula_says_the_epsilon_that_was_asked_for(
+    victim: str, constants: dict[str, Any]
+) -> None:
     (level,) = levels(plan(victim, constants, epsilon=(2.0,), noise="claim"))
     made = declared(level.ready)
-    claims = [c.epsilon for c in made.victim.claims(made.graph, made.rounds, made.public) if c.epsilon is not None]
+    claims = [
+        c.epsilon
+        for c in made.victim.claims(made.graph, made.rounds, made.public)
+        if c.epsilon is not None
+    ]
     assert min(claims) == pytest.approx(2.0, rel=1e-9)
 
 
@@ -118,7 +169,11 @@ def test_runs_share_graph_and_schedule_and_nothing_else() -> None:
 
 def test_gradients_of_candidates_are_clipped_as_the_protocol_does() -> None:
     (level,) = levels(plan(samples=4))
-    task, x, y = Task.build(level.ready.task.spec, dtype=torch.float64), level.ready.source.x.double(), level.ready.source.y
+    task, x, y = (
+        Task.build(level.ready.task.spec, dtype=torch.float64),
+        level.ready.source.x.double(),
+        level.ready.source.y,
+    )
     w = task.init(torch.Generator().manual_seed(0))
     single = torch.stack([task.gradient(w, x[k : k + 1], y[k : k + 1]) for k in range(4)])
     wanted = (single * (0.5 / single.norm(dim=1, keepdim=True)).clamp(max=1)).mean(0)
@@ -132,7 +187,9 @@ def test_the_likelihood_is_that_of_the_noise() -> None:
     squares, rows = [], ready.rows[0]
     x, y = ready.source.x[rows][None].double(), ready.source.y[rows][None]
     for k in range(40):
-        leak = api.deduce(Deduction(recorded(replayed(ready, ready.rows, k)).trace, Adversary()), [0], 8)[0]
+        leak = api.deduce(
+            Deduction(recorded(replayed(ready, ready.rows, k)).trace, Adversary()), [0], 8
+        )[0]
         true = torch.stack([gradients_of(task, w, x, y, 1.0)[0] for w in models(leak)])
         rest = whitening(leak) @ (leak.combination.double() @ true - leak.value.double())
         squares.append(float(rest.square().mean()))
@@ -142,10 +199,14 @@ def test_the_likelihood_is_that_of_the_noise() -> None:
 
 def test_without_noise_every_record_is_identified() -> None:
     (level,) = levels(plan(constants={"clip": 0.0}))
-    found = replay(level.ready, Adversary(), 0, canary.free_rows(level.ready, 0)[:10], 20, 8, 1, "replays")
+    found = replay(
+        level.ready, Adversary(), 0, canary.free_rows(level.ready, 0)[:10], 20, 8, 1, "replays"
+    )
     assert found.hits == len(found.drawn) == 20
     assert found.moved > 0
-    once = canary.one_run(levels(plan(constants={"clip": 0.0}, samples=3))[0].ready, Adversary(), 8, 1)
+    once = canary.one_run(
+        levels(plan(constants={"clip": 0.0}, samples=3))[0].ready, Adversary(), 8, 1
+    )
     assert once[:2] == (9, 5)
     assert once[2] == 5
 
@@ -161,25 +222,43 @@ def test_a_count_takes_no_replay_that_chose_its_threshold() -> None:
 
 def test_scores_that_are_no_numbers_are_misses() -> None:
     nan = math.nan
-    found = Replays(torch.tensor([0, 1, 0, 0]), torch.tensor([[1.0, 0.0], [nan, nan], [nan, -1.0], [2.0, 2.0]], dtype=torch.float64))
+    found = Replays(
+        torch.tensor([0, 1, 0, 0]),
+        torch.tensor([[1.0, 0.0], [nan, nan], [nan, -1.0], [2.0, 2.0]], dtype=torch.float64),
+    )
     assert found.hits == 1  # right; all NaN; the other one; a tie
     broken = Replays(torch.tensor([0, 1] * 10), torch.full((20, 2), nan, dtype=torch.float64))
     counts = canary.counted(broken, None, 0.01)
-    assert (counts.true_positives, counts.false_positives, counts.positives + counts.negatives) == (0, 0, 15)
+    assert (counts.true_positives, counts.false_positives, counts.positives + counts.negatives) == (
+        0,
+        0,
+        15,
+    )
     assert broken.hits == 0
 
 
 def test_a_blind_attacker_finds_no_more_than_chance() -> None:
     """A quarter of a million times more noise than signal: identification stays within the blind chance's own spread."""
     (level,) = levels(plan(constants={**CLIPPED, "sigma": 1e6}))
-    found = replay(level.ready, Adversary(), 0, canary.free_rows(level.ready, 0)[:5], 150, 8, 1, "replays")
+    found = replay(
+        level.ready, Adversary(), 0, canary.free_rows(level.ready, 0)[:5], 150, 8, 1, "replays"
+    )
     assert abs(found.hits / 150 - 0.2) < 4 * math.sqrt(0.2 * 0.8 / 150)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_honest_noise_is_not_refuted(epsilon: float) -> None:
-    found = verdicts(plan(epsilon=(epsilon,), delta=1e-5, sensitivity=2.0, adversaries=("eavesdropper", "node:1"), replays=80, canary=80))
+    found = verdicts(
+        plan(
+            epsilon=(epsilon,),
+            delta=1e-5,
+            sensitivity=2.0,
+            adversaries=("eavesdropper", "node:1"),
+            replays=80,
+            canary=80,
+        )
+    )
     assert Verdict.REFUTED not in {v for some in found.values() for v in some}
     assert found["sensitivity"] == [Verdict.NOT_REFUTED] * 2
     assert found["identification by likelihood"] == [Verdict.NOT_REFUTED] * 2
@@ -187,7 +266,9 @@ def test_honest_noise_is_not_refuted(epsilon: float) -> None:
 
 @pytest.mark.slow
 def test_a_fortieth_of_the_declared_noise_is_refuted(quiet: str) -> None:
-    found = verdicts(plan(quiet, epsilon=(1.0,), delta=1e-5, sensitivity=2.0, replays=150, canary=200))
+    found = verdicts(
+        plan(quiet, epsilon=(1.0,), delta=1e-5, sensitivity=2.0, replays=150, canary=200)
+    )
     assert found["canary replays"] == [Verdict.REFUTED]
     assert found["identification by likelihood"] == [Verdict.REFUTED]
     assert found["exact view against the claim"] == [Verdict.UNCLAIMED]
@@ -197,7 +278,13 @@ def test_a_fortieth_of_the_declared_noise_is_refuted(quiet: str) -> None:
 def test_a_sensitivity_that_nothing_enforces_is_unsupported() -> None:
     """Without clipping a record moves a gradient by more than a hundredth, which the epsilon assumes."""
     found = verdicts(
-        plan(constants={"order": "adapt", "sigma": 1.0, "clip": 0.0}, epsilon=(1.0,), sensitivity=0.01, replays=40, canary=100)
+        plan(
+            constants={"order": "adapt", "sigma": 1.0, "clip": 0.0},
+            epsilon=(1.0,),
+            sensitivity=0.01,
+            replays=40,
+            canary=100,
+        )
     )
     assert found["sensitivity"] == [Verdict.UNSUPPORTED]
     assert Verdict.REFUTED in found["canary replays"]
@@ -221,12 +308,19 @@ def test_no_replays_at_all_are_inconclusive() -> None:
     (measured,) = measure(audited, grid, [0])
     assert measured.rero.hits == len(measured.rero.drawn) == 0
     for evidence in (Successes(0, 0, 0.1), Canary(canary.counted(measured.pairs, None, 0.01))):
-        assert evidence.p_value(cases(audited, grid, simulate(audited, grid, [0]), [measured])[0].promise) == 1.0  # type: ignore[arg-type]
+        assert (
+            evidence.p_value(
+                cases(audited, grid, simulate(audited, grid, [0]), [measured])[0].promise  # type: ignore[arg-type]
+            )
+            == 1.0
+        )
 
 
 def test_attackers_of_models_they_do_not_know_say_so() -> None:
     (level,) = levels(plan("dpnorm", {"sigma": 0.1, "inner": 2}))
-    found = replay(level.ready, Adversary(), 0, canary.free_rows(level.ready, 0)[:3], 5, 8, 1, "replays")
+    found = replay(
+        level.ready, Adversary(), 0, canary.free_rows(level.ready, 0)[:3], 5, 8, 1, "replays"
+    )
     assert len(found.drawn) == 0
     assert "several local steps" in found.why
 
@@ -235,12 +329,16 @@ def test_candidates_that_others_hold_are_refused() -> None:
     (level,) = levels(plan())
     taken = int(level.ready.rows[1, 0])
     with pytest.raises(LeakauditError, match="held by another node"):
-        replay(level.ready, Adversary(), 0, [int(level.ready.rows[0, 0]), taken], 1, 8, 1, "replays")
+        replay(
+            level.ready, Adversary(), 0, [int(level.ready.rows[0, 0]), taken], 1, 8, 1, "replays"
+        )
 
 
 def test_a_plan_is_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
-    file.write_text('[scenario]\nvictim = "dpsgd"\n[audit]\nepsilon = [inf, 1.0]\nattacks = ["dlg"]\n[audit.set.dlg]\nsteps = 5\n')
+    file.write_text(
+        '[scenario]\nvictim = "dpsgd"\n[audit]\nepsilon = [inf, 1.0]\nattacks = ["dlg"]\n[audit.set.dlg]\nsteps = 5\n'
+    )
     read = AuditPlan.from_toml(file)
     assert read.epsilon == (math.inf, 1.0)
     assert read.set == {"dlg": {"steps": 5}}
@@ -265,7 +363,9 @@ def test_a_plan_is_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
     assert AuditPlan.from_toml(plain).scenario.set == {"sigma": 0.1}
 
 
-def test_the_blind_chance_counts_copies_and_neighbours_and_is_unknown_where_records_are_not_dealt_alike() -> None:
+def test_the_blind_chance_counts_copies_and_neighbours_and_is_unknown_where_records_are_not_dealt_alike() -> (
+    None
+):
     (level,) = levels(plan())
     ready = level.ready
     blind = Blind.of(ready, 20.0)
@@ -273,7 +373,9 @@ def test_the_blind_chance_counts_copies_and_neighbours_and_is_unknown_where_reco
     assert blind.identified == pytest.approx(1 / 58)
     twice = replace(ready, source=replace(ready.source, x=ready.source.x[[0, 0, *range(2, 60)]]))
     assert Blind.of(twice, 20.0).identified == pytest.approx(2 / 58)
-    apart = torch.cdist(ready.source.x.double(), ready.source.x.double()) / math.sqrt(2)  # root mean squared, two coordinates
+    apart = torch.cdist(ready.source.x.double(), ready.source.x.double()) / math.sqrt(
+        2
+    )  # root mean squared, two coordinates
     assert blind.near == pytest.approx(int((apart <= 2 * 0.1).sum(1).max()) / 58)
     skewed = replace(ready, scenario=replace(ready.scenario, split="classes:1"))
     assert "not drawn alike" in Blind.of(skewed, 20.0).why

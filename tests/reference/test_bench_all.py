@@ -23,7 +23,12 @@ def suite(project: Path) -> ModuleType:
 
 
 def test_a_target_is_met_from_its_own_side(suite: ModuleType) -> None:
-    (row,) = suite.plain([{"bench": "sweep/two-workers", "ratio": 1.71, "unit": "", "target": 1.7}, {"gate": "unchanged"}])
+    (row,) = suite.plain(
+        [
+            {"bench": "sweep/two-workers", "ratio": 1.71, "unit": "", "target": 1.7},
+            {"gate": "unchanged"},
+        ]
+    )
     assert row.met == "met"
     assert suite.Row("a", 1.69, "", 1.7).met == "missed"
     assert suite.Row("a", 1.2, "", 1.15, suite.MOST).met == "missed"
@@ -33,8 +38,18 @@ def test_a_target_is_met_from_its_own_side(suite: ModuleType) -> None:
 
 def test_victims_want_more_of_the_loop_and_less_of_the_floor(suite: ModuleType) -> None:
     lines = [
-        {"bench": "pdmm/logistic-100", "ratio": 37.4, "unit": "times faster than a loop over nodes", "target": 10},
-        {"bench": "pdmm/100 to 1000 nodes", "ratio": 0.13, "unit": "times the cost of a node-round", "target": 1},
+        {
+            "bench": "pdmm/logistic-100",
+            "ratio": 37.4,
+            "unit": "times faster than a loop over nodes",
+            "target": 10,
+        },
+        {
+            "bench": "pdmm/100 to 1000 nodes",
+            "ratio": 0.13,
+            "unit": "times the cost of a node-round",
+            "target": 1,
+        },
         {"bench": "pdmm/mlp-30", "ratio": 2.1, "unit": "times the memory floor", "target": 2},
     ]
     assert [r.met for r in suite.victims(lines)] == ["met", "met", "missed"]
@@ -42,7 +57,11 @@ def test_victims_want_more_of_the_loop_and_less_of_the_floor(suite: ModuleType) 
 
 def test_ratios_are_made_of_what_was_measured_side_by_side(suite: ModuleType) -> None:
     lines = [
-        {"what": "weights of all 100 nodes, own rows, window of 7 rounds, valid in all 200", "seconds": 9.0, "cpu": 0.5},
+        {
+            "what": "weights of all 100 nodes, own rows, window of 7 rounds, valid in all 200",
+            "seconds": 9.0,
+            "cpu": 0.5,
+        },
         {"what": "the same window of one node, dense singular values", "seconds": 9.0, "cpu": 0.01},
         {"what": "sparse over dense std", "ratio": 1.0 + 1e-12},
         {"what": "DP-Norm mu and certificate, one node", "cpu": 2.3, "rounds": 2000},
@@ -52,12 +71,23 @@ def test_ratios_are_made_of_what_was_measured_side_by_side(suite: ModuleType) ->
     window, mu, same = suite.relations(lines)
     assert (window.ratio, mu.ratio) == (2.0, 2.0)
     assert same.met == "met"
-    assert suite.relations([*lines, {"what": "mu over closed form", "ratio": 1.01}])[2].met == "missed"
-    times = [{"bench": f"exact/x-{b}", "ratio": 1.0, "unit": "", "target": 1, "cpu_median": t} for b, t in ((2, 0.1), (16, 0.9))]
+    assert (
+        suite.relations([*lines, {"what": "mu over closed form", "ratio": 1.01}])[2].met == "missed"
+    )
+    times = [
+        {"bench": f"exact/x-{b}", "ratio": 1.0, "unit": "", "target": 1, "cpu_median": t}
+        for b, t in ((2, 0.1), (16, 0.9))
+    ]
     grown = suite.exact(times)[-1]
     assert (grown.ratio, grown.target, grown.met) == (9.0, 8.0, "missed")
     memory = {"bench": "attacks/dlg-memory", "gb": 0.5, "target": 2}
-    none = {"bench": "attacks/dlg", "ratio": None, "unit": "", "ratio_of_attempts": 12.0, "target": 10}
+    none = {
+        "bench": "attacks/dlg",
+        "ratio": None,
+        "unit": "",
+        "ratio_of_attempts": 12.0,
+        "target": 10,
+    }
     assert [r.ratio for r in suite.attacks([memory, none])] == [0.25, None, 12.0]
 
 
@@ -76,13 +106,21 @@ def test_a_benchmark_that_takes_too_long_is_ended_and_its_lines_are_kept(
     assert suite.run(suite.Bench("wrong", (), 60), 30)[1] == "failed with code 3"
 
 
-def test_the_whole_ends_in_time_and_writes_what_it_measured(suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "one.py").write_text('print(\'{"bench": "one", "ratio": 3, "unit": "times", "target": 2}\')')
+def test_the_whole_ends_in_time_and_writes_what_it_measured(
+    suite: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "one.py").write_text(
+        'print(\'{"bench": "one", "ratio": 3, "unit": "times", "target": 2}\')'
+    )
     (tmp_path / "two.py").write_text("import time\ntime.sleep(900)")
     (tmp_path / "three.py").write_text("")
     monkeypatch.setattr(suite, "HERE", tmp_path)
-    monkeypatch.setattr(suite, "SUITE", tuple(suite.Bench(n, (), 60) for n in ("one", "two", "three")))
-    monkeypatch.setattr(sys, "argv", ["_all.py", "-o", str(tmp_path / "out" / "bench.json"), "--seconds", "8"])
+    monkeypatch.setattr(
+        suite, "SUITE", tuple(suite.Bench(n, (), 60) for n in ("one", "two", "three"))
+    )
+    monkeypatch.setattr(
+        sys, "argv", ["_all.py", "-o", str(tmp_path / "out" / "bench.json"), "--seconds", "8"]
+    )
     assert suite.main() == 0
     record = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert [r["met"] for r in record["rows"]] == ["met"]
@@ -91,6 +129,8 @@ def test_the_whole_ends_in_time_and_writes_what_it_measured(suite: ModuleType, t
     assert record["machine"]["cores"] >= 1
 
 
-def test_every_script_is_in_the_suite_or_has_a_reason_not_to_be(suite: ModuleType, project: Path) -> None:
+def test_every_script_is_in_the_suite_or_has_a_reason_not_to_be(
+    suite: ModuleType, project: Path
+) -> None:
     scripts = {p.name for p in (project / "bench").glob("*.py") if not p.name.startswith("_")}
     assert scripts == {f"{b.name}.py" for b in suite.SUITE} | {*suite.LEFT_OUT}

@@ -13,8 +13,8 @@ from scipy.stats import binom
 from leakaudit.bounds import gaussian, pld, renyi, zcdp
 from leakaudit.bounds.approximate import Approximate, advanced, approximate, closed_form
 from leakaudit.bounds.composition import KINDS, TRANSLATIONS, compose, repeat, translate
-from leakaudit.bounds.curves import Adjacency, Guarantee
 from leakaudit.bounds.gaussian import Gdp
+from leakaudit.bounds.guarantee import Adjacency, Guarantee
 from leakaudit.bounds.mechanisms import Additive, truncated_laplace
 from leakaudit.bounds.pld import Pld
 from leakaudit.bounds.renyi import ORDERS, Rdp
@@ -41,7 +41,9 @@ CLOSED: dict[type[Guarantee], Callable[[int, float], float]] = {
 def homogeneous(eps: float, delta: float, n: int, at: float) -> float:
     """Kairouz, Oh, Viswanath 2015, Theorem 3.3, by a plain sum over the number of ups."""
     p = math.exp(eps) / (1 + math.exp(eps))
-    rest = sum(binom.pmf(i, n, p) * max(0.0, 1 - math.exp(at - (2 * i - n) * eps)) for i in range(n + 1))
+    rest = sum(
+        binom.pmf(i, n, p) * max(0.0, 1 - math.exp(at - (2 * i - n) * eps)) for i in range(n + 1)
+    )
     return float(1 - (1 - delta) ** n * (1 - rest))
 
 
@@ -126,7 +128,9 @@ def test_the_optimal_composition_of_different_epsilons() -> None:
         for bits in range(1 << len(epsilons)):
             signs = [1 if bits >> k & 1 else -1 for k in range(len(epsilons))]
             p = math.prod(1 / (1 + math.exp(-s * e)) for s, e in zip(signs, epsilons, strict=True))
-            rest += p * max(0.0, 1 - math.exp(at - sum(s * e for s, e in zip(signs, epsilons, strict=True))))
+            rest += p * max(
+                0.0, 1 - math.exp(at - sum(s * e for s, e in zip(signs, epsilons, strict=True)))
+            )
         assert total.delta(at) == pytest.approx(1 - (1 - 1e-4) ** 5 * (1 - rest), rel=1e-12)
     for slack in (1e-6, 1e-3):
         many = [approximate(0.01 + k / 5000, 0, ONE) for k in range(50)]
@@ -181,7 +185,9 @@ def test_gaussian_noise_and_a_claim_of_delta_meet_in_a_privacy_loss_distribution
     claim = library.from_privacy_parameters(common.DifferentialPrivacyParameters(0.1, 1e-6))
     theirs = library.from_gaussian_mechanism(2.0).compose(claim).compose(claim).compose(claim)
     assert found.epsilon(1e-5) == pytest.approx(theirs.get_epsilon_for_delta(1e-5), rel=1e-6)
-    assert found.epsilon(1e-5) < compose([Gdp(0.5, ONE), repeat(approximate(0.1, 0, ONE), 3)]).epsilon(1e-5 - 3e-6)
+    assert found.epsilon(1e-5) < compose(
+        [Gdp(0.5, ONE), repeat(approximate(0.1, 0, ONE), 3)]
+    ).epsilon(1e-5 - 3e-6)
 
 
 @pytest.mark.parametrize(("old", "new"), list(TRANSLATIONS))
@@ -198,7 +204,9 @@ def test_randomised_response_is_below_both_simple_bounds() -> None:
             value = renyi.randomised_response(eps, a)
             assert 0 <= value <= min(eps, a * eps * eps / 2) * (1 + 1e-12)
     p = 1 / (1 + math.exp(-0.7))
-    assert renyi.randomised_response(0.7, 2) == pytest.approx(math.log(p**2 / (1 - p) + (1 - p) ** 2 / p))
+    assert renyi.randomised_response(0.7, 2) == pytest.approx(
+        math.log(p**2 / (1 - p) + (1 - p) ** 2 / p)
+    )
 
 
 def test_without_the_library_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,25 +222,39 @@ def test_against_dp_accounting() -> None:
     library = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     common = pytest.importorskip("dp_accounting.pld.common")
     for sigma, delta in ((1.0, 1e-5), (2.0, 1e-5), (4.0, 1e-6)):
-        assert Gdp(1 / sigma, ONE).epsilon(delta) == pytest.approx(dp.get_epsilon_gaussian(sigma, delta), rel=1e-9)
+        assert Gdp(1 / sigma, ONE).epsilon(delta) == pytest.approx(
+            dp.get_epsilon_gaussian(sigma, delta), rel=1e-9
+        )
     rdp = dp.rdp.RdpAccountant(list(ORDERS)).compose(dp.GaussianDpEvent(2.0), 10)
-    assert repeat(translate(Gdp(0.5, ONE), Rdp), 10).epsilon(1e-5) == pytest.approx(rdp.get_epsilon(1e-5), rel=1e-9)
+    assert repeat(translate(Gdp(0.5, ONE), Rdp), 10).epsilon(1e-5) == pytest.approx(
+        rdp.get_epsilon(1e-5), rel=1e-9
+    )
     for eps, delta, n in ((0.5, 1e-6, 5), (1.0, 1e-6, 4), (0.1, 0.0, 10)):
-        theirs = library.from_privacy_parameters(common.DifferentialPrivacyParameters(eps, delta)).self_compose(n)
+        theirs = library.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(eps, delta)
+        ).self_compose(n)
         ours = repeat(approximate(eps, delta, ONE), n)
         for at in (0.0, 0.37, 1.2):
-            assert ours.delta(at) == pytest.approx(theirs.get_delta_for_epsilon(at), rel=1e-9, abs=1e-13)
+            assert ours.delta(at) == pytest.approx(
+                theirs.get_delta_for_epsilon(at), rel=1e-9, abs=1e-13
+            )
     step = pld.subsampled_gaussian(1.0, 0.1, ONE)
     assert repeat(step, 50).epsilon(1e-5) == pytest.approx(5.148, abs=1e-3)
-    assert repeat(step, 50).epsilon(1e-5) == pytest.approx(step.distribution.self_compose(50).get_epsilon_for_delta(1e-5), rel=1e-6)
-    assert repeat(pld.subsampled_gaussian(1.0, 0.1, OTHER), 5).epsilon(1e-5) > repeat(step, 5).epsilon(1e-5)
+    assert repeat(step, 50).epsilon(1e-5) == pytest.approx(
+        step.distribution.self_compose(50).get_epsilon_for_delta(1e-5), rel=1e-6
+    )
+    assert repeat(pld.subsampled_gaussian(1.0, 0.1, OTHER), 5).epsilon(1e-5) > repeat(
+        step, 5
+    ).epsilon(1e-5)
 
 
 def test_the_power_of_a_privacy_loss_distribution_is_that_of_its_curve() -> None:
     pytest.importorskip("dp_accounting")
     g = pld.gaussian(1.0, ONE)
     for a in (1e-9, 0.01, 0.1, 0.5, 0.97):
-        assert gaussian.power(a, 1.0) * (1 - 1e-9) <= g.power(a) <= gaussian.power(a, 1.0) * (1 + 1e-5)
+        assert (
+            gaussian.power(a, 1.0) * (1 - 1e-9) <= g.power(a) <= gaussian.power(a, 1.0) * (1 + 1e-5)
+        )
 
 
 def test_any_exact_curve_composes_as_a_privacy_loss_distribution() -> None:

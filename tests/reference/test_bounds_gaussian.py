@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from leakaudit.bounds.gaussian import advantage, compose, delta, epsilon, group, least_mu, log_delta, power
+from leakaudit.bounds.gaussian import (
+    advantage,
+    compose,
+    delta,
+    epsilon,
+    group,
+    least_mu,
+    log_delta,
+    power,
+)
 from leakaudit.errors import LeakauditError
 
 CALLS: dict[str, Callable[..., float]] = {
@@ -65,7 +74,9 @@ def test_every_recorded_value_of_these_formulas(shared_data: Callable[[str], Pat
     file = shared_data("SOURCES.md").parent.parent / "reference" / "bounds_vectors.txt"
     if not file.exists():
         pytest.skip("the recorded values are not there")
-    found = re.findall(rf"^((?:{'|'.join(CALLS)})\([^)]*\)) +([-\d.e]+)\s*$", file.read_text(), re.MULTILINE)
+    found = re.findall(
+        rf"^((?:{'|'.join(CALLS)})\([^)]*\)) +([-\d.e]+)\s*$", file.read_text(), re.MULTILINE
+    )
     assert len(found) >= 25
     for text, value in found:
         assert call(text) == pytest.approx(float(value), rel=1e-9), text
@@ -80,7 +91,20 @@ def exactly(eps: float, mu: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("eps", "mu"), [(0, 1e-3), (0, 30), (1e-3, 1e-3), (1, 0.05), (2, 2), (50, 3), (700, 40), (3000, 70), (5e4, 300), (20, 0.2), (100, 200)]
+    ("eps", "mu"),
+    [
+        (0, 1e-3),
+        (0, 30),
+        (1e-3, 1e-3),
+        (1, 0.05),
+        (2, 2),
+        (50, 3),
+        (700, 40),
+        (3000, 70),
+        (5e4, 300),
+        (20, 0.2),
+        (100, 200),
+    ],
 )
 def test_the_curve_neither_overflows_nor_cancels(eps: float, mu: float) -> None:
     assert log_delta(eps, mu) == pytest.approx(exactly(eps, mu), rel=1e-10, abs=1e-10)
@@ -116,9 +140,13 @@ def test_power_is_that_of_the_optimal_test_of_a_shifted_gaussian() -> None:
     draw, mu = np.random.default_rng(0), 1.5
     still, moved = draw.normal(size=400_000), mu + draw.normal(size=400_000)
     for alpha in (0.01, 0.1, 0.5):
-        assert (moved > np.quantile(still, 1 - alpha)).mean() == pytest.approx(power(alpha, mu), abs=4e-3)
+        assert (moved > np.quantile(still, 1 - alpha)).mean() == pytest.approx(
+            power(alpha, mu), abs=4e-3
+        )
     assert power(0.2, 0.7) == pytest.approx(norm.cdf(norm.ppf(0.2) + 0.7), rel=1e-12)
-    assert advantage(mu) == pytest.approx(max(power(a, mu) - a for a in np.linspace(0, 1, 2001)), abs=1e-6)
+    assert advantage(mu) == pytest.approx(
+        max(power(a, mu) - a for a in np.linspace(0, 1, 2001)), abs=1e-6
+    )
 
 
 def test_a_test_that_beats_the_power_contradicts_epsilon_delta() -> None:
@@ -129,8 +157,19 @@ def test_a_test_that_beats_the_power_contradicts_epsilon_delta() -> None:
 
 
 def test_the_ends() -> None:
-    assert [delta(1, 0), delta(1, math.inf), delta(0, 0), delta(math.inf, 3), delta(1e300, 1e-300)] == [0, 1, 0, 0, 0]
-    assert [epsilon(1e-5, 0), epsilon(1e-5, math.inf), epsilon(0, 1), epsilon(1, 5)] == [0, math.inf, math.inf, 0]
+    assert [
+        delta(1, 0),
+        delta(1, math.inf),
+        delta(0, 0),
+        delta(math.inf, 3),
+        delta(1e300, 1e-300),
+    ] == [0, 1, 0, 0, 0]
+    assert [epsilon(1e-5, 0), epsilon(1e-5, math.inf), epsilon(0, 1), epsilon(1, 5)] == [
+        0,
+        math.inf,
+        math.inf,
+        0,
+    ]
     assert [power(0, 1), power(1, 1), power(0.1, math.inf), power(0, math.inf)] == [0, 1, 1, 1]
     assert [advantage(0), advantage(math.inf)] == [0, 1]
 

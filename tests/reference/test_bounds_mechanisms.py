@@ -11,53 +11,97 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from leakaudit.bounds import gaussian
-from leakaudit.bounds.curves import Adjacency
 from leakaudit.bounds.gaussian import Gdp
-from leakaudit.bounds.mechanisms import Additive, classic_std, gaussian_release, laplace_moments, sensitivity, truncated_laplace
+from leakaudit.bounds.guarantee import Adjacency
+from leakaudit.bounds.mechanisms import (
+    Additive,
+    classic_std,
+    gaussian_release,
+    laplace_moments,
+    sensitivity,
+    truncated_laplace,
+)
 from leakaudit.errors import LeakauditError
 
 ONE = Adjacency.ADD_REMOVE
-NOISES = [Additive(1, 0.7), Additive(1, 0.7, 2.0), Additive(2, 1.3), Additive(2, 1.3, 2.5), Additive(2, 0.4, 3.0), Additive(1, 2.0, 0.4)]
+NOISES = [
+    Additive(1, 0.7),
+    Additive(1, 0.7, 2.0),
+    Additive(2, 1.3),
+    Additive(2, 1.3, 2.5),
+    Additive(2, 0.4, 3.0),
+    Additive(1, 2.0, 0.4),
+]
 
 
 def density(noise: Additive, z: np.ndarray | float) -> np.ndarray:
     """Not normalised."""
-    return np.where(np.abs(z) <= noise.width, np.exp(-(np.abs(z / noise.scale) ** noise.power)), 0.0)
+    return np.where(
+        np.abs(z) <= noise.width, np.exp(-(np.abs(z / noise.scale) ** noise.power)), 0.0
+    )
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=str)
 @pytest.mark.parametrize("shift", [0.2, 0.75, 3.0])
 @pytest.mark.parametrize("eps", [0.0, 0.3, 1.0, 2.5])
-def test_delta_is_the_integral_of_the_hockey_stick(noise: Additive, shift: float, eps: float) -> None:
+def test_delta_is_the_integral_of_the_hockey_stick(
+    noise: Additive, shift: float, eps: float
+) -> None:
     far = min(noise.width, 40 * noise.scale if noise.power == 1 else 8 * noise.scale)
-    kinks = [-far, shift - far, (shift - noise.scale * eps) / 2, (shift - eps * noise.scale**2 / shift) / 2, 0.0, shift, far]
+    kinks = [
+        -far,
+        shift - far,
+        (shift - noise.scale * eps) / 2,
+        (shift - eps * noise.scale**2 / shift) / 2,
+        0.0,
+        shift,
+        far,
+    ]
     both = np.unique(np.clip([*kinks, *(-k for k in kinks)], -far, far))
-    total = sum(quad(lambda z: float(density(noise, z)), a, b, limit=400)[0] for a, b in itertools.pairwise(both))
+    total = sum(
+        quad(lambda z: float(density(noise, z)), a, b, limit=400)[0]
+        for a, b in itertools.pairwise(both)
+    )
 
     def excess(z: float, s: float) -> float:
         return max(0.0, float(density(noise, z) - math.exp(eps) * density(noise, z - s)))
 
     for s in (shift, -shift):
-        found = sum(quad(excess, a, b, args=(s,), limit=400)[0] for a, b in itertools.pairwise(both))
+        found = sum(
+            quad(excess, a, b, args=(s,), limit=400)[0] for a, b in itertools.pairwise(both)
+        )
         assert noise.delta(eps, shift) == pytest.approx(found / total, rel=1e-6, abs=1e-8)
 
 
 def test_normal_and_laplace_noise_have_their_known_curves() -> None:
     for eps in (0.0, 0.5, 3.0):
-        assert Additive(2, 2 * math.sqrt(2)).delta(eps, 1.0) == pytest.approx(gaussian.delta(eps, 0.5), rel=1e-9)
-        assert Additive(1, 2.0).delta(eps, 1.0) == pytest.approx(max(0.0, -math.expm1(eps / 2 - 0.25)), abs=1e-12)
+        assert Additive(2, 2 * math.sqrt(2)).delta(eps, 1.0) == pytest.approx(
+            gaussian.delta(eps, 0.5), rel=1e-9
+        )
+        assert Additive(1, 2.0).delta(eps, 1.0) == pytest.approx(
+            max(0.0, -math.expm1(eps / 2 - 0.25)), abs=1e-12
+        )
     assert gaussian_release(2.0, 3.0, ONE) == Gdp(1.5, ONE)
     assert gaussian_release(0.0, 1.0, ONE).mu == math.inf
     assert gaussian_release(0.0, 0.0, ONE).mu == 0
 
 
-@pytest.mark.parametrize(("eps", "delta", "true"), [(0.5, 1e-3, 0.238), (1, 1e-3, 0.286), (0.5, 1e-5, 0.238), (2, 1e-3, 0.332)])
-def test_truncated_gaussian_of_dp_dkm_theorem_6_is_not_what_it_claims(eps: float, delta: float, true: float) -> None:
+@pytest.mark.parametrize(
+    ("eps", "delta", "true"),
+    [(0.5, 1e-3, 0.238), (1, 1e-3, 0.286), (0.5, 1e-5, 0.238), (2, 1e-3, 0.332)],
+)
+def test_truncated_gaussian_of_dp_dkm_theorem_6_is_not_what_it_claims(
+    eps: float, delta: float, true: float
+) -> None:
     """Its two equations: sigma^2 = Delta^2 / eps, and the mass of [A - Delta, A] is delta; here by bisection over A."""
     scale, low, high = 1 / math.sqrt(eps), 0.5, 30.0
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if Additive(2, scale, middle).delta(math.inf, 1.0) > delta else (low, middle)
+        low, high = (
+            (middle, high)
+            if Additive(2, scale, middle).delta(math.inf, 1.0) > delta
+            else (low, middle)
+        )
     noise = Additive(2, scale, high)
     assert noise.delta(eps, 1.0) == pytest.approx(true, abs=6e-4)
     if (eps, delta) == (0.5, 1e-3):
@@ -81,19 +125,34 @@ def test_the_bound_of_a_vector_holds_in_two_dimensions(noise: Additive) -> None:
     z, width = np.linspace(-noise.width, noise.width, 1601), 2 * noise.width / 1600
     p = density(noise, z) / (density(noise, z).sum() * width)
     for s in ((0.5, 0.5), (1.0, 0.0), (0.8, 0.2)):
-        q = [np.where(np.abs(z - k) <= noise.width, density(noise, z - k), 0) / (density(noise, z).sum() * width) for k in s]
+        q = [
+            np.where(np.abs(z - k) <= noise.width, density(noise, z - k), 0)
+            / (density(noise, z).sum() * width)
+            for k in s
+        ]
         for eps in (0.3, 1.0, 2.0):
-            found = float(np.maximum(np.outer(p, p) - math.exp(eps) * np.outer(q[0], q[1]), 0).sum()) * width**2
+            found = (
+                float(np.maximum(np.outer(p, p) - math.exp(eps) * np.outer(q[0], q[1]), 0).sum())
+                * width**2
+            )
             bound = noise.vector(eps, 1.0, math.hypot(*s), 2, ONE)
             assert found <= bound.delta(eps) * 1.01 + 1e-6
 
 
 def test_the_vector_of_one_dimension_is_close_to_exact() -> None:
     noise = Additive(2, 2.0, 6.0)
-    assert noise.delta(0.5, 1.0) <= noise.vector(0.5, 1.0, 1.0, 1, ONE).delta(0.5) <= noise.delta(0.5, 1.0) * 1.05
+    assert (
+        noise.delta(0.5, 1.0)
+        <= noise.vector(0.5, 1.0, 1.0, 1, ONE).delta(0.5)
+        <= noise.delta(0.5, 1.0) * 1.05
+    )
     assert noise.vector(0.5, 1.0, math.inf, 5, ONE) == noise.vector(0.5, 1.0, 1.0, 5, ONE)
-    assert Additive(2, 2.0).vector(0.5, math.inf, 1.0, 5, ONE).delta(0.5) == pytest.approx(gaussian.delta(0.5, 1 / math.sqrt(2)))
-    assert Additive(2, 0.1, 1e-9).vector(0.5, 1e-10, 1e-10, 500, ONE).delta(0.5) == 1  # a box that almost no normal draw meets
+    assert Additive(2, 2.0).vector(0.5, math.inf, 1.0, 5, ONE).delta(0.5) == pytest.approx(
+        gaussian.delta(0.5, 1 / math.sqrt(2))
+    )
+    assert (
+        Additive(2, 0.1, 1e-9).vector(0.5, 1e-10, 1e-10, 500, ONE).delta(0.5) == 1
+    )  # a box that almost no normal draw meets
     assert Additive(1, 2.0).vector(0.1, 1.0, math.inf, 9, ONE).terms == ((0.5, 0.0, 1),)
 
 
@@ -113,9 +172,13 @@ def test_the_classic_calibration_is_too_little_noise_at_large_epsilon() -> None:
 
 
 def test_sensitivity_depends_on_what_neighbours_are() -> None:
-    assert [sensitivity(1.5, a) for a in (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Adjacency.REPLACE)] == [1.5, 1.5, 3.0]
+    assert [
+        sensitivity(1.5, a) for a in (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Adjacency.REPLACE)
+    ] == [1.5, 1.5, 3.0]
     assert sensitivity(1.0, Adjacency.REPLACE, batch=8) == 0.25
-    one, two = (Gdp(sensitivity(1.0, a) / 1.0, a) for a in (Adjacency.ADD_REMOVE, Adjacency.REPLACE))
+    one, two = (
+        Gdp(sensitivity(1.0, a) / 1.0, a) for a in (Adjacency.ADD_REMOVE, Adjacency.REPLACE)
+    )
     assert (one.epsilon(1e-5), two.epsilon(1e-5)) == pytest.approx((4.377, 9.997), abs=5e-4)
     with pytest.raises(LeakauditError, match="NODE"):
         sensitivity(1.0, Adjacency.NODE)
@@ -147,10 +210,23 @@ def test_what_means_nothing_is_refused(wrong: object) -> None:
 
 def test_the_ends() -> None:
     noise = Additive(1, 1.0, 2.0)
-    assert [noise.delta(1.0, 0.0), noise.delta(1.0, 4.0), noise.delta(1.0, math.inf), noise.delta(math.inf, 1.0)] == pytest.approx(
-        [0, 1, 1, noise.below(-1.0)]
-    )
-    assert [noise.below(-2.0), noise.below(-9.0), noise.below(0.0), noise.below(2.0)] == pytest.approx([0, 0, 0.5, 1])
-    assert [noise.escape([]), noise.escape([0.0]), noise.escape([5.0, 0.1]), Additive(1, 1.0).escape([3.0])] == [0, 0, 1, 0]
+    assert [
+        noise.delta(1.0, 0.0),
+        noise.delta(1.0, 4.0),
+        noise.delta(1.0, math.inf),
+        noise.delta(math.inf, 1.0),
+    ] == pytest.approx([0, 1, 1, noise.below(-1.0)])
+    assert [
+        noise.below(-2.0),
+        noise.below(-9.0),
+        noise.below(0.0),
+        noise.below(2.0),
+    ] == pytest.approx([0, 0, 0.5, 1])
+    assert [
+        noise.escape([]),
+        noise.escape([0.0]),
+        noise.escape([5.0, 0.1]),
+        Additive(1, 1.0).escape([3.0]),
+    ] == [0, 0, 1, 0]
     assert Additive(2, 1.0).delta(800.0, 1.0) == 0
     assert Additive(2, math.sqrt(2)).below(-3.0) == pytest.approx(norm.cdf(-3.0))

@@ -12,9 +12,15 @@ import pytest
 from leakaudit.bounds import membership, mse
 from leakaudit.bounds.approximate import approximate
 from leakaudit.bounds.composition import repeat, translate
-from leakaudit.bounds.curves import Adjacency
 from leakaudit.bounds.gaussian import Gdp
-from leakaudit.bounds.reconstruction import distances, kappa_identification, kappa_packing, success, tolerance
+from leakaudit.bounds.guarantee import Adjacency
+from leakaudit.bounds.reconstruction import (
+    distances,
+    kappa_identification,
+    kappa_packing,
+    success,
+    tolerance,
+)
 from leakaudit.bounds.renyi import Rdp
 from leakaudit.bounds.zcdp import Zcdp
 from leakaudit.errors import LeakauditError
@@ -30,7 +36,10 @@ def test_the_best_identification_stays_below_its_bound(std: float) -> None:
     seen[:, 0] += 1
     hits = float((seen.argmax(1) == 0).mean())
     exact = Gdp(1 / std, Adjacency.ZERO_OUT)
-    bounds = [success(g, kappa_identification(10)) for g in (exact, translate(exact, Zcdp), translate(exact, Rdp))]
+    bounds = [
+        success(g, kappa_identification(10))
+        for g in (exact, translate(exact, Zcdp), translate(exact, Rdp))
+    ]
     assert bounds == sorted(bounds)
     assert 0.1 < hits <= bounds[0]
 
@@ -43,7 +52,12 @@ def test_one_bit_reaches_the_bound() -> None:
 
 
 def test_ends_of_success() -> None:
-    for g in (Gdp(1.0, ONE), Zcdp(0.5, ONE), translate(Gdp(1.0, ONE), Rdp), approximate(1.0, 0.0, ONE)):
+    for g in (
+        Gdp(1.0, ONE),
+        Zcdp(0.5, ONE),
+        translate(Gdp(1.0, ONE), Rdp),
+        approximate(1.0, 0.0, ONE),
+    ):
         assert success(g, 1.0) == 1
         assert success(g, 0.0) == 0
         assert 0.999 <= success(g, 0.999) <= 1
@@ -52,7 +66,11 @@ def test_ends_of_success() -> None:
     for nothing in (Gdp(0.0, ONE), Zcdp(0.0, ONE), approximate(0.0, 0.0, ONE)):
         assert success(nothing, 0.3) == pytest.approx(0.3)
         assert membership.advantage(nothing) == pytest.approx(0, abs=1e-12)
-    assert success(repeat(approximate(0.1, 0.0, ONE), 100), 0.01) < success(approximate(10.0, 0.0, ONE), 0.01) < 1
+    assert (
+        success(repeat(approximate(0.1, 0.0, ONE), 100), 0.01)
+        < success(approximate(10.0, 0.0, ONE), 0.01)
+        < 1
+    )
 
 
 def test_the_packing_certificate() -> None:
@@ -102,7 +120,9 @@ def test_what_means_nothing_is_refused(wrong: object) -> None:
 
 def test_membership_is_the_best_test() -> None:
     g = Gdp(1.5, ONE)
-    assert membership.advantage(g) == pytest.approx(max(g.power(a) - a for a in np.linspace(0, 1, 4001)), abs=1e-6)
+    assert membership.advantage(g) == pytest.approx(
+        max(g.power(a) - a for a in np.linspace(0, 1, 4001)), abs=1e-6
+    )
     assert membership.advantage(Zcdp(1.125, ONE)) >= membership.advantage(g)
     assert membership.advantage(approximate(1.0, 0.0, ONE)) <= membership.yeom(1.0) == 1
     assert membership.yeom(0.1) == pytest.approx(0.10517, abs=1e-5)
@@ -127,7 +147,9 @@ def test_van_trees_is_the_error_of_the_posterior_mean() -> None:
     z = tau * draw.normal(size=n)
     seen = z + std * draw.normal(size=n)
     best = seen * tau**2 / (tau**2 + std**2)
-    assert ((best - z) ** 2).mean() == pytest.approx(mse.van_trees(1 / std**2, 1 / tau**2, 1), rel=0.02)
+    assert ((best - z) ** 2).mean() == pytest.approx(
+        mse.van_trees(1 / std**2, 1 / tau**2, 1), rel=0.02
+    )
 
 
 def test_average_the_error_first() -> None:
@@ -151,10 +173,14 @@ def test_ends_of_error_bounds() -> None:
 
 
 def test_the_figures_of_the_documentation(project: Path) -> None:
-    found = re.search(r"```python\n(.*?)\n\n(.*?)\n\n(.*?)```", (project / "docs" / "bounds.md").read_text(), re.S)
+    found = re.search(
+        r"```python\n(.*?)\n\n(.*?)\n\n(.*?)```", (project / "docs" / "bounds.md").read_text(), re.S
+    )
     assert found
     names: dict[str, object] = {}
     exec("\n".join(found.groups()[:2]), names)
     for line in found[3].splitlines():
         expression, _, comment = line.partition("  # ")
-        assert eval(expression, names) == pytest.approx(float(comment.partition(":")[0]), abs=6e-5), line
+        assert eval(expression, names) == pytest.approx(
+            float(comment.partition(":")[0]), abs=6e-5
+        ), line

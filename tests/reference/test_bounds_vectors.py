@@ -11,18 +11,34 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leakaudit.bounds import empirical, gaussian, mechanisms, membership, mse, onerun, reconstruction, renyi, zcdp
+from leakaudit.bounds import (
+    empirical,
+    gaussian,
+    mechanisms,
+    membership,
+    mse,
+    one_run,
+    reconstruction,
+    renyi,
+    zcdp,
+)
 from leakaudit.bounds.approximate import advanced, approximate, closed_form
 from leakaudit.bounds.composition import repeat, translate
-from leakaudit.bounds.curves import Adjacency, greatest_power
 from leakaudit.bounds.empirical import Counts
 from leakaudit.bounds.gaussian import Gdp
+from leakaudit.bounds.guarantee import Adjacency, greatest_power
 from leakaudit.bounds.pld import subsampled_gaussian
 from leakaudit.bounds.renyi import Rdp
 from leakaudit.bounds.zcdp import Zcdp
 
 ONE = Adjacency.ADD_REMOVE
-ELSEWHERE = ("gauss_delta", "gauss_eps", "gauss_sigma(", "gdp_", "rero_gdp")  # test_bounds_gaussian.py
+ELSEWHERE = (
+    "gauss_delta",
+    "gauss_eps",
+    "gauss_sigma(",
+    "gdp_",
+    "rero_gdp",
+)  # test_bounds_gaussian.py
 VIEWS = ("gossip_", "linear_view_mu", "muffliato")  # exact views: test_bounds_views.py
 LIBRARY = ("rero_mc_dpsgd",)  # the last test here
 SAMPLED = {"zb joint beta (MC)": 3e-3, "zb joint beta (MC) MSR README counts, published .145": 3e-3}
@@ -68,7 +84,9 @@ def zcdp_row(sigma: float, times: int) -> Iterator[float]:
     yield zcdp.loose_epsilon(delta, found.rho)
     yield found.epsilon(delta)
     yield repeat(Gdp(1 / sigma, ONE), times).epsilon(delta)
-    assert gaussian.epsilon(delta, mu) == pytest.approx(repeat(Gdp(1 / sigma, ONE), times).epsilon(delta))
+    assert gaussian.epsilon(delta, mu) == pytest.approx(
+        repeat(Gdp(1 / sigma, ONE), times).epsilon(delta)
+    )
 
 
 def rdp_row(kind: str, sigma: float, times: int, delta: float) -> Iterator[float]:
@@ -80,19 +98,28 @@ def rdp_row(kind: str, sigma: float, times: int, delta: float) -> Iterator[float
 
 
 def one_run_fdp(m: int, r: int, v: int) -> Iterator[float]:
-    mu = onerun.mu_lower(m, r, v, 0.05)
+    mu = one_run.mu_lower(m, r, v, 0.05)
     yield mu
     yield gaussian.epsilon(1e-5, mu)
 
 
 NUMBER = r"([-\d.e]+)"
 ROWS: list[tuple[str, Callable[..., Iterator[float]]]] = [
-    (rf"gauss_sigma_classic\(eps={NUMBER},delta={NUMBER}\)", lambda e, d: iter([mechanisms.classic_std(e, d)])),
+    (
+        rf"gauss_sigma_classic\(eps={NUMBER},delta={NUMBER}\)",
+        lambda e, d: iter([mechanisms.classic_std(e, d)]),
+    ),
     (rf"zcdp rho \(sigma={NUMBER},T={NUMBER}\)", lambda s, t: zcdp_row(s, int(t))),
-    (rf"rdp_eps (\w+) +sigma={NUMBER} T={NUMBER} delta={NUMBER}", lambda kind, s, t, d: rdp_row(kind, s, int(t), d)),
+    (
+        rf"rdp_eps (\w+) +sigma={NUMBER} T={NUMBER} delta={NUMBER}",
+        lambda kind, s, t, d: rdp_row(kind, s, int(t), d),
+    ),
     (r"rdp_eps_mironov\(alpha=8,r=.5,1e-5\)", lambda: iter([renyi.mironov(1e-5, 8, 0.5)])),
     (r"rdp_eps_cks\(alpha=8,r=.5,1e-5\)", lambda: iter([renyi.epsilon(1e-5, 8, 0.5)])),
-    (rf"kov_optimal\(eps={NUMBER},delta={NUMBER},k={NUMBER}\)\[{NUMBER}\] eps", lambda e, d, k, i: kov(e, d, int(k), int(i))),
+    (
+        rf"kov_optimal\(eps={NUMBER},delta={NUMBER},k={NUMBER}\)\[{NUMBER}\] eps",
+        lambda e, d, k, i: kov(e, d, int(k), int(i)),
+    ),
     (
         rf"kov_eps\(eps={NUMBER},k={NUMBER},slack={NUMBER}\)",
         lambda e, k, s: iter([closed_form([e] * int(k), s), advanced(e, int(k), s)]),
@@ -106,14 +133,29 @@ ROWS: list[tuple[str, Callable[..., Iterator[float]]]] = [
         rf"rero_rdp best order kappa={NUMBER} gaussian mu={NUMBER}",
         lambda k, mu: iter([min(renyi.hoelder(k, a, a * mu * mu / 2) for a in renyi.ORDERS)]),
     ),
-    (rf"rero_from_delta_curve\(kappa={NUMBER}, gdp mu={NUMBER}\)", lambda k, mu: iter([greatest_power(Gdp(mu, ONE).delta, k)])),
+    (
+        rf"rero_from_delta_curve\(kappa={NUMBER}, gdp mu={NUMBER}\)",
+        lambda k, mu: iter([greatest_power(Gdp(mu, ONE).delta, k)]),
+    ),
     (rf"mse_lb_rdp2\(eps2={NUMBER}\)", lambda e: with_ceiling(mse.hcr(e))),
-    (rf"mse_lb_fil identity d={NUMBER} sigma={NUMBER} T={NUMBER}", lambda d, s, t: fil(int(d), s, int(t))),
-    (rf"mse_lb_vantrees sigma={NUMBER} prior sd={NUMBER}", lambda s, tau: iter([mse.van_trees(1 / s**2, 1 / tau**2, 1)])),
+    (
+        rf"mse_lb_fil identity d={NUMBER} sigma={NUMBER} T={NUMBER}",
+        lambda d, s, t: fil(int(d), s, int(t)),
+    ),
+    (
+        rf"mse_lb_vantrees sigma={NUMBER} prior sd={NUMBER}",
+        lambda s, tau: iter([mse.van_trees(1 / s**2, 1 / tau**2, 1)]),
+    ),
     (rf"rmse_of_psnr\({NUMBER}\)", lambda p: iter([reconstruction.tolerance(p, 1.0)])),
-    (rf"adv_eps_delta\({NUMBER},{NUMBER}\)", lambda e, d: iter([membership.advantage(approximate(e, d, ONE))])),
+    (
+        rf"adv_eps_delta\({NUMBER},{NUMBER}\)",
+        lambda e, d: iter([membership.advantage(approximate(e, d, ONE))]),
+    ),
     (rf"adv_gdp\({NUMBER}\)", lambda mu: iter([membership.advantage(Gdp(mu, ONE))])),
-    (rf"eps_lb_cp\({NUMBER}, {NUMBER}, {NUMBER}, {NUMBER}\) delta=1e-5 95%", lambda *c: counted(*map(int, c))),
+    (
+        rf"eps_lb_cp\({NUMBER}, {NUMBER}, {NUMBER}, {NUMBER}\) delta=1e-5 95%",
+        lambda *c: counted(*map(int, c)),
+    ),
     (
         r"eps_lb_cp MSR README counts TP487 FN0 FP512 TN1",
         lambda: iter([empirical.epsilon_lower(Counts(487, 487, 512, 513), 1e-5, 0.05, both=True)]),
@@ -124,10 +166,16 @@ ROWS: list[tuple[str, Callable[..., Iterator[float]]]] = [
     ),
     (
         rf"eps_lb_one_run\(m={NUMBER},r={NUMBER},v={NUMBER},delta={NUMBER}\)",
-        lambda m, r, v, d: iter([onerun.epsilon_lower(int(m), int(r), int(v), d, 0.05)]),
+        lambda m, r, v, d: iter([one_run.epsilon_lower(int(m), int(r), int(v), d, 0.05)]),
     ),
-    (rf"mu_lb_one_run_fdp\(m={NUMBER},r={NUMBER},v={NUMBER}\)", lambda *c: one_run_fdp(*map(int, c))),
-    (rf"success_lb\({NUMBER}/{NUMBER}\)", lambda k, n: iter([empirical.lower(int(k), int(n), 0.05)])),
+    (
+        rf"mu_lb_one_run_fdp\(m={NUMBER},r={NUMBER},v={NUMBER}\)",
+        lambda *c: one_run_fdp(*map(int, c)),
+    ),
+    (
+        rf"success_lb\({NUMBER}/{NUMBER}\)",
+        lambda k, n: iter([empirical.lower(int(k), int(n), 0.05)]),
+    ),
     (rf"ssim_ceiling_global\({NUMBER}\)", lambda e: iter([mse.ssim_ceiling(e)])),
 ]
 
@@ -146,21 +194,34 @@ def test_every_recorded_value(shared_data: Callable[[str], Path]) -> None:
     going: Any = None
     checked = 0
     for line in file.read_text().splitlines():
-        name, value = re.fullmatch(r"(.*?) +([-\d.e]+|inf)(?:  OK)?", line).groups() if ": " not in line else ("", "")  # type: ignore[union-attr]
-        if not name or name.startswith(VIEWS + LIBRARY) or (name.startswith(ELSEWHERE) and not name.startswith("gauss_sigma_classic")):
+        name, value = (
+            re.fullmatch(r"(.*?) +([-\d.e]+|inf)(?:  OK)?", line).groups()  # type: ignore[union-attr]
+            if ": " not in line
+            else ("", "")
+        )
+        if (
+            not name
+            or name.startswith(VIEWS + LIBRARY)
+            or (name.startswith(ELSEWHERE) and not name.startswith("gauss_sigma_classic"))
+        ):
             continue
         going = going if name.startswith((" ", "zcdp_eps")) else start(name)
         assert going is not None, f"nothing computes {name!r}"
-        close = next((tolerance for key, tolerance in SAMPLED.items() if name.strip().startswith(key)), 0.0)
+        close = next(
+            (tolerance for key, tolerance in SAMPLED.items() if name.strip().startswith(key)), 0.0
+        )
         assert next(going) == pytest.approx(float(value), rel=1e-6, abs=close), name
         checked += 1
     assert checked >= 140
 
 
 @pytest.mark.parametrize(
-    ("kappa", "rate", "noise", "times", "value"), [(0.1, 1.0, 10.0, 100, 0.3862397981), (0.1, 0.1, 1.0, 50, 0.3422369511)]
+    ("kappa", "rate", "noise", "times", "value"),
+    [(0.1, 1.0, 10.0, 100, 0.3862397981), (0.1, 0.1, 1.0, 50, 0.3422369511)],
 )
-def test_the_sampled_success_against_dp_sgd(kappa: float, rate: float, noise: float, times: int, value: float) -> None:
+def test_the_sampled_success_against_dp_sgd(
+    kappa: float, rate: float, noise: float, times: int, value: float
+) -> None:
     """The recorded values are Monte Carlo of 50,000 draws; a certified distribution gives them without sampling."""
     pytest.importorskip("dp_accounting")
     certified = reconstruction.success(repeat(subsampled_gaussian(noise, rate, ONE), times), kappa)

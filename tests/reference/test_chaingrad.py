@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from leakaudit.chaingrad import Chain
 from leakaudit.errors import LeakauditError
-from leakaudit.rounding import Rounded, Rounding
-from leakaudit.task import Task
+from leakaudit.tasks.chain_gradients import Chain
+from leakaudit.tasks.smoothed_relu import Rounded, Rounding
+from leakaudit.tasks.task import Task
 from leakaudit.trace import Layout, TaskSpec
 
 D = torch.float64
@@ -25,13 +25,24 @@ def made(*modules: nn.Module) -> nn.Module:
 
 
 def layout(module: nn.Module) -> Layout:
-    return Layout(tuple(n for n, _ in module.named_parameters()), tuple(tuple(p.shape) for p in module.parameters()))
+    return Layout(
+        tuple(n for n, _ in module.named_parameters()),
+        tuple(tuple(p.shape) for p in module.parameters()),
+    )
 
 
 def dilated() -> nn.Module:
     """Every second pixel of a kernel of 3x2, different strides and pads a side, no bias, an activation after the flattening."""
     first = nn.Conv2d(3, 4, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(2, 1), bias=False)
-    return made(first, nn.Tanh(), nn.Conv2d(4, 5, 3, padding=1), nn.Flatten(), nn.Sigmoid(), nn.Linear(300, 6), nn.Linear(6, 4, bias=False))
+    return made(
+        first,
+        nn.Tanh(),
+        nn.Conv2d(4, 5, 3, padding=1),
+        nn.Flatten(),
+        nn.Sigmoid(),
+        nn.Linear(300, 6),
+        nn.Linear(6, 4, bias=False),
+    )
 
 
 def agree(task: Task, x: Tensor, y: Tensor) -> None:
@@ -39,36 +50,74 @@ def agree(task: Task, x: Tensor, y: Tensor) -> None:
     g = Generator().manual_seed(3)
     thetas = torch.stack([task.init(g) for _ in x])
     r = torch.randn(thetas.shape, generator=g, dtype=D)
-    wanted = [x.requires_grad_(), y.requires_grad_()] if y.is_floating_point() else [x.requires_grad_()]
+    wanted = (
+        [x.requires_grad_(), y.requires_grad_()] if y.is_floating_point() else [x.requires_grad_()]
+    )
     together = task.again(thetas, x, y)
-    apart = torch.stack([task.gradient(*one, create_graph=True) for one in zip(thetas, x, y, strict=True)])
+    apart = torch.stack(
+        [task.gradient(*one, create_graph=True) for one in zip(thetas, x, y, strict=True)]
+    )
     torch.testing.assert_close(together, apart, rtol=1e-10, atol=1e-13)
-    slopes = [torch.autograd.grad((found * r).sum() + found.square().sum(), wanted) for found in (together, apart)]
+    slopes = [
+        torch.autograd.grad((found * r).sum() + found.square().sum(), wanted)
+        for found in (together, apart)
+    ]
     for mine, theirs in zip(*slopes, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("soft", [True, False])
 @pytest.mark.parametrize("act", ["relu", "sigmoid", "tanh"])
-@pytest.mark.parametrize(("model", "args"), [("lenet", {}), ("convnet", {"width": 3}), ("mlp", {"hidden": "7,5"})])
-def test_formulas_give_what_two_passes_of_autograd_give(model: str, args: dict[str, Any], act: str, soft: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "args"), [("lenet", {}), ("convnet", {"width": 3}), ("mlp", {"hidden": "7,5"})]
+)
+def test_formulas_give_what_two_passes_of_autograd_give(
+    model: str, args: dict[str, Any], act: str, soft: bool
+) -> None:
     g = Generator().manual_seed(0)
-    task = Task.build(TaskSpec(model, {**args, "act": act}, shape=IMAGE, classes=4, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)), dtype=D)
+    task = Task.build(
+        TaskSpec(
+            model,
+            {**args, "act": act},
+            shape=IMAGE,
+            classes=4,
+            mean=(0.5, 0.4, 0.3),
+            std=(0.2, 0.3, 0.4),
+        ),
+        dtype=D,
+    )
     assert task.chain is not None
     x = torch.rand(3, 2, *IMAGE, generator=g, dtype=D)
-    agree(task, x, torch.rand(3, 2, 4, generator=g, dtype=D) if soft else torch.randint(4, (3, 2), generator=g))
+    agree(
+        task,
+        x,
+        torch.rand(3, 2, 4, generator=g, dtype=D)
+        if soft
+        else torch.randint(4, (3, 2), generator=g),
+    )
 
 
 @pytest.mark.parametrize(("loss", "outputs"), [("binary", 2), ("squared", 1), ("squared", 3)])
 def test_every_loss_and_the_penalty_of_a_model(loss: Any, outputs: int) -> None:
     g = Generator().manual_seed(1)
-    spec = TaskSpec("mlp", {"hidden": "6", "act": "tanh", "l2": 0.3}, loss=loss, shape=(5,), classes=outputs)
-    y = torch.rand(4, 2, generator=g, dtype=D) if loss == "binary" or outputs == 1 else torch.randn(4, 2, outputs, generator=g, dtype=D)
+    spec = TaskSpec(
+        "mlp", {"hidden": "6", "act": "tanh", "l2": 0.3}, loss=loss, shape=(5,), classes=outputs
+    )
+    y = (
+        torch.rand(4, 2, generator=g, dtype=D)
+        if loss == "binary" or outputs == 1
+        else torch.randn(4, 2, outputs, generator=g, dtype=D)
+    )
     agree(Task.build(spec, dtype=D), torch.randn(4, 2, 5, generator=g, dtype=D), y)
 
 
-@pytest.mark.parametrize(("model", "args"), [("lenet", {"act": "relu"}), ("convnet", {"width": 3}), ("mlp", {"hidden": "7,5"})])
-def test_rounded_networks_have_the_same_two_ways_and_end_at_the_network_itself(model: str, args: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [("lenet", {"act": "relu"}), ("convnet", {"width": 3}), ("mlp", {"hidden": "7,5"})],
+)
+def test_rounded_networks_have_the_same_two_ways_and_end_at_the_network_itself(
+    model: str, args: dict[str, Any]
+) -> None:
     g = Generator().manual_seed(4)
     sharp = Task.build(TaskSpec(model, args, shape=IMAGE, classes=4), dtype=D)
     rounding = Rounding(0.8)
@@ -120,9 +169,14 @@ def test_kernels_strides_pads_and_layers_without_bias_or_activation() -> None:
     base = Task.build(TaskSpec("logistic", shape=(2,), classes=4), dtype=D)
     task = replace(base, module=module, layout=own, chain=chain)
     thetas = torch.randn(2, own.size, generator=g, dtype=D) / 3
-    x, y = torch.rand(2, 3, *IMAGE, generator=g, dtype=D).requires_grad_(), torch.randint(4, (2, 3), generator=g)
+    x, y = (
+        torch.rand(2, 3, *IMAGE, generator=g, dtype=D).requires_grad_(),
+        torch.randint(4, (2, 3), generator=g),
+    )
     together = task.again(thetas, x, y)
-    apart = torch.stack([task.gradient(*one, create_graph=True) for one in zip(thetas, x, y, strict=True)])
+    apart = torch.stack(
+        [task.gradient(*one, create_graph=True) for one in zip(thetas, x, y, strict=True)]
+    )
     torch.testing.assert_close(together, apart, rtol=1e-10, atol=1e-13)
     mine, theirs = (torch.autograd.grad(found.square().sum(), x)[0] for found in (together, apart))
     torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-11)

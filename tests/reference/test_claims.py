@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from leakaudit import progress
-from leakaudit.claims import PAPERS, ROWS, judge, select
-from leakaudit.claims.row import Finding, Judged
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
+from leakaudit.papers import PAPERS, ROWS, judge, select
+from leakaudit.papers.row import Finding, Judged
 from leakaudit.verdict import Verdict, against
 
 REFUTED, STANDS, UNCLAIMED = Verdict.REFUTED, Verdict.NOT_REFUTED, Verdict.UNCLAIMED
@@ -37,7 +37,13 @@ def figures(number: int, place: int = 0) -> Any:
 def test_every_claim_has_a_row_a_paper_and_a_command_that_repeats_it() -> None:
     assert [row.number for row in ROWS] == list(range(1, 42))
     assert PAPERS == ("000", "001", "002", "003", "004", "other")
-    assert [row.number for row in select(papers=["003", "001"])] == [1, 10, 11, *range(22, 28), *range(32, 37)]
+    assert [row.number for row in select(papers=["003", "001"])] == [
+        1,
+        10,
+        11,
+        *range(22, 28),
+        *range(32, 37),
+    ]
     assert [row.number for row in select(papers=["002"], numbers=[3, 4])] == [3]
     assert all(row.command == f"leakaudit claims --row {row.number}" for row in ROWS)
     assert against(True) is REFUTED
@@ -65,12 +71,16 @@ def test_1_secured_is_broken_before_its_limit() -> None:
 
 def test_2_truncated_gaussian() -> None:
     assert verdicts(2) == [REFUTED]
-    assert [t["true_delta"] for t in figures(2)["table"]] == pytest.approx([0.238, 0.286, 0.238, 0.332], abs=6e-4)
+    assert [t["true_delta"] for t in figures(2)["table"]] == pytest.approx(
+        [0.238, 0.286, 0.238, 0.332], abs=6e-4
+    )
     assert figures(2)["table"][0]["A"] == pytest.approx(4.08, abs=5e-3)
     assert 0.2 < figures(2)["measured_delta"] < 0.238
     needed = [t["needed_variance"] for t in figures(2)["table"]]
     assert needed == pytest.approx([33, 19.3, 67.2, 11.1], rel=0.03)
-    assert needed == pytest.approx([33.88, 19.53, 67.92, 11.23], rel=1e-3)  # where (2 A - 1) / sigma^2 = epsilon
+    assert needed == pytest.approx(
+        [33.88, 19.53, 67.92, 11.23], rel=1e-3
+    )  # where (2 A - 1) / sigma^2 = epsilon
 
 
 def test_3_truncated_laplace() -> None:
@@ -111,11 +121,15 @@ def test_7_theorem_1_in_both_forms() -> None:
     assert (figures(7)["noise"], figures(7)["needed"]) == pytest.approx((167.7, 115.1), abs=0.06)
     assert figures(7)["times"] == pytest.approx(1.46, abs=5e-3)
     true = figures(7, 1)["epsilon"]
-    assert [true[e] for e in ("0.25", "0.1", "0.05")] == pytest.approx([0.33, 0.215, 0.157], abs=2e-3)
+    assert [true[e] for e in ("0.25", "0.1", "0.05")] == pytest.approx(
+        [0.33, 0.215, 0.157], abs=2e-3
+    )
     assert true["1"] < 1
     assert "in our copy" in judged(7).findings[1].about
     run = figures(7, 2)["epsilon"]
-    assert run["1"] == pytest.approx(0.209, abs=1e-3)  # RELATIONS.md: L = 0, a record in every batch
+    assert run["1"] == pytest.approx(
+        0.209, abs=1e-3
+    )  # RELATIONS.md: L = 0, a record in every batch
     assert run["0.1"] < 0.1
     assert run["0.02"] > 0.02
 
@@ -138,10 +152,14 @@ def test_9_the_fixed_point_for_the_equal_degrees_that_the_paper_assumes() -> Non
 def test_10_noise_on_x_and_on_lam() -> None:
     assert verdicts(10) == [STANDS, UNSUPPORTED, UNSUPPORTED]
     x, lam, full = (figures(10, k) for k in range(3))
-    assert x["mu"] == pytest.approx((sum((0.2 / 0.4) ** 2 / 0.97**c for c in range(x["plf"]))) ** 0.5, rel=1e-9)
+    assert x["mu"] == pytest.approx(
+        (sum((0.2 / 0.4) ** 2 / 0.97**c for c in range(x["plf"]))) ** 0.5, rel=1e-9
+    )
     assert lam["mu"] == "inf"
     assert lam["relative_error"] < 1e-6
-    assert full["mu"] == pytest.approx((sum(((c + 2) * 0.1 / 0.4) ** 2 / 0.97**c for c in range(full["plf"]))) ** 0.5, rel=1e-8)
+    assert full["mu"] == pytest.approx(
+        (sum(((c + 2) * 0.1 / 0.4) ** 2 / 0.97**c for c in range(full["plf"]))) ** 0.5, rel=1e-8
+    )
 
 
 def test_11_activations() -> None:
@@ -197,8 +215,12 @@ def test_18_noise_in_total() -> None:
     """Table II by hand: sqrt(K R log(1/delta)) mu / (epsilon d), and J Delta_2 of row 7."""
     assert verdicts(18) == [REFUTED, STANDS, UNCLAIMED]
     sigma = figures(18)["sigma"]
-    assert sigma["DP-SGD"] == pytest.approx(math.sqrt(20_000 * math.log(1000)) * 0.03 / 4000, rel=1e-12)
-    assert sigma["DP-ADMM"] == pytest.approx(2 / (4e-4 + 1 / 0.03) * math.sqrt(40_000 * math.log(1250)) / 4000, rel=1e-12)
+    assert sigma["DP-SGD"] == pytest.approx(
+        math.sqrt(20_000 * math.log(1000)) * 0.03 / 4000, rel=1e-12
+    )
+    assert sigma["DP-ADMM"] == pytest.approx(
+        2 / (4e-4 + 1 / 0.03) * math.sqrt(40_000 * math.log(1250)) / 4000, rel=1e-12
+    )
     assert sigma["DP-Norm"] == pytest.approx(167.697 * 0.00102, rel=1e-5)
     assert figures(18)["sums"]["DP-Norm"] > 2 * figures(18)["sums"]["DP-ADMM"]
     equal = figures(18, 2)
@@ -298,7 +320,11 @@ def test_json_on_stdout_and_progress_aside(capsys: pytest.CaptureFixture[str]) -
     heard: list[tuple[str, int, int]] = []
     with progress.watching(lambda *said: heard.append(said)):
         list(judge(select(numbers=[8, 11])))
-    assert [h for h in heard if h[0] == "claims"] == [("claims", 0, 2), ("claims", 1, 2), ("claims", 2, 2)]
+    assert [h for h in heard if h[0] == "claims"] == [
+        ("claims", 0, 2),
+        ("claims", 1, 2),
+        ("claims", 2, 2),
+    ]
     assert main(["claims", "--row", "8", "--row", "11", "-f", "json", "-q"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -307,21 +333,46 @@ def test_json_on_stdout_and_progress_aside(capsys: pytest.CaptureFixture[str]) -
         (8, "REFUTED", "leakaudit claims --row 8"),
         (11, "UNSUPPORTED", "leakaudit claims --row 11"),
     ]
-    fields = {"row", "paper", "source", "claim", "quality", "quotes", "assumes", "verdict", "findings", "command", "seconds"}
+    fields = {
+        "row",
+        "paper",
+        "source",
+        "claim",
+        "quality",
+        "quotes",
+        "assumes",
+        "verdict",
+        "findings",
+        "command",
+        "seconds",
+    }
     assert set(rows[0]) == fields
     assert [r["quality"] for r in rows] == ["read", "reconstructed"]
-    assert rows[0]["quotes"][2] == {"place": "section II-B", "text": "where one data sample is different from the other"}
+    assert rows[0]["quotes"][2] == {
+        "place": "section II-B",
+        "text": "where one data sample is different from the other",
+    }
 
 
 def test_text_holds_verdict_evidence_and_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", "--paper", "001", "--row", "10", "-q"]) == 0
     out = capsys.readouterr().out
-    for part in ("Theorem 4", "NOT REFUTED  noise on x", "UNSUPPORTED  if the noise", "mu = inf", "leakaudit claims --row 10"):
+    for part in (
+        "Theorem 4",
+        "NOT REFUTED  noise on x",
+        "UNSUPPORTED  if the noise",
+        "mu = inf",
+        "leakaudit claims --row 10",
+    ):
         assert part in out
 
 
-@pytest.mark.parametrize(("argv", "says"), [(["--row", "99"], "no row 99"), (["--paper", "005"], "no paper 005")])
-def test_what_is_not_on_the_scoreboard_is_refused(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("argv", "says"), [(["--row", "99"], "no row 99"), (["--paper", "005"], "no paper 005")]
+)
+def test_what_is_not_on_the_scoreboard_is_refused(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["claims", *argv, "-q"]) == 2
     err = capsys.readouterr().err
     assert says in err

@@ -18,10 +18,10 @@ import torch
 from PIL import Image
 from torch import Generator
 
-from leakaudit import _compat, sources
-from leakaudit.data import NAMES, load
 from leakaudit.errors import LeakauditError
-from leakaudit.task import Task
+from leakaudit.tasks import _torchvision, data_sources
+from leakaudit.tasks.data import NAMES, load
+from leakaudit.tasks.task import Task
 
 Shared = Callable[[str], Path]
 
@@ -45,7 +45,13 @@ def test_faces_are_the_hundred_faces_rounded() -> None:
     assert np.abs(data.x[:, 0].numpy() - source).max() <= 0.5 / 255 + 1e-7
     assert len(data.x.flatten(1).unique(dim=0)) == 100
     assert torch.equal(data.y, torch.arange(100))
-    assert (data.classes, data.levels, data.mean, data.std, data.name) == (100, 255, (0.5,), (0.5,), "faces")
+    assert (data.classes, data.levels, data.mean, data.std, data.name) == (
+        100,
+        255,
+        (0.5,),
+        (0.5,),
+        "faces",
+    )
 
 
 def test_faces_detect_has_both_kinds() -> None:
@@ -59,10 +65,17 @@ def test_photos_are_distinct_tiles_of_all_six() -> None:
     data = load("photos")
     assert data.x.shape[1:] == (3, 32, 32)
     assert len(data) > 150
-    assert data.labels == ("astronaut", "coffee", "chelsea", "rocket", "hubble_deep_field", "retina")
+    assert data.labels == (
+        "astronaut",
+        "coffee",
+        "chelsea",
+        "rocket",
+        "hubble_deep_field",
+        "retina",
+    )
     assert int(data.y.bincount(minlength=6).min()) >= 20
     assert len(data.x.flatten(1).unique(dim=0)) == len(data)
-    assert float(data.x.std(dim=(1, 2, 3)).min()) > sources.CONTRAST
+    assert float(data.x.std(dim=(1, 2, 3)).min()) > data_sources.CONTRAST
     grid = data.x.double() * 255
     assert float((grid - grid.round()).abs().max()) < 1e-4
     again = load("photos")
@@ -76,12 +89,14 @@ def test_photo_tiles_lie_side_by_side_in_the_scaled_photograph() -> None:
     got = torch.cat(rows, dim=1).permute(1, 2, 0).numpy()
     photo = np.asarray(skimage.data.astronaut())
     want = np.asarray(Image.fromarray(photo).resize((160, 160), Image.Resampling.BOX)) / 255
-    assert np.abs(got - want).mean() < 0.02  # both average over areas, with other rules at their borders
+    assert (
+        np.abs(got - want).mean() < 0.02
+    )  # both average over areas, with other rules at their borders
     assert np.corrcoef(got.ravel(), want.ravel())[0, 1] > 0.995
 
 
 def test_a_photograph_that_is_not_bundled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sources.PHOTOS, "coffee", "not_there.png")
+    monkeypatch.setitem(data_sources.PHOTOS, "coffee", "not_there.png")
     with pytest.raises(LeakauditError, match="does not bundle not_there"):
         load("photos")
 
@@ -111,10 +126,14 @@ def test_fashion_is_the_original(shared_data: Shared, tmp_path: Path) -> None:
     for packed in shared_data("fashion_mnist").glob("*.gz"):
         (raw / packed.stem).write_bytes(gzip.decompress(packed.read_bytes()))
     data = load("fashion", tmp_path)
-    pixels = np.frombuffer((raw / "train-images-idx3-ubyte").read_bytes(), np.uint8, offset=16).reshape(60000, 28, 28)
+    pixels = np.frombuffer(
+        (raw / "train-images-idx3-ubyte").read_bytes(), np.uint8, offset=16
+    ).reshape(60000, 28, 28)
     labels = np.frombuffer((raw / "train-labels-idx1-ubyte").read_bytes(), np.uint8, offset=8)
     assert data.x.shape == (60000, 1, 28, 28)
-    assert torch.equal((data.x[::97, 0] * 255).round().to(torch.uint8), torch.from_numpy(pixels[::97].copy()))
+    assert torch.equal(
+        (data.x[::97, 0] * 255).round().to(torch.uint8), torch.from_numpy(pixels[::97].copy())
+    )
     assert np.array_equal(data.y.numpy(), labels)
     assert data.y[:5].tolist() == [9, 0, 0, 3, 0]
     assert data.y.bincount().tolist() == [6000] * 10
@@ -126,25 +145,37 @@ def test_mnist_in_torchvisions_layout(tmp_path: Path) -> None:
     raw.mkdir(parents=True)
     pixels = np.arange(3 * 28 * 28, dtype=np.uint8).reshape(3, 28, 28)
     for part in ("train", "t10k"):
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(np.array([2051, 3, 28, 28], ">i4").tobytes() + pixels.tobytes())
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(np.array([2049, 3], ">i4").tobytes() + bytes([7, 2, 1]))
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(
+            np.array([2051, 3, 28, 28], ">i4").tobytes() + pixels.tobytes()
+        )
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(
+            np.array([2049, 3], ">i4").tobytes() + bytes([7, 2, 1])
+        )
     data = load("mnist", tmp_path)
     assert torch.equal(data.x[:, 0], torch.from_numpy(pixels).float() / 255)
     assert data.y.tolist() == [7, 2, 1]
 
 
 def test_cifar10_in_torchvisions_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cifar = _compat.torchvision().datasets.cifar
-    monkeypatch.setattr(cifar, "check_integrity", lambda *_: True)  # the made-up files have other checksums
+    cifar = _torchvision.torchvision().datasets.cifar
+    monkeypatch.setattr(
+        cifar, "check_integrity", lambda *_: True
+    )  # the made-up files have other checksums
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     rng = np.random.default_rng(0)
     batches = [rng.integers(0, 256, (2, 3072), dtype=np.uint8) for _ in range(5)]
     for i, batch in enumerate(batches, 1):
-        (folder / f"data_batch_{i}").write_bytes(pickle.dumps({"data": batch, "labels": [i, i + 1]}))
-    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"c{i}" for i in range(10)]}))
+        (folder / f"data_batch_{i}").write_bytes(
+            pickle.dumps({"data": batch, "labels": [i, i + 1]})
+        )
+    (folder / "batches.meta").write_bytes(
+        pickle.dumps({"label_names": [f"c{i}" for i in range(10)]})
+    )
     data = load("cifar10", tmp_path)
-    assert torch.equal(data.x, torch.from_numpy(np.concatenate(batches)).reshape(10, 3, 32, 32).float() / 255)
+    assert torch.equal(
+        data.x, torch.from_numpy(np.concatenate(batches)).reshape(10, 3, 32, 32).float() / 255
+    )
     assert data.y.tolist() == [1, 2, 2, 3, 3, 4, 4, 5, 5, 6]
     assert data.labels[3] == "c3"
 
@@ -163,15 +194,24 @@ def test_data_that_are_not_there_say_what_to_do(name: str, tmp_path: Path) -> No
 
 def test_npz_of_gray_and_colour_images(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    gray, colour = rng.integers(0, 256, (4, 5, 6), dtype=np.uint8), rng.integers(0, 256, (4, 5, 6, 3), dtype=np.uint8)
+    gray, colour = (
+        rng.integers(0, 256, (4, 5, 6), dtype=np.uint8),
+        rng.integers(0, 256, (4, 5, 6, 3), dtype=np.uint8),
+    )
     data = load(npz(tmp_path / "gray.npz", x=gray, y=np.array([0, 1, 2, 1])))
     assert data.x.shape == (4, 1, 5, 6)
     assert torch.equal(data.x[:, 0], torch.from_numpy(gray).float() / 255)
     assert (data.levels, data.classes, data.labels, data.name) == (255, 3, (), "npz:gray.npz")
     data = load(npz(tmp_path / "colour.npz", x=colour, y=np.array([3, -1, 3, 7])))
     assert torch.equal(data.x, torch.from_numpy(colour).permute(0, 3, 1, 2).float() / 255)
-    assert (data.y.tolist(), data.labels, data.mean) == ([1, 0, 1, 2], ("-1", "3", "7"), (0.5, 0.5, 0.5))
-    data = load(npz(tmp_path / "float.npz", x=gray / 255.0, y=np.array(["cat", "dog", "cat", "ape"])))
+    assert (data.y.tolist(), data.labels, data.mean) == (
+        [1, 0, 1, 2],
+        ("-1", "3", "7"),
+        (0.5, 0.5, 0.5),
+    )
+    data = load(
+        npz(tmp_path / "float.npz", x=gray / 255.0, y=np.array(["cat", "dog", "cat", "ape"]))
+    )
     assert (data.y.tolist(), data.labels, data.levels) == ([1, 2, 1, 0], ("ape", "cat", "dog"), 0)
     torch.testing.assert_close(data.x[:, 0], torch.from_numpy(gray).float() / 255)
 
@@ -190,7 +230,9 @@ def test_npz_of_features_and_targets(tmp_path: Path) -> None:
 def bomb(path: Path, claim: tuple[int, ...], body: bytes) -> str:
     """An npz whose x says more than it holds."""
     head = io.BytesIO()
-    np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": claim})
+    np.lib.format.write_array_header_1_0(
+        head, {"descr": "|u1", "fortran_order": False, "shape": claim}
+    )
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", head.getvalue() + body)
         archive.writestr("y.npy", b"")
@@ -241,7 +283,9 @@ def test_npz_files_that_are_refused(tmp_path: Path) -> None:
         load(bomb(path, (50, 100), b"\0" * 100))
 
 
-def picture(path: Path, seed: int, size: tuple[int, ...] = (6, 5), mode: str | None = None) -> np.ndarray:
+def picture(
+    path: Path, seed: int, size: tuple[int, ...] = (6, 5), mode: str | None = None
+) -> np.ndarray:
     pixels = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
     image = Image.fromarray(pixels)
     path.parent.mkdir(exist_ok=True, parents=True)
@@ -250,7 +294,11 @@ def picture(path: Path, seed: int, size: tuple[int, ...] = (6, 5), mode: str | N
 
 
 def test_folder_of_classes(tmp_path: Path) -> None:
-    want = [picture(tmp_path / "cat" / "a.png", 0), picture(tmp_path / "cat" / "b.PNG", 1), picture(tmp_path / "dog" / "c.png", 2)]
+    want = [
+        picture(tmp_path / "cat" / "a.png", 0),
+        picture(tmp_path / "cat" / "b.PNG", 1),
+        picture(tmp_path / "dog" / "c.png", 2),
+    ]
     (tmp_path / "dog" / "notes.txt").write_text("no image")
     (tmp_path / ".hidden").mkdir()
     data = load(f"images:{tmp_path}")
@@ -266,7 +314,9 @@ def test_flat_folder_of_gray_colour_and_transparent_images(tmp_path: Path) -> No
     assert data.x.shape == (4, 3, 6, 5)
     assert torch.equal(data.x[0], torch.from_numpy(gray).float().expand(3, 6, 5) / 255)
     assert torch.equal(data.x[1], torch.from_numpy(colour).permute(2, 0, 1).float() / 255)
-    assert torch.equal(data.x[2], torch.from_numpy(clear[..., :3].copy()).permute(2, 0, 1).float() / 255)
+    assert torch.equal(
+        data.x[2], torch.from_numpy(clear[..., :3].copy()).permute(2, 0, 1).float() / 255
+    )
     assert (data.y.tolist(), data.classes) == ([0, 1, 2, 3], 4)
 
 
@@ -291,7 +341,7 @@ def test_folders_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Image.new("1", (6000, 5000)).save(tmp_path / "b.png")
     with pytest.raises(LeakauditError, match=r"b\.png: expected at most 16777216 pixels"):
         load(f"images:{tmp_path}")
-    monkeypatch.setattr("leakaudit.datafiles.LARGEST", 100)
+    monkeypatch.setattr("leakaudit.tasks.data_files.LARGEST", 100)
     with pytest.raises(LeakauditError, match="need more than 100 bytes"):
         load(f"images:{tmp_path}")
 
@@ -302,7 +352,10 @@ def test_libsvm_text(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"data.{suffix}"
     path.write_bytes({"txt": lambda b: b, "bz2": bz2.compress, "gz": gzip.compress}[suffix](text))
     data = load(f"libsvm:{path}")
-    assert data.x.tolist() == torch.tensor([[0.5, 0, -0.2, 0], [0, 3, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]).tolist()
+    assert (
+        data.x.tolist()
+        == torch.tensor([[0.5, 0, -0.2, 0], [0, 3, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]]).tolist()
+    )
     assert (data.y.tolist(), data.labels, data.classes) == ([1, 0, 0, 1], ("-1", "1"), 2)
     assert data.spec("logistic").loss == "binary"
 
@@ -356,14 +409,18 @@ def test_libsvm_text_that_is_refused(text: str, says: str, tmp_path: Path) -> No
 def test_libsvm_files_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LeakauditError, match="cannot be read"):
         load(f"libsvm:{tmp_path / 'absent'}")
-    for name, content in (("a.bz2", b"text"), ("b.gz", b"text"), ("c.gz", gzip.compress(b"1 1:2\n" * 1000)[:-12])):
+    for name, content in (
+        ("a.bz2", b"text"),
+        ("b.gz", b"text"),
+        ("c.gz", gzip.compress(b"1 1:2\n" * 1000)[:-12]),
+    ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(LeakauditError, match="cannot be read"):
             load(f"libsvm:{tmp_path / name}")
     (tmp_path / "line.bz2").write_bytes(bz2.compress(b"1" * 2**25))
     with pytest.raises(LeakauditError, match="expected lines under"):
         load(f"libsvm:{tmp_path / 'line.bz2'}")
-    monkeypatch.setattr("leakaudit.datafiles.LARGEST", 1000)
+    monkeypatch.setattr("leakaudit.tasks.data_files.LARGEST", 1000)
     (tmp_path / "long.gz").write_bytes(gzip.compress(b"1 1:2\n" * 1000))
     with pytest.raises(LeakauditError, match="a text under 1000 bytes"):
         load(f"libsvm:{tmp_path / 'long.gz'}")
@@ -372,7 +429,19 @@ def test_libsvm_files_that_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
 # all
 
 
-@pytest.mark.parametrize("name", ["face", "", "faces:3", "npzz:file", "gaussians:", "gaussians:x", "gaussians:1", "gaussians:99999999"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "face",
+        "",
+        "faces:3",
+        "npzz:file",
+        "gaussians:",
+        "gaussians:x",
+        "gaussians:1",
+        "gaussians:99999999",
+    ],
+)
 def test_names_that_are_unknown(name: str) -> None:
     with pytest.raises(LeakauditError, match=r"no data set|expected 2 to"):
         load(name, generator=Generator().manual_seed(0))
@@ -381,12 +450,24 @@ def test_names_that_are_unknown(name: str) -> None:
 def test_specs_describe_the_data() -> None:
     faces, plane = load("faces"), load("gaussians", generator=Generator().manual_seed(0))
     spec = faces.spec("lenet", {"act": "relu"})
-    assert (spec.loss, spec.shape, spec.classes, spec.levels, spec.data) == ("cross_entropy", (1, 25, 25), 100, 255, "faces")
+    assert (spec.loss, spec.shape, spec.classes, spec.levels, spec.data) == (
+        "cross_entropy",
+        (1, 25, 25),
+        100,
+        255,
+        "faces",
+    )
     assert plane.spec("logistic").loss == "binary"
     assert plane.spec("logistic", loss="cross_entropy").classes == 2
     assert faces.spec("logistic").loss == "cross_entropy"
     assert (plane.spec("linear").loss, plane.spec("linear").classes) == ("squared", 1)
-    for data, model in ((faces, "mlp"), (faces, "convnet"), (plane, "logistic"), (plane, "linear"), (load("photos"), "lenet")):
+    for data, model in (
+        (faces, "mlp"),
+        (faces, "convnet"),
+        (plane, "logistic"),
+        (plane, "linear"),
+        (load("photos"), "lenet"),
+    ):
         spec = data.spec(model)
         json.dumps(spec.to_json())
         task = Task.build(spec)

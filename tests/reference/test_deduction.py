@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit import declared, recording, values
-from leakaudit.declared import DECLARED
-from leakaudit.deduction import Deduction
+from leakaudit.extraction import gradient_values
+from leakaudit.extraction.deduction import Deduction
 from leakaudit.leak import GradientLeak
+from leakaudit.protocols import declared, recording
+from leakaudit.protocols.declared import DECLARED
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations.estimate import _on_sums
-from leakaudit.scenario import Scenario
 from leakaudit.trace import Graph, Trace, Truth
 
 Run = tuple[recording.Plan, Trace, Truth]
@@ -24,17 +25,35 @@ Run = tuple[recording.Plan, Trace, Truth]
 
 def chorded(seed: int = 0, nodes: int = 10) -> Graph:
     """A ring of ten nodes with random chords: 30 directed edges for seed 0."""
-    draw, edges = np.random.default_rng(seed), {tuple(sorted((i, (i + 1) % nodes))) for i in range(nodes)}
+    draw, edges = (
+        np.random.default_rng(seed),
+        {tuple(sorted((i, (i + 1) % nodes))) for i in range(nodes)},
+    )
     for _ in range(nodes):
         a, b = draw.choice(nodes, 2, replace=False)
         edges.add(tuple(sorted((int(a), int(b)))))
     return Graph(nodes, tuple(sorted(edges)))  # type: ignore[arg-type]
 
 
-def run(rounds: int = 20, dtype: str = "float64", graph: Graph | None = None, victim: str = "pdmm", **constants: Any) -> Run:
+def run(
+    rounds: int = 20,
+    dtype: str = "float64",
+    graph: Graph | None = None,
+    victim: str = "pdmm",
+    **constants: Any,
+) -> Run:
     steps = {"alpha": 0.02, "z0": 1.0} if victim == "pdmm" else {}
     scenario = Scenario(
-        victim, 10, "ring", rounds, "gaussians", 12, model="logistic", set={"l2": 0.1, **steps, **constants}, dtype=dtype, states=True
+        victim,
+        10,
+        "ring",
+        rounds,
+        "gaussians",
+        12,
+        model="logistic",
+        set={"l2": 0.1, **steps, **constants},
+        dtype=dtype,
+        states=True,
     )
     plan = recording.plan(scenario)
     if graph is not None:
@@ -47,20 +66,34 @@ def errors(plan: recording.Plan, truth: Truth, leak: GradientLeak) -> Tensor:
     """Largest error of every row."""
     x, y = truth.of(leak.node)
     models = truth.states["w"].double()
-    g = torch.stack([plan.task.gradient(models[t, leak.node], x.double(), y) for t in leak.theta_rounds.tolist()])
+    g = torch.stack(
+        [
+            plan.task.gradient(models[t, leak.node], x.double(), y)
+            for t in leak.theta_rounds.tolist()
+        ]
+    )
     return (leak.value - leak.combination @ g).abs().amax(1)
 
 
 def with_pair(leak: GradientLeak, first: int) -> list[int]:
     """Rows that are a difference of the gradients of two rounds in a row."""
     rounds = leak.theta_rounds.tolist()
-    return [k for k, row in enumerate(leak.combination) if {rounds[j] for j in row.nonzero()[:, 0].tolist()} == {first, first + 1}]
+    return [
+        k
+        for k, row in enumerate(leak.combination)
+        if {rounds[j] for j in row.nonzero()[:, 0].tolist()} == {first, first + 1}
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("update", "theta", "share", "taps", "nodes"),
-    [("gradient", 1.0, 0.7, 18, 6), ("gradient", 1.0, 0.5, 12, 3), ("gradient", 1.0, 0.4, 8, 0), ("exact", 0.5, 0.5, 12, 9)],
+    [
+        ("gradient", 1.0, 0.7, 18, 6),
+        ("gradient", 1.0, 0.5, 12, 3),
+        ("gradient", 1.0, 0.4, 8, 0),
+        ("exact", 0.5, 0.5, 12, 9),
+    ],
 )
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-12), ("float32", 5e-5)])
 def test_taps_on_some_edges_give_differences_of_some_nodes(
@@ -70,7 +103,9 @@ def test_taps_on_some_edges_give_differences_of_some_nodes(
     graph = chorded()
     plan, trace, truth = run(dtype=dtype, graph=graph, update=update, theta=theta)
     draw = np.random.default_rng(4)
-    heard = frozenset((i, j) for i in range(10) for j in graph.neighbours[i] if draw.random() < share)
+    heard = frozenset(
+        (i, j) for i in range(10) for j in graph.neighbours[i] if draw.random() < share
+    )
     assert (len(graph.arcs), len(heard)) == (30, taps)
     leaks = la.leaks(trace, la.Adversary(hears=heard))
     first = 10 + (update == "exact")
@@ -83,7 +118,9 @@ def test_taps_on_some_edges_give_differences_of_some_nodes(
 
 
 def test_a_few_taps_and_their_values() -> None:
-    plan, trace, truth = run(rounds=8, graph=Graph(10, tuple((i, i + 1) for i in range(9))), update="exact")
+    plan, trace, truth = run(
+        rounds=8, graph=Graph(10, tuple((i, i + 1) for i in range(9))), update="exact"
+    )
     (leak,) = la.leaks(trace, la.Adversary(hears=frozenset({(3, 4), (4, 3), (5, 4)})), [4])
     assert leak.scope.startswith("lower bound")
     assert errors(plan, truth, leak).max() < 1e-10
@@ -113,17 +150,25 @@ def test_absolute_gradients_are_taken_from_running_sums() -> None:
     _, trace, _ = run(rounds=40, z0=0.0)
     heard = Deduction(trace, la.Adversary())
     found = heard.of(0, 64)
-    quietest = values.quietest(heard, found.knowledge, found.rows)
+    quietest = gradient_values.quietest(heard, found.knowledge, found.rows)
     weights, running = _on_sums(quietest.vectors, quietest.weights)
     assert running
     assert np.count_nonzero(weights) < np.count_nonzero(quietest.weights) / 4
-    plain = sum(float(w) * heard.fetch(v).double() for w, v in zip(quietest.weights[-1], quietest.vectors, strict=True))
+    plain = sum(
+        float(w) * heard.fetch(v).double()
+        for w, v in zip(quietest.weights[-1], quietest.vectors, strict=True)
+    )
     torch.testing.assert_close(quietest.apply(heard.fetch)[-1], plain, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("constants", [{}, {"theta": 0.5}, {"update": "quadratic", "mu": 10.0}, {"z0": 0.0}, {"differential": False}])
-def test_the_predicted_noise_is_the_size_of_the_error(dtype: str, constants: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "constants",
+    [{}, {"theta": 0.5}, {"update": "quadratic", "mu": 10.0}, {"z0": 0.0}, {"differential": False}],
+)
+def test_the_predicted_noise_is_the_size_of_the_error(
+    dtype: str, constants: dict[str, Any]
+) -> None:
     plan, trace, truth = run(dtype=dtype, **constants)
     ratios = torch.cat([errors(plan, truth, leak) / leak.std for leak in la.leaks(trace)])
     assert 0.05 < ratios.median() < 4
@@ -143,7 +188,16 @@ def test_neighbours_that_share_a_neighbourhood_give_two_step_differences() -> No
     """A curious node that hears all neighbours of another knows their models, and so the terms of its dual up to z^0."""
     graph = Graph(4, ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)))
     scenario = Scenario(
-        "pdmm", 4, "complete", 12, "gaussians", 12, model="logistic", set={"l2": 0.1, "alpha": 0.02}, dtype="float64", states=True
+        "pdmm",
+        4,
+        "complete",
+        12,
+        "gaussians",
+        12,
+        model="logistic",
+        set={"l2": 0.1, "alpha": 0.02},
+        dtype="float64",
+        states=True,
     )
     plan = recording.plan(scenario)
     recorder = recording.record(plan, None)
@@ -171,7 +225,9 @@ def test_constants_that_the_trace_does_not_name_are_said() -> None:
 
 
 def test_a_message_that_is_declared_and_not_in_the_trace_is_named() -> None:
-    scenario = Scenario("pdmm", 5, "ring", 4, "gaussians", 3, model="logistic", wires="node:0", states=True)
+    scenario = Scenario(
+        "pdmm", 5, "ring", 4, "gaussians", 3, model="logistic", wires="node:0", states=True
+    )
     recorder = recording.record(recording.plan(scenario), None)
     with pytest.raises(la.LeakauditError, match="round 0 has no message 'z0' 1 -> 2"):
         declared.check(recorder.trace, recorder.truth_record)

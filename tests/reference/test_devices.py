@@ -15,7 +15,13 @@ import pytest
 
 from leakaudit import registry
 
-ATTACKS = {"analytic": 1e-6, "labels": 0.0, "exact": 0.0, "idlg": 1e-3, "inverting": 1e-3}  # name -> how far errors may be apart
+ATTACKS = {
+    "analytic": 1e-6,
+    "labels": 0.0,
+    "exact": 0.0,
+    "idlg": 1e-3,
+    "inverting": 1e-3,
+}  # name -> how far errors may be apart
 
 
 def ran(project: Path, what: str, *names: str) -> list[dict[str, Any]]:
@@ -46,7 +52,11 @@ for wrong in (lambda: a + b, lambda: torch.cat([a, b]), lambda: b @ a.mT, lambda
     raise SystemExit("it mixed devices")
 """
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], cwd=project / "tests", capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=project / "tests",
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
 

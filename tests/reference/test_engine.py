@@ -12,16 +12,19 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import api, data, engine, evaluate, objectives, registry
-from leakaudit.engine import FORMATS, Schedule
-from leakaudit.evaluate import Problems
+from leakaudit import registry
+from leakaudit.inversion import attacking
+from leakaudit.inversion.search import batched_search, evaluate, objectives
+from leakaudit.inversion.search.batched_search import FORMATS, Schedule
+from leakaudit.inversion.search.evaluate import Problems
+from leakaudit.inversion.search.lbfgs import Memory
+from leakaudit.inversion.search.line_search import FALL, FLATTER, Brackets
+from leakaudit.inversion.search.optimise import Run
 from leakaudit.leak import GradientLeak
-from leakaudit.linesearch import FALL, FLATTER, Brackets
-from leakaudit.optimise import Run
 from leakaudit.progress import remaining, sharing, watching
-from leakaudit.quasinewton import Memory
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.task import Task
+from leakaudit.tasks import data
+from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
 D = torch.float64
@@ -114,7 +117,9 @@ def bananas(k: int, goal: float = 1e-20) -> tuple[Problems, tuple[Tensor, ...]]:
 @pytest.mark.parametrize("k", [1, 7])
 def test_every_search_finds_its_own_minimum_and_ends_by_itself(k: int) -> None:
     problems, start = bananas(k)
-    found = dict(engine.search(problems, start, Schedule(20, formats=FORMATS["float64"]), "test"))
+    found = dict(
+        batched_search.search(problems, start, Schedule(20, formats=FORMATS["float64"]), "test")
+    )
     assert sorted(found) == list(range(k))
     for place, run in found.items():
         a = problems.given[0][place]
@@ -130,8 +135,14 @@ def test_float64_polishes_what_float32_found() -> None:
     ends, left = {}, {}
     for name, formats in FORMATS.items():
         problems, start = bananas(4, goal=1e-22)
-        ends[name] = dict(engine.search(problems, start, Schedule(40, formats=formats), "test"))
-        left[name] = [float(banana(None, (problems.given[0][k],), (run.point[0][None],))) for k, run in ends[name].items() if k in (1, 2)]
+        ends[name] = dict(
+            batched_search.search(problems, start, Schedule(40, formats=formats), "test")
+        )
+        left[name] = [
+            float(banana(None, (problems.given[0][k],), (run.point[0][None],)))
+            for k, run in ends[name].items()
+            if k in (1, 2)
+        ]
     assert min(left["float32"]) > 1e-16
     assert max(left["mixed"]) <= 1e-22
     assert all(run.ended == "fitted" and run.point[0].dtype == D for run in ends["mixed"].values())
@@ -143,16 +154,20 @@ def test_float64_polishes_what_float32_found() -> None:
 def test_a_search_does_not_depend_on_the_others() -> None:
     problems, start = bananas(6)
     schedule = Schedule(20, formats=FORMATS["float64"])
-    together = dict(engine.search(problems, start, schedule, "test"))
+    together = dict(batched_search.search(problems, start, schedule, "test"))
     for rows in ([4, 1], [3]):
         index = torch.tensor(rows)
-        alone = dict(engine.search(problems.of_these(index), (start[0][index],), schedule, "test"))
+        alone = dict(
+            batched_search.search(problems.of_these(index), (start[0][index],), schedule, "test")
+        )
         for place, k in enumerate(rows):
             assert alone[place].evaluations == together[k].evaluations
             assert torch.allclose(alone[place].point[0], together[k].point[0], rtol=1e-9)
 
 
-def test_searches_whose_pairs_do_not_fit_in_memory_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_searches_whose_pairs_do_not_fit_in_memory_go_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     problems, start = bananas(7)
     schedule, sizes = Schedule(20, history=6, formats=FORMATS["float64"]), []
 
@@ -161,13 +176,13 @@ def test_searches_whose_pairs_do_not_fit_in_memory_go_in_parts(monkeypatch: pyte
             sizes.append(like.numel() * m * 2 * like.itemsize)
             super().__init__(like, m)
 
-    monkeypatch.setattr(engine, "Memory", Counted)
-    whole = dict(engine.search(problems, start, schedule, "test", lambda place: place == 6))
-    monkeypatch.setattr(engine, "MEMORY", sizes[0] // 3)
-    parts = dict(engine.search(problems, start, schedule, "test", lambda place: place == 6))
+    monkeypatch.setattr(batched_search, "Memory", Counted)
+    whole = dict(batched_search.search(problems, start, schedule, "test", lambda place: place == 6))
+    monkeypatch.setattr(batched_search, "MEMORY", sizes[0] // 3)
+    parts = dict(batched_search.search(problems, start, schedule, "test", lambda place: place == 6))
     assert sizes[0] == 7 * sizes[1] // 2
     assert len(sizes) == 5
-    assert max(sizes[1:]) <= engine.MEMORY
+    assert max(sizes[1:]) <= batched_search.MEMORY
     assert sorted(parts) == list(range(7))
     for k in range(7):
         assert (parts[k].evaluations, parts[k].ended) == (whole[k].evaluations, whole[k].ended)
@@ -182,9 +197,17 @@ def walled(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tens
 
 def test_walls_of_nan_are_met_with_shorter_steps_and_nan_everywhere_gives_the_start_back() -> None:
     start = torch.tensor([50.0, 3.0, 1000.0], dtype=D).expand(3, 3).clone()
-    problems = Problems(tiny_task(), walled, (torch.tensor([1.0, math.nan, 2.0], dtype=D),), torch.zeros(3, dtype=D))
-    found = dict(engine.search(problems, (start,), Schedule(200, formats=FORMATS["float64"]), "test"))
-    assert (found[0].ended, found[1].ended, found[2].ended) == ("converged", "diverged", "converged")
+    problems = Problems(
+        tiny_task(), walled, (torch.tensor([1.0, math.nan, 2.0], dtype=D),), torch.zeros(3, dtype=D)
+    )
+    found = dict(
+        batched_search.search(problems, (start,), Schedule(200, formats=FORMATS["float64"]), "test")
+    )
+    assert (found[0].ended, found[1].ended, found[2].ended) == (
+        "converged",
+        "diverged",
+        "converged",
+    )
     assert found[0].objective == pytest.approx(3, abs=1e-6)
     assert found[2].objective == pytest.approx(6, abs=1e-6)
     assert torch.equal(found[1].point[0], start[1])
@@ -194,14 +217,22 @@ def test_a_deadline_ends_all_searches_and_needless_ones_leave() -> None:
     heard: list[tuple[str, int, int]] = []
     problems, start = bananas(3, goal=-1.0)
     with watching(lambda *event: heard.append(event), seconds=0.0):
-        found = dict(engine.search(problems, start, Schedule(50), "test"))
+        found = dict(batched_search.search(problems, start, Schedule(50), "test"))
     assert {run.ended for run in found.values()} == {"out of time"}
     assert all(run.evaluations == 2 for run in found.values())
     with watching(lambda *event: heard.append(event)):
-        found = dict(engine.search(problems, start, Schedule(9, formats=FORMATS["float64"]), "test", lambda place: place == 1))
-    assert found[1].evaluations == engine.STEP
+        found = dict(
+            batched_search.search(
+                problems,
+                start,
+                Schedule(9, formats=FORMATS["float64"]),
+                "test",
+                lambda place: place == 1,
+            )
+        )
+    assert found[1].evaluations == batched_search.STEP
     assert found[1].ended == "stopped"
-    assert min(found[0].evaluations, found[2].evaluations) > engine.STEP
+    assert min(found[0].evaluations, found[2].evaluations) > batched_search.STEP
     assert heard[0] == ("test", 1, 9)
 
 
@@ -212,7 +243,9 @@ def double_well(_: Any, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) ->
 
 
 def test_starts_come_in_rounds_of_one_two_four_until_one_is_good_enough() -> None:
-    problems = Problems(tiny_task(), double_well, (torch.zeros(2, dtype=D),), torch.full((2,), 1e-3, dtype=D))
+    problems = Problems(
+        tiny_task(), double_well, (torch.zeros(2, dtype=D),), torch.full((2,), 1e-3, dtype=D)
+    )
     starts = {0: iter([-2.0, -1.5, -1.2, 1.4, 2.0, 3.0, 4.0]), 1: iter([2.0])}
     drawn: list[int] = []
 
@@ -220,7 +253,11 @@ def test_starts_come_in_rounds_of_one_two_four_until_one_is_good_enough() -> Non
         drawn.append(place)
         return (torch.tensor([next(starts[place])], dtype=D),)
 
-    found = dict(engine.restarted(problems, draw, 6, 10.0, Schedule(9, formats=FORMATS["float64"]), "test"))
+    found = dict(
+        batched_search.restarted(
+            problems, draw, 6, 10.0, Schedule(9, formats=FORMATS["float64"]), "test"
+        )
+    )
     assert drawn == [0, 1, 0, 0, 0, 0, 0] or drawn == [0, 1, 0, 0, 0]
     assert drawn.count(1) == 1
     assert all(float(run.point[0]) > 0.9 for run in found.values())
@@ -230,17 +267,33 @@ def test_starts_come_in_rounds_of_one_two_four_until_one_is_good_enough() -> Non
 # --- objectives of models -------------------------------------------------------------------------------------------------
 
 
-def planted(k: int, model: str = "lenet", act: str = "sigmoid") -> tuple[Task, list[GradientLeak], Tensor, Tensor]:
+def planted(
+    k: int, model: str = "lenet", act: str = "sigmoid"
+) -> tuple[Task, list[GradientLeak], Tensor, Tensor]:
     """Gradients of real 8x8 pictures at models of their own."""
     photos = data.load("photos")
-    task = Task.build(TaskSpec(model, {"act": act}, shape=(1, 8, 8), classes=4, mean=(0.5,), std=(0.5,), levels=255), dtype=D)
+    task = Task.build(
+        TaskSpec(
+            model, {"act": act}, shape=(1, 8, 8), classes=4, mean=(0.5,), std=(0.5,), levels=255
+        ),
+        dtype=D,
+    )
     x, y = photos.x[::17, 1:2, 12:20, 12:20].double()[:k], torch.arange(k) % 4
     leaks, one = [], torch.ones(1, 1, dtype=D)
     for n in range(k):
         theta = task.init(Generator().manual_seed(n))
         value = task.gradient(theta, x[n : n + 1], y[n : n + 1])[None]
         leaks.append(
-            GradientLeak(n, torch.zeros(1), one, value, torch.zeros(1, dtype=D), (0, task.layout.size), theta=theta[None], batch=1)
+            GradientLeak(
+                n,
+                torch.zeros(1),
+                one,
+                value,
+                torch.zeros(1, dtype=D),
+                (0, task.layout.size),
+                theta=theta[None],
+                batch=1,
+            )
         )
     return task, leaks, x, y
 
@@ -249,16 +302,27 @@ def matching(task: Task, leaks: list[GradientLeak], y: Tensor) -> Problems:
     targets = [objectives.target(leak, task, 1, D) for leak in leaks]
     columns = targets[0].columns
 
-    def objective(gradients: objectives.Gradients, given: tuple[Tensor, ...], point: tuple[Tensor, ...]) -> Tensor:
+    def objective(
+        gradients: objectives.Gradients, given: tuple[Tensor, ...], point: tuple[Tensor, ...]
+    ) -> Tensor:
         theta, mixing, aim, y = given
         return objectives.squared(gradients, columns, theta, mixing, aim, point[0], y)
 
-    return Problems(task, objective, (*objectives.stacked(targets), y[:, None]), torch.zeros(len(leaks), dtype=D))
+    return Problems(
+        task,
+        objective,
+        (*objectives.stacked(targets), y[:, None]),
+        torch.zeros(len(leaks), dtype=D),
+    )
 
 
 @pytest.mark.parametrize("formulas", [True, False])
-@pytest.mark.parametrize(("model", "act"), [("lenet", "sigmoid"), ("convnet", "tanh"), ("mlp", "relu")])
-def test_evaluations_together_are_those_of_autograd_one_by_one(model: str, act: str, formulas: bool) -> None:
+@pytest.mark.parametrize(
+    ("model", "act"), [("lenet", "sigmoid"), ("convnet", "tanh"), ("mlp", "relu")]
+)
+def test_evaluations_together_are_those_of_autograd_one_by_one(
+    model: str, act: str, formulas: bool
+) -> None:
     """All at once, in chunks, in a loop, and in float32; by closed formulas and by vmap."""
     task, leaks, _, y = planted(5, model, act)
     task = task if formulas else replace(task, chain=None)
@@ -283,7 +347,9 @@ def test_evaluations_together_are_those_of_autograd_one_by_one(model: str, act: 
     assert float((slope.double() - torch.stack(slopes)).norm() / torch.stack(slopes).norm()) < 1e-4
 
 
-def test_large_models_and_single_problems_are_looped_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_models_and_single_problems_are_looped_and_memory_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task, leaks, x, y = planted(4)
     task, formulas = replace(task, chain=None), task
     start = (x[:, None],)
@@ -318,17 +384,34 @@ def test_leaks_of_different_shapes_are_searched_in_groups_of_their_own() -> None
     task, leaks, x, _ = planted(3)
     first = task.layout.slices["conv2.weight"].start
     leaks[1] = replace(leaks[1], value=leaks[1].value[:, first:], columns=(first, task.layout.size))
-    assert objectives.alike([objectives.target(leak, task, 1, D) for leak in leaks]) == [[0, 2], [1]]
-    found = dict(registry.configure(registry.get("attacks", "idlg"), {}).many(leaks, task, [Generator().manual_seed(k) for k in range(3)]))
+    assert objectives.alike([objectives.target(leak, task, 1, D) for leak in leaks]) == [
+        [0, 2],
+        [1],
+    ]
+    found = dict(
+        registry.configure(registry.get("attacks", "idlg"), {}).many(
+            leaks, task, [Generator().manual_seed(k) for k in range(3)]
+        )
+    )
     for k in (0, 2):
         assert float((found[k].x - x[k]).square().mean()) < 1e-4
     assert found[1].residual < 1e-3
 
 
-def test_auto_gives_leaks_that_no_exact_attack_solves_to_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_gives_leaks_that_no_exact_attack_solves_to_one_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task, leaks, x, _ = planted(3)
-    monkeypatch.setattr(api, "in_order", lambda: iter([("idlg", registry.configure(registry.get("attacks", "idlg"), {}))]))
-    settled = list(api.attack_together(leaks, task, "auto", [Generator().manual_seed(k) for k in range(3)]))
+    monkeypatch.setattr(
+        attacking,
+        "in_order",
+        lambda: iter([("idlg", registry.configure(registry.get("attacks", "idlg"), {}))]),
+    )
+    settled = list(
+        attacking.attack_together(
+            leaks, task, "auto", [Generator().manual_seed(k) for k in range(3)]
+        )
+    )
     assert sorted(s.place for s in settled) == [0, 1, 2]
     assert all(s.together and not s.late for s in settled)
     assert all(float((s.found.x - x[s.place]).square().mean()) < 1e-4 for s in settled)
@@ -347,7 +430,9 @@ class Clock:
         return self.now
 
 
-def test_time_is_shared_in_equal_parts_and_what_is_not_used_goes_to_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_shared_in_equal_parts_and_what_is_not_used_goes_to_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = Clock()
     monkeypatch.setattr("leakaudit.progress.time", clock)
     assert math.isinf(remaining())
@@ -374,9 +459,9 @@ def test_attacks_one_by_one_share_the_time_of_their_group(monkeypatch: pytest.Mo
         clock.now += 0.5 * remaining() if leak.node == 0 else 2 * remaining()
         return Reconstruction(leak.node, name, x[:1], None, Certificate.FAILED, 1.0)
 
-    monkeypatch.setattr(api, "attack_one", slow)
+    monkeypatch.setattr(attacking, "attack_one", slow)
     with watching(seconds=9.0):
-        settled = list(api.attack_together(leaks, task, "rgap", [Generator()] * 3))
+        settled = list(attacking.attack_together(leaks, task, "rgap", [Generator()] * 3))
     assert seen == pytest.approx([3.0, 3.75, 0.0])
     assert [s.late for s in settled] == [False, True, True]
 
@@ -384,4 +469,4 @@ def test_attacks_one_by_one_share_the_time_of_their_group(monkeypatch: pytest.Mo
 def test_runs_add_up() -> None:
     a, b = Run((), 1.0, 3, 50), Run((), 0.5, 2, 30)
     assert (b.after(a).steps, b.after(a).evaluations, b.after(a).objective) == (5, 80, 0.5)
-    assert partial(engine._at, lambda place: place == 7)([3, 7], 1)
+    assert partial(batched_search._at, lambda place: place == 7)([3, 7], 1)

@@ -11,13 +11,16 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit import batchlabels, isolate, recording, registry, temporal
-from leakaudit.gridrepair import Grid
-from leakaudit.lattice import Groups
+from leakaudit import registry
+from leakaudit.inversion.exact import duals_to_inputs, first_layer_rows
+from leakaudit.inversion.exact.activation_patterns import Groups
+from leakaudit.inversion.exact.pixel_grid import Grid
+from leakaudit.inversion.labels import batch_labels
 from leakaudit.leak import GradientLeak
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.scenario import Scenario
-from leakaudit.scoring import Score
+from leakaudit.scoring.scoring import Score
 
 D = torch.float64
 
@@ -25,14 +28,26 @@ D = torch.float64
 def attacked(samples: int, name: str = "exact", **changes: Any) -> tuple[Reconstruction, Score]:
     """Node 0 of four faces-trainers in a ring, differential PDMM with k_max = 1."""
     settings = {"hidden": 128, "z0": 0.01, **changes.pop("set", {})}
-    scenario = Scenario(**{"nodes": 4, "graph": "ring", "rounds": 20, "samples": samples, "set": settings, "wires": "node:0", **changes})
+    scenario = Scenario(
+        **{
+            "nodes": 4,
+            "graph": "ring",
+            "rounds": 20,
+            "samples": samples,
+            "set": settings,
+            "wires": "node:0",
+            **changes,
+        }
+    )
     recorder = recording.record(recording.plan(scenario), None)
     leaks = la.leaks(recorder.trace, nodes=[0])
     found = la.attack(leaks, name, generator=Generator().manual_seed(0))[0]
     return found, la.score(found, recorder.truth_record)[0]
 
 
-def planted(b: int = 4, rounds: int = 12, units: int = 30, pixels: int = 40, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def planted(
+    b: int = 4, rounds: int = 12, units: int = 30, pixels: int = 40, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (units, rounds, p + 1) of ReLU neurons that ignore half of the samples each, these patterns (units, b), and inputs (b, p)."""
     g = Generator().manual_seed(seed)
     x = torch.randint(256, (b, pixels), generator=g).double() / 255
@@ -48,7 +63,9 @@ def grid(pixels: int) -> Grid:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("differential", [True, False])
 @pytest.mark.parametrize("samples", [2, 8, 16])
-def test_every_face_of_a_batch_comes_back_bit_for_bit(samples: int, differential: bool, dtype: str) -> None:
+def test_every_face_of_a_batch_comes_back_bit_for_bit(
+    samples: int, differential: bool, dtype: str
+) -> None:
     found, score = attacked(samples, dtype=dtype, set={"differential": differential})
     assert found.certificate is Certificate.EXACT
     assert score.exact == (True,) * samples
@@ -66,8 +83,18 @@ def test_auto_takes_it_for_batches_and_leaves_single_samples_to_the_analytic_att
 def test_data_without_a_grid_get_an_interval_that_holds_the_truth(dtype: str) -> None:
     """Gradients of a logistic model all but repeat from round to round: the mean of four samples looks like a batch of one."""
     shape: dict[str, Any] = {"victim": "fedsgd", "nodes": 3, "data": "gaussians", "dtype": dtype}
-    for model, samples, rounds, exact in (("logistic", 4, 2, False), ("logistic", 1, 5, True), ("mlp", 2, 10, True)):
-        scenario = Scenario(model=model, samples=samples, rounds=rounds, set={"hidden": 64} if model == "mlp" else {}, **shape)
+    for model, samples, rounds, exact in (
+        ("logistic", 4, 2, False),
+        ("logistic", 1, 5, True),
+        ("mlp", 2, 10, True),
+    ):
+        scenario = Scenario(
+            model=model,
+            samples=samples,
+            rounds=rounds,
+            set={"hidden": 64} if model == "mlp" else {},
+            **shape,
+        )
         recorder = recording.record(recording.plan(scenario), None)
         leaks = la.leaks(recorder.trace)
         found = la.attack(leaks, "exact", generator=Generator().manual_seed(0))
@@ -78,7 +105,12 @@ def test_data_without_a_grid_get_an_interval_that_holds_the_truth(dtype: str) ->
                 apart = (one.x[:, None] - recorder.truth_record.of(one.node)[0][None]).abs()
                 nearest = apart.flatten(2).amax(2).argmin(1)
                 assert bool((apart[torch.arange(len(nearest)), nearest] <= one.interval).all())
-        errors = [e for s in la.score(found, recorder.truth_record) for e in s.relative_error or () if e is not None]
+        errors = [
+            e
+            for s in la.score(found, recorder.truth_record)
+            for e in s.relative_error or ()
+            if e is not None
+        ]
         assert max(errors) < 1e-6 if exact else min(errors) > 0.01
 
 
@@ -90,7 +122,9 @@ def test_inner_steps_and_large_dual_starts() -> None:
 
 
 def test_eight_images_from_one_gradient_each_neuron_seen_once() -> None:
-    found, score = attacked(6, rounds=2, dtype="float64", set={"hidden": 256, "differential": False})
+    found, score = attacked(
+        6, rounds=2, dtype="float64", set={"hidden": 256, "differential": False}
+    )
     assert found.certificate is Certificate.EXACT
     assert score.exact == (True,) * 6
 
@@ -99,7 +133,13 @@ def test_eight_images_from_one_gradient_each_neuron_seen_once() -> None:
 def test_noise_is_never_called_exact_wrongly(cell: float) -> None:
     found, score = attacked(4, set={"quantize": cell})
     right = sum(bool(e) for e in score.exact or ())
-    claimed = 4 if found.certificate is Certificate.EXACT else int(found.note.split()[0]) if "inputs exact" in found.note else 0
+    claimed = (
+        4
+        if found.certificate is Certificate.EXACT
+        else int(found.note.split()[0])
+        if "inputs exact" in found.note
+        else 0
+    )
     assert claimed <= right
     assert claimed >= 3 if cell == 1e-5 else claimed == 0
 
@@ -107,7 +147,7 @@ def test_noise_is_never_called_exact_wrongly(cell: float) -> None:
 def test_the_same_image_twice_counts_once() -> None:
     rows, _, x = planted(b=4)
     stack = torch.cat([rows, rows]).permute(1, 0, 2)
-    span = temporal.span(stack, 5, Generator().manual_seed(0))
+    span = first_layer_rows.span(stack, 5, Generator().manual_seed(0))
     assert span is not None
     assert span.batch == 4
     assert torch.allclose(span.basis @ span.basis.T, torch.eye(4, dtype=D), atol=1e-12)
@@ -140,7 +180,7 @@ def test_an_input_that_another_one_always_accompanies_is_freed_by_the_grid() -> 
     rows = (torch.randn(60, 12, 4, generator=g, dtype=D) * active[:, None]) @ full
     basis = torch.linalg.qr(full.T).Q.T
     groups = Groups.of(rows @ basis.T, torch.full((60,), 1e-12, dtype=D))
-    found = isolate.recover(groups, basis, grid(120), x[:0], 150, g)
+    found = duals_to_inputs.recover(groups, basis, grid(120), x[:0], 150, g)
     assert len(found.certified) == 4
     assert float((found.certified[:, None] - x).abs().amax(2).amin(0).max()) == 0
 
@@ -163,39 +203,68 @@ def test_random_numbers_are_never_on_the_grid() -> None:
 
 
 def test_labels_of_a_known_batch_solve_linear_equations() -> None:
-    task = la.Task.build(la.TaskSpec("mlp", {"hidden": 32}, shape=(1, 8, 8), classes=10, mean=(0.5,), std=(0.5,), levels=255))
+    task = la.Task.build(
+        la.TaskSpec(
+            "mlp", {"hidden": 32}, shape=(1, 8, 8), classes=10, mean=(0.5,), std=(0.5,), levels=255
+        )
+    )
     g = Generator().manual_seed(0)
     theta = torch.stack([task.init(g).double() for _ in range(3)])
     x, y = torch.rand(6, 1, 8, 8, generator=g, dtype=D), torch.randint(10, (6,), generator=g)
     value = torch.stack([task.gradient(w, x, y) for w in theta])
     rows = torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0]], dtype=D)
-    leak = GradientLeak(0, torch.arange(3), rows, rows @ value, torch.zeros(2), (0, task.layout.size), theta=theta, batch=6)
-    found = batchlabels.labels(leak, task, x)
+    leak = GradientLeak(
+        0,
+        torch.arange(3),
+        rows,
+        rows @ value,
+        torch.zeros(2),
+        (0, task.layout.size),
+        theta=theta,
+        batch=6,
+    )
+    found = batch_labels.labels(leak, task, x)
     assert found is not None
     assert torch.equal(found, y)
-    assert batchlabels.labels(leak, task, x.flip(0).roll(1, 3)) is None
+    assert batch_labels.labels(leak, task, x.flip(0).roll(1, 3)) is None
 
 
 def test_what_it_refuses() -> None:
     task = la.Task.build(la.TaskSpec("lenet", shape=(1, 28, 28), classes=10))
     value = torch.zeros(1, task.layout.size)
-    leak = GradientLeak(0, torch.arange(1), torch.ones(1, 1), value, torch.zeros(1), (0, task.layout.size), batch=4)
+    leak = GradientLeak(
+        0, torch.arange(1), torch.ones(1, 1), value, torch.zeros(1), (0, task.layout.size), batch=4
+    )
     with pytest.raises(la.LeakauditError, match="not fully connected"):
         registry.get("attacks", "exact")()(leak, task, Generator().manual_seed(0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_thirty_two_pieces_of_clothing_bit_for_bit(shared_data: Any, dtype: str, tmp_path: Any) -> None:
+def test_thirty_two_pieces_of_clothing_bit_for_bit(
+    shared_data: Any, dtype: str, tmp_path: Any
+) -> None:
     raw = shared_data("fashion_mnist")
-    x = np.frombuffer(gzip.decompress((raw / "t10k-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16).reshape(-1, 28, 28)
-    y = np.frombuffer(gzip.decompress((raw / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8).astype(np.int64)
+    x = np.frombuffer(
+        gzip.decompress((raw / "t10k-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16
+    ).reshape(-1, 28, 28)
+    y = np.frombuffer(
+        gzip.decompress((raw / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8
+    ).astype(np.int64)
     np.savez(tmp_path / "fashion.npz", x=x, y=y)
-    found, score = attacked(32, data=f"npz:{tmp_path / 'fashion.npz'}", rounds=39, dtype=dtype, set={"hidden": 256})
+    found, score = attacked(
+        32, data=f"npz:{tmp_path / 'fashion.npz'}", rounds=39, dtype=dtype, set={"hidden": 256}
+    )
     assert found.certificate is Certificate.EXACT
     assert score.exact == (True,) * 32
 
 
 def test_certified_inputs_are_told_from_the_others() -> None:
-    found = Reconstruction(0, "exact", torch.zeros(3, 2), None, Certificate.APPROXIMATE, 0.1, certified=1)
-    assert found.certificates == (Certificate.EXACT, Certificate.APPROXIMATE, Certificate.APPROXIMATE)
+    found = Reconstruction(
+        0, "exact", torch.zeros(3, 2), None, Certificate.APPROXIMATE, 0.1, certified=1
+    )
+    assert found.certificates == (
+        Certificate.EXACT,
+        Certificate.APPROXIMATE,
+        Certificate.APPROXIMATE,
+    )

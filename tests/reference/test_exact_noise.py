@@ -15,12 +15,13 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit import likelihood, noisyduals, recording, temporal
-from leakaudit.gridrepair import NEAR, OFF, Grid
-from leakaudit.noisyduals import Evidence
+from leakaudit.inversion.exact import first_layer_rows, likelihood, noisy_duals
+from leakaudit.inversion.exact.noisy_duals import Evidence
+from leakaudit.inversion.exact.pixel_grid import NEAR, OFF, Grid
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.scenario import Scenario
-from leakaudit.scoring import Score
+from leakaudit.scoring.scoring import Score
 
 D = torch.float64
 
@@ -29,17 +30,33 @@ D = torch.float64
 def fashion(tmp_path_factory: pytest.TempPathFactory, shared_data: Callable[[str], Path]) -> str:
     """The test images of Fashion-MNIST, as a scenario names them."""
     raw, file = shared_data("fashion_mnist"), tmp_path_factory.mktemp("exact") / "fashion.npz"
-    x = np.frombuffer(gzip.decompress((raw / "t10k-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16).reshape(-1, 28, 28)
-    y = np.frombuffer(gzip.decompress((raw / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8).astype(np.int64)
+    x = np.frombuffer(
+        gzip.decompress((raw / "t10k-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16
+    ).reshape(-1, 28, 28)
+    y = np.frombuffer(
+        gzip.decompress((raw / "t10k-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8
+    ).astype(np.int64)
     np.savez(file, x=x, y=y)
     return f"npz:{file}"
 
 
-def attacked(data: str, samples: int, std: float, seed: int = 0, **changes: Any) -> tuple[Reconstruction, Score]:
+def attacked(
+    data: str, samples: int, std: float, seed: int = 0, **changes: Any
+) -> tuple[Reconstruction, Score]:
     """Node 0 of five in a ring whose wires carry multiples of a cell: rounding with this standard deviation."""
     settings = {"hidden": 256, "z0": 0.1, "quantize": std * math.sqrt(12)}
-    shape = {"nodes": 5, "graph": "ring", "rounds": 40, "wires": "node:0", "dtype": "float64", "set": settings, **changes}
-    recorder = recording.record(recording.plan(Scenario(data=data, samples=samples, seed=seed, **shape)), None)
+    shape = {
+        "nodes": 5,
+        "graph": "ring",
+        "rounds": 40,
+        "wires": "node:0",
+        "dtype": "float64",
+        "set": settings,
+        **changes,
+    }
+    recorder = recording.record(
+        recording.plan(Scenario(data=data, samples=samples, seed=seed, **shape)), None
+    )
     leaks = la.leaks(recorder.trace, nodes=[0], rounds=40)
     name = "auto" if samples == 1 else "exact"
     found = la.attack(leaks, name, generator=Generator().manual_seed(0))[0]
@@ -69,8 +86,13 @@ def test_where_the_prototype_failed(fashion: str, samples: int, std: float, leas
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize(("samples", "least"), [(1, (94, 74, 54)), (2, (90, 70, 50)), (4, (88, 68, 49)), (8, (81, 66, 46))])
-def test_noise_of_other_runs(fashion: str, samples: int, least: tuple[float, ...], seed: int) -> None:
+@pytest.mark.parametrize(
+    ("samples", "least"),
+    [(1, (94, 74, 54)), (2, (90, 70, 50)), (4, (88, 68, 49)), (8, (81, 66, 46))],
+)
+def test_noise_of_other_runs(
+    fashion: str, samples: int, least: tuple[float, ...], seed: int
+) -> None:
     for std, limit in zip((1e-6, 1e-5, 1e-4), least, strict=True):
         check(*attacked(fashion, samples, std, seed), limit)
 
@@ -82,10 +104,14 @@ def test_faces_are_never_called_exact_wrongly(std: float) -> None:
     assert found.certificate is not Certificate.EXACT
 
 
-def planted(b: int, units: int = 120, rounds: int = 8, size: float = 30.0, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+def planted(
+    b: int, units: int = 120, rounds: int = 8, size: float = 30.0, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor]:
     """Rows (units, rounds, b) with errors of unit variance, coordinates (b, b) of length 1 and patterns (units, b)."""
     g = Generator().manual_seed(seed)
-    m = torch.linalg.qr(torch.randn(b, b, generator=g, dtype=D)).Q + 0.3 * torch.randn(b, b, generator=g, dtype=D)
+    m = torch.linalg.qr(torch.randn(b, b, generator=g, dtype=D)).Q + 0.3 * torch.randn(
+        b, b, generator=g, dtype=D
+    )
     m = m / m.norm(dim=1, keepdim=True)
     active = torch.rand(units, b, generator=g) < 0.8
     delta = size * torch.randn(units, rounds, b, generator=g, dtype=D) * active[:, None]
@@ -96,7 +122,9 @@ def test_true_coordinates_leave_chi_squared() -> None:
     """Of n rows and b columns, a neuron with a active samples leaves n (b - a) squares of errors."""
     rows, m, active = planted(6)
     freedom = rows.shape[1] * float((~active).sum())
-    left = likelihood.fit(rows, m, active).cost - likelihood.penalty(rows.shape[1]) * float(active.sum())
+    left = likelihood.fit(rows, m, active).cost - likelihood.penalty(rows.shape[1]) * float(
+        active.sum()
+    )
     assert abs(left - freedom) < 4 * math.sqrt(2 * freedom)
 
 
@@ -110,11 +138,14 @@ def test_patterns_settle_at_the_planted_ones_from_everything_active() -> None:
 def test_planted_coordinates_come_back_as_well_as_from_their_patterns(b: int) -> None:
     rows, m, active = planted(b)
     evidence = Evidence.of(rows)
-    found = noisyduals.search(evidence, Generator().manual_seed(1))
+    found = noisy_duals.search(evidence, Generator().manual_seed(1))
     oracle = likelihood.refined(evidence.rows, likelihood.fit(evidence.rows, m, active), m[:0])
     like = (found.m @ m.T).abs()
     assert like.argmax(1).unique().numel() == b
-    off, best = (1 - like.amax(1)).clamp_min(0).sqrt(), (1 - (oracle.m * m).sum(1).abs()).clamp_min(0).sqrt()
+    off, best = (
+        (1 - like.amax(1)).clamp_min(0).sqrt(),
+        (1 - (oracle.m * m).sum(1).abs()).clamp_min(0).sqrt(),
+    )
     assert float(off.max()) < 1.5 * float(best.max())
     assert torch.equal(found.active[:, like.argmax(0)], oracle.active)
 
@@ -122,14 +153,16 @@ def test_planted_coordinates_come_back_as_well_as_from_their_patterns(b: int) ->
 def test_known_coordinates_stay_and_help_the_others() -> None:
     rows, m, _ = planted(5, size=8.0)
     evidence = Evidence.of(rows)
-    found = noisyduals.settled(evidence, m, 3)
+    found = noisy_duals.settled(evidence, m, 3)
     assert torch.allclose(found.m[:3], m[:3], atol=1e-14)
-    blind = noisyduals.settled(evidence, m, 0)
+    blind = noisy_duals.settled(evidence, m, 0)
     off, without = (float((1 - (f.m[3:] * m[3:]).sum(1).abs()).sum()) for f in (found, blind))
     assert off < 1.05 * without
 
 
-def stack(sizes: list[float], rounds: int = 10, units: int = 60, pixels: int = 100, seed: int = 0) -> Tensor:
+def stack(
+    sizes: list[float], rounds: int = 10, units: int = 60, pixels: int = 100, seed: int = 0
+) -> Tensor:
     """A stack (rounds, units, pixels) of unit noise with these singular values, in units of what noise reaches."""
     g = Generator().manual_seed(seed)
     flat = torch.randn(rounds * units, pixels, generator=g, dtype=D)
@@ -141,8 +174,10 @@ def stack(sizes: list[float], rounds: int = 10, units: int = 60, pixels: int = 1
 
 
 @pytest.mark.parametrize("expected", [3, 5, None])
-def test_white_noise_ends_the_batch_where_singular_values_drop_most_before(expected: int | None) -> None:
-    span = temporal.span(stack([600.0, 8.0, 2.0]), expected, Generator().manual_seed(0))
+def test_white_noise_ends_the_batch_where_singular_values_drop_most_before(
+    expected: int | None,
+) -> None:
+    span = first_layer_rows.span(stack([600.0, 8.0, 2.0]), expected, Generator().manual_seed(0))
     assert span is not None
     assert span.batch == 3
     assert span.white
@@ -151,7 +186,7 @@ def test_white_noise_ends_the_batch_where_singular_values_drop_most_before(expec
 
 def test_noise_that_the_leak_does_not_state_is_not_taken_for_white() -> None:
     for rows in (3 * stack([600.0, 300.0]), 0.2 * stack([600.0, 300.0]), stack([1e9, 5e8])):
-        span = temporal.span(rows, 4, Generator().manual_seed(0))
+        span = first_layer_rows.span(rows, 4, Generator().manual_seed(0))
         assert span is not None
         assert not span.white
         assert span.batch == 2
@@ -160,11 +195,13 @@ def test_noise_that_the_leak_does_not_state_is_not_taken_for_white() -> None:
 def test_the_space_around_a_known_input_is_nearer_to_the_truth() -> None:
     g = Generator().manual_seed(0)
     x = torch.randn(2, 100, generator=g, dtype=D)
-    weights = torch.randn(600, 1, generator=g, dtype=D) @ torch.ones(1, 2, dtype=D) + 0.1 * torch.randn(600, 2, generator=g, dtype=D)
+    weights = torch.randn(600, 1, generator=g, dtype=D) @ torch.ones(
+        1, 2, dtype=D
+    ) + 0.1 * torch.randn(600, 2, generator=g, dtype=D)
     rows = (weights @ x + torch.randn(600, 100, generator=g, dtype=D)).reshape(10, 60, 100)
-    basis = temporal.around(rows, x[:1], 2, g)
+    basis = first_layer_rows.around(rows, x[:1], 2, g)
     assert torch.allclose(basis @ basis.T, torch.eye(2, dtype=D), atol=1e-12)
-    span = temporal.span(rows, 2, g)
+    span = first_layer_rows.span(rows, 2, g)
     assert span is not None
     away, before = ((x[1] - x[1] @ b.T @ b).norm() for b in (basis, span.basis))
     assert float(away) < 0.5 * float(before)
@@ -188,8 +225,17 @@ def test_what_the_grid_calls_exact_is_exact_in_gaussian_noise() -> None:
 def test_white_noise_ends_the_batch_in_small_stacks_too(n: int, p: int) -> None:
     g = Generator().manual_seed(n)
     for b in (1, 2, 4):
-        signal = 2 * torch.randn(n, b, generator=g, dtype=torch.float64) @ torch.randn(b, p, generator=g, dtype=torch.float64)
-        found = temporal.span((signal + torch.randn(n, p, generator=g, dtype=torch.float64))[:, None], None, g)
+        signal = (
+            2
+            * torch.randn(n, b, generator=g, dtype=torch.float64)
+            @ torch.randn(b, p, generator=g, dtype=torch.float64)
+        )
+        found = first_layer_rows.span(
+            (signal + torch.randn(n, p, generator=g, dtype=torch.float64))[:, None], None, g
+        )
         assert found is not None
         assert found.batch == b
-    assert temporal.span(torch.randn(n, 1, p, generator=g, dtype=torch.float64), None, g) is None
+    assert (
+        first_layer_rows.span(torch.randn(n, 1, p, generator=g, dtype=torch.float64), None, g)
+        is None
+    )

@@ -14,7 +14,12 @@ def scipy_p(new: np.ndarray, old: np.ndarray, kind: str) -> float:
         return np.asarray(a.mean(axis) - b.mean(axis))
 
     done = stats.permutation_test(
-        (new, old), mean_difference, permutation_type=kind, alternative="greater", n_resamples=np.inf, vectorized=True
+        (new, old),
+        mean_difference,
+        permutation_type=kind,
+        alternative="greater",
+        n_resamples=np.inf,
+        vectorized=True,
     )
     return float(done.pvalue)
 
@@ -25,14 +30,18 @@ def test_the_paired_test_is_scipys(tolerance: float) -> None:
     for _ in range(20):
         old = rng.normal(size=9)
         new = old + rng.normal(0.3, 1, 9)
-        assert compare.paired(new.tolist(), old.tolist(), tolerance) == pytest.approx(scipy_p(new - tolerance, old, "samples"))
+        assert compare.paired(new.tolist(), old.tolist(), tolerance) == pytest.approx(
+            scipy_p(new - tolerance, old, "samples")
+        )
 
 
 def test_the_unpaired_test_is_scipys() -> None:
     rng = np.random.default_rng(1)
     for _ in range(10):
         old, new = rng.normal(size=7), rng.normal(0.5, 1, 6)
-        assert compare.unpaired(new.tolist(), old.tolist(), 0.2) == pytest.approx(scipy_p(new - 0.2, old, "independent"))
+        assert compare.unpaired(new.tolist(), old.tolist(), 0.2) == pytest.approx(
+            scipy_p(new - 0.2, old, "independent")
+        )
 
 
 def test_drawn_arrangements_come_near_the_listed_ones() -> None:
@@ -40,7 +49,9 @@ def test_drawn_arrangements_come_near_the_listed_ones() -> None:
     old = rng.normal(size=18)
     new = old + rng.normal(0.4, 1, 18)
     listed = scipy_p(new, old, "samples")  # 2^18 sign patterns
-    assert compare.paired(new.tolist(), old.tolist(), 0.0) == pytest.approx(listed, abs=4 * np.sqrt(listed / compare.EXACT))
+    assert compare.paired(new.tolist(), old.tolist(), 0.0) == pytest.approx(
+        listed, abs=4 * np.sqrt(listed / compare.EXACT)
+    )
     more = rng.normal(0.8, 1, 14).tolist()
     welch = stats.ttest_ind(more, old[:14], alternative="greater").pvalue
     assert compare.unpaired(more, old[:14].tolist(), 0.0) == pytest.approx(float(welch), abs=0.01)
@@ -60,7 +71,11 @@ def test_holm_on_a_worked_example() -> None:
 
 def test_the_least_p_value_is_reached_and_the_seeds_that_are_asked_for_suffice() -> None:
     assert compare.paired([1.0] * 6, [0.0] * 6, 0.1) == compare.least(6, 6, True) == 2**-6
-    assert compare.unpaired([5.0, 6.0, 7.0], [0.0, 1.0, 2.0], 0.1) == compare.least(3, 3, False) == 1 / 20
+    assert (
+        compare.unpaired([5.0, 6.0, 7.0], [0.0, 1.0, 2.0], 0.1)
+        == compare.least(3, 3, False)
+        == 1 / 20
+    )
     for alpha, count in ((0.01, 8), (0.05, 1), (0.001, 100)):
         seeds = compare.seeds_for(alpha, count)
         assert 2.0**-seeds * count <= alpha < 2.0 ** -(seeds - 1) * count
@@ -72,9 +87,15 @@ def test_false_alarms_are_no_more_than_alpha_and_a_shift_is_found(paired: bool) 
     rng, alpha = np.random.default_rng(3), 0.05
     test = compare.paired if paired else compare.unpaired
     size = 10 if paired else 6
-    false = sum(test(rng.normal(size=size).tolist(), rng.normal(size=size).tolist(), 0.0) <= alpha for _ in range(2000))
+    false = sum(
+        test(rng.normal(size=size).tolist(), rng.normal(size=size).tolist(), 0.0) <= alpha
+        for _ in range(2000)
+    )
     assert false / 2000 < alpha + 5 * np.sqrt(alpha * (1 - alpha) / 2000)
-    found = sum(test(rng.normal(3.0, 1, size).tolist(), rng.normal(size=size).tolist(), 0.0) <= alpha for _ in range(300))
+    found = sum(
+        test(rng.normal(3.0, 1, size).tolist(), rng.normal(size=size).tolist(), 0.0) <= alpha
+        for _ in range(300)
+    )
     assert found / 300 > 0.95
 
 

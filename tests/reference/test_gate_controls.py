@@ -22,7 +22,7 @@ from leakaudit.gate.runs import Recorded, ready
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.registry import get
-from leakaudit.task import Task
+from leakaudit.tasks.task import Task
 from leakaudit.trace import Truth
 
 FEDSGD = {"victim": "fedsgd", "nodes": 3, "rounds": 2, "model": "logistic", "data": "faces"}
@@ -59,9 +59,15 @@ def test_planted_gradients_are_those_of_autograd_at_the_models_of_the_leak(run: 
     for theta, value in zip(like.theta.double(), leak.value, strict=True):
         for p, part in zip(net.parameters(), run.task.layout.split(theta).values(), strict=True):
             p.data = part.clone()
-        loss = torch.nn.functional.cross_entropy(net(((truth.x.double() - mean) / std).flatten(1)), truth.y)
-        expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
-        assert torch.allclose(value.double(), expected, rtol=0, atol=1e-6 * float(expected.abs().max()))
+        loss = torch.nn.functional.cross_entropy(
+            net(((truth.x.double() - mean) / std).flatten(1)), truth.y
+        )
+        expected = torch.cat(
+            [g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))]
+        )
+        assert torch.allclose(
+            value.double(), expected, rtol=0, atol=1e-6 * float(expected.abs().max())
+        )
 
 
 def test_the_planted_record_is_scored_among_all_records(run: Recorded) -> None:
@@ -77,7 +83,9 @@ def test_exact_attacks_pass_their_controls(run: Recorded, attack: str) -> None:
     cell = attacked(run, attack)
     assert controls.positive(cell, run, (0, 1, 2)).ok
     tested = controls.negative(cell)
-    assert tested.ok is (None if attack == "labels" else True)  # labels alone can be scored against no other record
+    assert tested.ok is (
+        None if attack == "labels" else True
+    )  # labels alone can be scored against no other record
 
 
 def test_what_is_planted_differs_in_record_and_label(run: Recorded) -> None:
@@ -90,7 +98,14 @@ def test_what_is_planted_differs_in_record_and_label(run: Recorded) -> None:
 
 
 def test_differences_are_planted_where_the_leak_holds_differences() -> None:
-    scenario = {"victim": "pdmm", "nodes": 4, "graph": "ring", "rounds": 8, "model": "logistic", "data": "faces"}
+    scenario = {
+        "victim": "pdmm",
+        "nodes": 4,
+        "graph": "ring",
+        "rounds": 8,
+        "model": "logistic",
+        "data": "faces",
+    }
     run = ready(Check("p", scenario=scenario), Path())(0)
     cell = attacked(run)
     assert cell.leak is not None
@@ -112,7 +127,12 @@ def test_an_adversary_that_learns_nothing_still_has_its_attack_tested(run: Recor
 
 def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
     """Labels alone: nothing can be scored against other records. The rule says so, and is not counted; the planted leaks still guard."""
-    gate = Gate((Check("fed", scenario=FEDSGD, attacks=("labels",)),), (Budget("labels", 1.0),), seeds=2, baseline="")
+    gate = Gate(
+        (Check("fed", scenario=FEDSGD, attacks=("labels",)),),
+        (Budget("labels", 1.0),),
+        seeds=2,
+        baseline="",
+    )
     judged = judge.run(gate, Options(strict=True), None)
     assert {r.kind: r.status for r in judged.rules if r.kind in ("positive", "negative")} == {
         "positive": Status.OK,
@@ -120,13 +140,19 @@ def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
     }
     made = record_of.build(judged)
     assert judged.code == 0
-    assert made["summary"].startswith("Nothing over the limits: 4 rules on 1 cells, 2 seeds, 1 control with nothing to score. ")
+    assert made["summary"].startswith(
+        "Nothing over the limits: 4 rules on 1 cells, 2 seeds, 1 control with nothing to score. "
+    )
     (case,) = Tree.fromstring(get("reports", "junit")(made)).findall(".//testcase[skipped]")
     assert case.attrib["name"] == "fed/eavesdropper/labels: negative control"
-    assert "nothing to score  fed/eavesdropper/labels: control: records of others" in text.text(made)
+    assert "nothing to score  fed/eavesdropper/labels: control: records of others" in text.text(
+        made
+    )
 
 
-def test_where_a_program_gives_nothing_away_planted_reconstructions_are_scored(run: Recorded) -> None:
+def test_where_a_program_gives_nothing_away_planted_reconstructions_are_scored(
+    run: Recorded,
+) -> None:
     """The negative control of an adversary that learns nothing rests on what was planted, and fails where both plants give one record."""
     empty = Cell(QUIET.checks[0], "node:1", "analytic")
     attack_all([empty], run)
@@ -144,15 +170,21 @@ def test_where_a_program_gives_nothing_away_planted_reconstructions_are_scored(r
 
 def noise(self: Any, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
     x = torch.rand(1, *task.spec.shape, generator=generator)
-    return Reconstruction(leak.node, "analytic", x, torch.zeros(1, dtype=torch.int64), Certificate.EXACT, 0.0)
+    return Reconstruction(
+        leak.node, "analytic", x, torch.zeros(1, dtype=torch.int64), Certificate.EXACT, 0.0
+    )
 
 
 def nothing(self: Any, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-    return Reconstruction(leak.node, "analytic", torch.empty(0, *task.spec.shape), None, Certificate.FAILED, 1.0)
+    return Reconstruction(
+        leak.node, "analytic", torch.empty(0, *task.spec.shape), None, Certificate.FAILED, 1.0
+    )
 
 
 @pytest.mark.parametrize("broken", [noise, nothing])
-def test_a_broken_attack_gives_code_3_and_never_0(monkeypatch: pytest.MonkeyPatch, broken: Any) -> None:
+def test_a_broken_attack_gives_code_3_and_never_0(
+    monkeypatch: pytest.MonkeyPatch, broken: Any
+) -> None:
     gate = Gate(QUIET.checks, (Budget("exact", 1.0), Budget("psnr", 500.0)), seeds=2, baseline="")
     assert judge.run(gate, Options(), None).code == 0
     patched(monkeypatch, broken)
@@ -162,32 +194,55 @@ def test_a_broken_attack_gives_code_3_and_never_0(monkeypatch: pytest.MonkeyPatc
         assert [r.kind for r in judged.rules if r.status is Status.VOID] == ["positive"]
 
 
-@pytest.mark.parametrize("guess", [lambda g: torch.zeros(1, dtype=torch.int64), lambda g: torch.randint(2, (1,), generator=g)])
-def test_labels_that_are_guessed_fail_the_planted_leaks(monkeypatch: pytest.MonkeyPatch, guess: Any) -> None:
+@pytest.mark.parametrize(
+    "guess",
+    [lambda g: torch.zeros(1, dtype=torch.int64), lambda g: torch.randint(2, (1,), generator=g)],
+)
+def test_labels_that_are_guessed_fail_the_planted_leaks(
+    monkeypatch: pytest.MonkeyPatch, guess: Any
+) -> None:
     """With two classes a guess is right every other time, and ten in a row once in a thousand."""
 
     def guessed(self: Any, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        return Reconstruction(leak.node, "labels", torch.empty(0, *task.spec.shape), guess(generator), Certificate.EXACT, 0.0)
+        return Reconstruction(
+            leak.node,
+            "labels",
+            torch.empty(0, *task.spec.shape),
+            guess(generator),
+            Certificate.EXACT,
+            0.0,
+        )
 
     patched(monkeypatch, guessed, "labels")
     two = {**FEDSGD, "data": "gaussians:20"}
-    gate = Gate((Check("fed", scenario=two, attacks=("labels",)),), (Budget("labels", 1.0),), seeds=1, baseline="")
+    gate = Gate(
+        (Check("fed", scenario=two, attacks=("labels",)),),
+        (Budget("labels", 1.0),),
+        seeds=1,
+        baseline="",
+    )
     assert [judge.run(gate, Options(seed), None).code for seed in range(20)] == [3] * 20
 
 
 def test_an_attack_that_cannot_use_the_leak_gives_code_3() -> None:
     scenario = {**FEDSGD, "model": "lenet"}
-    judged = judge.run(Gate((Check("conv", scenario=scenario, attacks=("analytic",)),), seeds=2), Options(), None)
+    judged = judge.run(
+        Gate((Check("conv", scenario=scenario, attacks=("analytic",)),), seeds=2), Options(), None
+    )
     assert judged.code == 3
     assert any("the first layer of lenet is not fully connected" in r.says for r in judged.rules)
 
 
-def test_an_attack_that_returns_one_record_whatever_leaks_fails_both_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_that_returns_one_record_whatever_leaks_fails_both_controls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It holds one node's record: that node is recovered bit for bit, and so is it from the gradients of all others."""
     kept: list[Tensor] = []
     honest = get("attacks", "analytic").__call__
 
-    def memorised(self: Any, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+    def memorised(
+        self: Any, leak: GradientLeak, task: Task, generator: Generator
+    ) -> Reconstruction:
         kept.append(honest(self, leak, task, generator).x)
         return Reconstruction(leak.node, "analytic", kept[0], None, Certificate.EXACT, 0.0)
 
@@ -206,7 +261,15 @@ def test_matches_by_chance_alone_pass_the_negative_control(run: Recorded) -> Non
         cell = Cell(QUIET.checks[0], "eavesdropper", "analytic")
         for k in range(200):
             own, pool = others[[k % 100]], torch.cat([others[: k % 100], others[k % 100 + 1 :]])
-            truth = Truth("t", run.truth.task, own, torch.zeros(1, dtype=torch.int64), torch.zeros(1), torch.zeros(1), pool)
+            truth = Truth(
+                "t",
+                run.truth.task,
+                own,
+                torch.zeros(1, dtype=torch.int64),
+                torch.zeros(1),
+                torch.zeros(1),
+                pool,
+            )
             after = others[[(k + 1) % 100]]
             x = (after if k < hits else others[[(k + 50) % 100]]).clone() + 0.004
             cell.found.append((Reconstruction(0, "a", x, None, Certificate.FAILED, 1.0), truth))
@@ -226,7 +289,14 @@ def record(seed: int, path: Path, truth: bool = True) -> None:
     task = la.TaskSpec("logistic", shape=(4,), classes=2)
     x = torch.rand(1, 4, generator=torch.Generator().manual_seed(seed))
     built = la.Task.build(task)
-    with la.Recorder(path, protocol="fedsgd", task=task, graph=la.Graph(2, ((0, 1),)), params={"lr": 0.1}, rounds=1) as recorder:
+    with la.Recorder(
+        path,
+        protocol="fedsgd",
+        task=task,
+        graph=la.Graph(2, ((0, 1),)),
+        params={"lr": 0.1},
+        rounds=1,
+    ) as recorder:
         w = torch.zeros(built.layout.size)
         recorder.send(1, 1, 0, "w", w)
         recorder.send(1, 0, 1, "g", built.gradient(w, x, torch.tensor([1])))
@@ -235,7 +305,12 @@ def record(seed: int, path: Path, truth: bool = True) -> None:
 
 
 def test_a_function_of_the_test_is_a_program_too(tmp_path: Path) -> None:
-    gate = Gate((Check("own", record, attacks=("analytic",)),), (Budget("gain", 20.0),), seeds=3, folder=tmp_path)
+    gate = Gate(
+        (Check("own", record, attacks=("analytic",)),),
+        (Budget("gain", 20.0),),
+        seeds=3,
+        folder=tmp_path,
+    )
     judged = judge.run(gate, Options(), None)
     assert judged.code == 1
     (over,) = [r for r in judged.rules if r.status is Status.OVER]
@@ -256,15 +331,27 @@ def test_a_program_that_records_nothing_is_refused(function: Any, message: str) 
 
 
 def test_epsilon_is_that_of_the_exact_view() -> None:
-    from leakaudit.declared import protocol_of
-    from leakaudit.pricing import price
+    from leakaudit.accounting.pricing import price
+    from leakaudit.protocols.declared import protocol_of
 
     constants = {"sigma": 0.5, "noise": "message", "order": "adapt", "alpha": 0.1}
-    scenario = {"victim": "dpsgd", "nodes": 3, "graph": "ring", "rounds": 3, "model": "logistic", "data": "gaussians:20", "set": constants}
+    scenario = {
+        "victim": "dpsgd",
+        "nodes": 3,
+        "graph": "ring",
+        "rounds": 3,
+        "model": "logistic",
+        "data": "gaussians:20",
+        "set": constants,
+    }
     check = Check("eps", scenario=scenario, attacks=("labels",), sensitivity=0.2, delta=1e-4)
     trace = ready(check, Path())(0).trace
-    worst = max(p.epsilon or 0.0 for p in price(protocol_of(trace), la.Adversary(), range(3), 0.2, 1e-4))
+    worst = max(
+        p.epsilon or 0.0 for p in price(protocol_of(trace), la.Adversary(), range(3), 0.2, 1e-4)
+    )
     for most, code in ((worst * 1.001, 0), (worst * 0.999, 1)):
-        judged = judge.run(Gate((check,), (Budget("epsilon", most),), seeds=1, baseline=""), Options(), None)
+        judged = judge.run(
+            Gate((check,), (Budget("epsilon", most),), seeds=1, baseline=""), Options(), None
+        )
         assert judged.epsilon["eps/eavesdropper"][0] == pytest.approx(worst)
         assert judged.code == code, [r.says for r in judged.rules]

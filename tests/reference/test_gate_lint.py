@@ -15,7 +15,7 @@ from xml.etree import ElementTree as Tree
 import numpy as np
 import pytest
 
-from leakaudit import redaction, registry, results
+from leakaudit import registry
 from leakaudit.errors import LeakauditError
 from leakaudit.gate import judge, linted, record, text
 from leakaudit.gate.config import Acceptance, Check, Gate
@@ -23,6 +23,7 @@ from leakaudit.gate.judge import Judged, Options
 from leakaudit.gate.rules import Status
 from leakaudit.gate.runs import ready
 from leakaudit.lint import Pitfall
+from leakaudit.results import record_file, redaction
 from leakaudit.verdict import Verdict
 
 Program = Callable[[int, Path], object]
@@ -31,7 +32,9 @@ Program = Callable[[int, Path], object]
 @pytest.fixture(scope="module")
 def train(project: Path) -> ModuleType:
     """The program of examples/ci-repo."""
-    spec = importlib.util.spec_from_file_location("gated_train", project / "examples" / "ci-repo" / "train.py")
+    spec = importlib.util.spec_from_file_location(
+        "gated_train", project / "examples" / "ci-repo" / "train.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -51,12 +54,16 @@ def drawing(train: ModuleType, monkeypatch: pytest.MonkeyPatch, share: float) ->
     return program
 
 
-def linted_rules(program: Program, seed: int = 0, level: str = "error") -> list[tuple[str, Status, str]]:
+def linted_rules(
+    program: Program, seed: int = 0, level: str = "error"
+) -> list[tuple[str, Status, str]]:
     check = Check("ring", program, lint=level)
     return [(r.measure, r.status, r.says) for r in linted.rules(check, ready(check, Path())(seed))]
 
 
-@pytest.mark.parametrize(("share", "least", "most"), [(0.5, 0.45, 0.55), (0.8, 0.75, 0.85), (0.0, 0.0, 0.3)])
+@pytest.mark.parametrize(
+    ("share", "least", "most"), [(0.5, 0.45, 0.55), (0.8, 0.75, 0.85), (0.0, 0.0, 0.3)]
+)
 def test_less_noise_than_declared_fails_and_says_how_much(
     train: ModuleType, monkeypatch: pytest.MonkeyPatch, share: float, least: float, most: float
 ) -> None:
@@ -64,12 +71,16 @@ def test_less_noise_than_declared_fails_and_says_how_much(
     assert (code, status) == ("P20", Status.CONTRADICTED)
     assert says.startswith("too little noise, REFUTED: the noise of ")
     assert least <= float(says.split("measured ")[1].split(",")[0]) <= most
-    assert says.endswith("draw the noise that is declared and that the claim needs: 'leakaudit bound' computes it")
+    assert says.endswith(
+        "draw the noise that is declared and that the claim needs: 'leakaudit bound' computes it"
+    )
 
 
 @pytest.mark.slow
 def test_the_example_raises_no_false_alarm_with_fifty_seeds(train: ModuleType) -> None:
-    said = {(code, status) for seed in range(50) for code, status, _ in linted_rules(train.train, seed)}
+    said = {
+        (code, status) for seed in range(50) for code, status, _ in linted_rules(train.train, seed)
+    }
     assert said == {("", Status.OK)}
 
 
@@ -85,16 +96,30 @@ def test_the_example_raises_no_false_alarm_with_fifty_seeds(train: ModuleType) -
     ],
 )
 def test_what_is_refuted_fails_and_the_rest_warns(
-    train: ModuleType, monkeypatch: pytest.MonkeyPatch, level: str, refuted: Status, unsupported: Status
+    train: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    level: str,
+    refuted: Status,
+    unsupported: Status,
 ) -> None:
     verdicts = (Verdict.REFUTED, Verdict.UNSUPPORTED, Verdict.UNCLAIMED, Verdict.INCONCLUSIVE)
-    found = [Pitfall(number, verdict, "said") for number, verdict in zip((20, 1, 3, 5), verdicts, strict=True)]
+    found = [
+        Pitfall(number, verdict, "said")
+        for number, verdict in zip((20, 1, 3, 5), verdicts, strict=True)
+    ]
     monkeypatch.setattr(linted, "lint", lambda trace, truth: found)
-    assert [(c, s) for c, s, _ in linted_rules(train.train, level=level)] == [("P20", refuted), ("P01", unsupported)]
+    assert [(c, s) for c, s, _ in linted_rules(train.train, level=level)] == [
+        ("P20", refuted),
+        ("P01", unsupported),
+    ]
 
 
-def test_a_seed_that_the_gate_itself_gives_is_no_pitfall(train: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linted, "lint", lambda trace, truth: [Pitfall(19, Verdict.REFUTED, "the seed is 0")])
+def test_a_seed_that_the_gate_itself_gives_is_no_pitfall(
+    train: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        linted, "lint", lambda trace, truth: [Pitfall(19, Verdict.REFUTED, "the seed is 0")]
+    )
     assert [(c, s) for c, s, _ in linted_rules(train.train)] == [("", Status.OK)]
 
 
@@ -104,7 +129,9 @@ def test_off_does_not_look(train: ModuleType, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_level_that_is_not_there_is_named() -> None:
-    with pytest.raises(LeakauditError, match=r"check ring: lint: unknown 'eror'; did you mean 'error'\?"):
+    with pytest.raises(
+        LeakauditError, match=r"check ring: lint: unknown 'eror'; did you mean 'error'\?"
+    ):
         Check("ring", "train:train", lint="eror")
 
 
@@ -112,43 +139,74 @@ def test_a_level_that_is_not_there_is_named() -> None:
 
 
 def halved(train: ModuleType, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Judged:
-    check = Check("ring", drawing(train, monkeypatch, 0.5), attacks=("exact",), set={"exact": {"visits": 2}})
+    check = Check(
+        "ring", drawing(train, monkeypatch, 0.5), attacks=("exact",), set={"exact": {"visits": 2}}
+    )
     return judge.run(replace(Gate((check,), seeds=1, baseline=""), **changes), Options(), None)
 
 
-def test_a_gate_fails_on_it_alone_and_every_report_shows_it(train: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_fails_on_it_alone_and_every_report_shows_it(
+    train: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     judged = halved(train, monkeypatch)
     assert judged.code == 1
     assert [r.cell for r in judged.rules if r.status is not Status.OK] == ["ring/lint"]
     made = record.build(judged)
-    results.validate(made)
-    assert made["summary"].startswith("Not as declared: ring/lint: too little noise, REFUTED: the noise of 4 nodes together is at most 0.5")
-    shown = {name: registry.get("reports", name)(made) for name in ("junit", "sarif", "github", "html")}
-    (failed,) = Tree.fromstring(shown["junit"]).findall(".//testsuite[@name='leakaudit lint']/testcase/failure")
+    record_file.validate(made)
+    assert made["summary"].startswith(
+        "Not as declared: ring/lint: too little noise, REFUTED: the noise of 4 nodes together is at most 0.5"
+    )
+    shown = {
+        name: registry.get("reports", name)(made) for name in ("junit", "sarif", "github", "html")
+    }
+    (failed,) = Tree.fromstring(shown["junit"]).findall(
+        ".//testsuite[@name='leakaudit lint']/testcase/failure"
+    )
     assert failed.attrib["type"] == "CONTRADICTED"
     (run,) = json.loads(shown["sarif"])["runs"]
     (alert,) = [r for r in run["results"] if r["level"] == "error"]
     rule = run["tool"]["driver"]["rules"][alert["ruleIndex"]]
-    assert (rule["id"], rule["fullDescription"]["text"]) == ("leakaudit/P20", "pitfall P20 of the lint: too little noise")
-    assert alert["locations"][0]["logicalLocations"] == [{"kind": "cell", "name": "ring/lint", "fullyQualifiedName": "ring/lint: lint P20"}]
-    assert "\n::error title=ring/lint%3A lint P20::ring/lint: too little noise, REFUTED: " in shown["github"]
-    assert '<td class="word">contradicted</td><td>ring/lint</td><td>lint P20</td><td>too little noise, REFUTED: ' in shown["html"]
+    assert (rule["id"], rule["fullDescription"]["text"]) == (
+        "leakaudit/P20",
+        "pitfall P20 of the lint: too little noise",
+    )
+    assert alert["locations"][0]["logicalLocations"] == [
+        {"kind": "cell", "name": "ring/lint", "fullyQualifiedName": "ring/lint: lint P20"}
+    ]
+    assert (
+        "\n::error title=ring/lint%3A lint P20::ring/lint: too little noise, REFUTED: "
+        in shown["github"]
+    )
+    assert (
+        '<td class="word">contradicted</td><td>ring/lint</td><td>lint P20</td><td>too little noise, REFUTED: '
+        in shown["html"]
+    )
     for page in (text.text(made), text.failure(judged), text.markdown(made)):
         assert "NOT AS DECLARED" in page
         assert "too little noise, REFUTED" in page
 
 
-def test_it_can_be_accepted_until_a_date(train: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = Acceptance("noise", "halved on purpose", "me", date(2999, 1, 1), cells="ring/lint", measure="P20")
+def test_it_can_be_accepted_until_a_date(
+    train: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Acceptance(
+        "noise", "halved on purpose", "me", date(2999, 1, 1), cells="ring/lint", measure="P20"
+    )
     assert halved(train, monkeypatch, accepted=(one,)).code == 0
     assert halved(train, monkeypatch, accepted=(replace(one, measure="P05"),)).code == 1
     assert halved(train, monkeypatch, accepted=(replace(one, expires=date(2020, 1, 1)),)).code == 1
 
 
-def test_a_redacted_record_keeps_the_pitfall_and_none_of_its_figures(train: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redacted_record_keeps_the_pitfall_and_none_of_its_figures(
+    train: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = record.build(halved(train, monkeypatch))
-    out = next(o for o in (redaction.redact(made, key) for key in "abcdefgh") if o["trace"]["links"] != made["trace"]["links"])
-    results.validate(out)
+    out = next(
+        o
+        for o in (redaction.redact(made, key) for key in "abcdefgh")
+        if o["trace"]["links"] != made["trace"]["links"]
+    )
+    record_file.validate(out)
     (rule,) = [r for r in out["gate"]["rules"] if r["kind"] == "lint"]
     assert rule["says"] == "too little noise, REFUTED"
     assert "the noise of 4 nodes" not in json.dumps(out)

@@ -10,15 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import declared, gaps, recording, registry
-from leakaudit.arcs import Arcs
+from leakaudit import registry
+from leakaudit.capture.gloo import engine, setup
+from leakaudit.capture.gloo.route import Route
+from leakaudit.capture.gloo.setup import Options, Setup
 from leakaudit.errors import LeakauditError
-from leakaudit.gloo import engine, setup
-from leakaudit.gloo.route import Route
-from leakaudit.gloo.setup import Options, Setup
-from leakaudit.recorder import Recorder
-from leakaudit.scenario import Scenario
+from leakaudit.protocols import declared, recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.trace import Trace
+from leakaudit.traces import gaps
+from leakaudit.traces.arcs import Arcs
+from leakaudit.traces.recorder import Recorder
 
 Key = tuple[int, str, int, int, bool]
 ROUNDS = 6
@@ -73,7 +75,13 @@ def apart(chosen: Scenario, procs: int) -> Recorder:
 
 def worst(found: dict[Key, Tensor], wanted: dict[Key, Tensor]) -> float:
     assert sorted(found) == sorted(wanted)
-    return max((float((found[k] - wanted[k]).abs().max() / (wanted[k].abs().max() + 1e-3)) for k in wanted), default=0.0)
+    return max(
+        (
+            float((found[k] - wanted[k]).abs().max() / (wanted[k].abs().max() + 1e-3))
+            for k in wanted
+        ),
+        default=0.0,
+    )
 
 
 # --- options of every separable protocol, nodes dealt out to threads --------------------------------------------------
@@ -94,9 +102,19 @@ OPTIONS: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     ("dpsgd", {}, {"noise": "step", "sigma": 0.1, "batch": 2, "clip": 0.5}, 2),
     ("dpsgd", {"model": "mlp", "wires": "0-1"}, {"hidden": 8}, 4),
     ("secured", {}, {}, 4),
-    ("secured", {"nodes": 9, "samples": 2, "wires": "node:2"}, {"group_size": 3, "partitions": 4, "batch": 1}, 3),
+    (
+        "secured",
+        {"nodes": 9, "samples": 2, "wires": "node:2"},
+        {"group_size": 3, "partitions": 4, "batch": 1},
+        3,
+    ),
     ("recal", {"rounds": 20}, {"sigma": 0.1, "decay": 0.9, "baton": "full"}, 4),
-    ("recal", {"rounds": 20, "graph": "complete"}, {"activation": "iid", "reg": "l1", "noise_on": "lam", "sigma": 0.1}, 2),
+    (
+        "recal",
+        {"rounds": 20, "graph": "complete"},
+        {"activation": "iid", "reg": "l1", "noise_on": "lam", "sigma": 0.1},
+        2,
+    ),
     ("pdmm", {}, {"quantize": 0.01, "differential": False}, 4),
     ("nids", {}, {"spread": 0.2, "sigma": 0.1, "noise": "message"}, 4),
     ("nids", {"nodes": 5, "graph": "rgg"}, {"l1": 0.01, "sigma": 0.1, "fade": 0.9}, 2),
@@ -116,12 +134,21 @@ OPTIONS: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     ("pvpadmm", {"nodes": 5, "graph": "star"}, {"perturb": "primal", "update": "gradient"}, 2),
     ("mradmm", {"dtype": "float64"}, {"rate": 2.0, "spread": 0.1}, 4),
     ("rwadmm", {"rounds": 20}, {"update": "gradient", "sigma": 0.1}, 4),
-    ("rwadmm", {"rounds": 20, "nodes": 5, "graph": "star", "wires": "node:1", "dtype": "float64"}, {"theta": 0.7}, 3),
+    (
+        "rwadmm",
+        {"rounds": 20, "nodes": 5, "graph": "star", "wires": "node:1", "dtype": "float64"},
+        {"theta": 0.7},
+        3,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("victim", "top", "constants", "procs"), OPTIONS, ids=lambda v: str(v).replace(" ", ""))
-def test_nodes_apart_send_what_nodes_together_send(victim: str, top: dict[str, Any], constants: dict[str, Any], procs: int) -> None:
+@pytest.mark.parametrize(
+    ("victim", "top", "constants", "procs"), OPTIONS, ids=lambda v: str(v).replace(" ", "")
+)
+def test_nodes_apart_send_what_nodes_together_send(
+    victim: str, top: dict[str, Any], constants: dict[str, Any], procs: int
+) -> None:
     """Gradients of fewer nodes at once may differ by rounding, which the rounds carry on."""
     chosen = scenario(victim, top, **constants)
     whole, found = recording.record(recording.plan(chosen), None), apart(chosen, procs)
@@ -134,16 +161,29 @@ def test_nodes_apart_send_what_nodes_together_send(victim: str, top: dict[str, A
 
 
 @pytest.mark.parametrize(("victim", "constants"), EXACT, ids=lambda v: str(v).replace(" ", ""))
-def test_arithmetic_that_is_the_same_gives_the_same_bits(victim: str, constants: dict[str, Any]) -> None:
+def test_arithmetic_that_is_the_same_gives_the_same_bits(
+    victim: str, constants: dict[str, Any]
+) -> None:
     chosen = scenario(victim, **constants)
-    whole, found = (messages(r.trace) for r in (recording.record(recording.plan(chosen), None), apart(chosen, 4)))
+    whole, found = (
+        messages(r.trace)
+        for r in (recording.record(recording.plan(chosen), None), apart(chosen, 4))
+    )
     assert all(torch.equal(found[k], whole[k]) for k in whole)
 
 
 def test_every_victim_without_a_server_is_separable_and_tried_here() -> None:
-    own = {n: kind for n, kind in registry.everything("victims") if kind.__module__.startswith("leakaudit.victims.")}
+    own = {
+        n: kind
+        for n, kind in registry.everything("victims")
+        if kind.__module__.startswith("leakaudit.victims.")
+    }
     wanted = {n for n, kind in own.items() if not kind.centralised} - {"single"}
-    assert {n for n, kind in own.items() if kind.separable} == {victim for victim, *_ in OPTIONS} == wanted
+    assert (
+        {n for n, kind in own.items() if kind.separable}
+        == {victim for victim, *_ in OPTIONS}
+        == wanted
+    )
     assert {victim for victim, _ in EXACT} < wanted
 
 
@@ -155,11 +195,13 @@ def test_what_the_processes_kept_to_themselves_fulfils_the_declared_relations(vi
 
 def test_a_value_that_never_came_over_a_wire_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
     """D-PSGD that reads its neighbours' models off the common table, without an exchange, sends NaN."""
-    from leakaudit.victims._broadcast import Broadcast
+    from leakaudit.protocols.broadcast import Broadcast
 
     honest = Broadcast.send
 
-    def cheating(self: Broadcast, round: int, kind: str, values: Tensor, *rest: Any, **named: Any) -> Tensor:
+    def cheating(
+        self: Broadcast, round: int, kind: str, values: Tensor, *rest: Any, **named: Any
+    ) -> Tensor:
         honest(self, round, kind, values, *rest, **named)
         return values
 
@@ -185,7 +227,9 @@ def test_no_process_is_given_the_data_of_another(tmp_path: Path) -> None:
 
 def test_a_payload_goes_once_to_a_process_that_hosts_several_receivers() -> None:
     src, dst = torch.tensor([0, 0, 0, 1, 2, 3]), torch.tensor([1, 2, 3, 0, 0, 0])
-    route = Route.of(Arcs(src, dst, src, torch.tensor([True, True, False, True, True, True])), [0, 1, 1, 2], 0)
+    route = Route.of(
+        Arcs(src, dst, src, torch.tensor([True, True, False, True, True, True])), [0, 1, 1, 2], 0
+    )
     assert {p: rows.tolist() for p, (_, rows) in route.out.items()} == {1: [0], 2: [0]}
     assert {p: rows.tolist() for p, (_, rows) in route.into.items()} == {1: [1, 2], 2: [3]}
     assert route.foreign.tolist() == route.wanted.tolist() == [1, 2, 3]
@@ -218,21 +262,37 @@ def by_gloo() -> Callable[[str], tuple[Recorder, Recorder]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["pdmm", "dpnorm", "dpsgd", "recal", "secured"])
-def test_four_processes_and_one_give_the_same_trace(victim: str, by_gloo: Callable[[str], tuple[Recorder, Recorder]]) -> None:
+def test_four_processes_and_one_give_the_same_trace(
+    victim: str, by_gloo: Callable[[str], tuple[Recorder, Recorder]]
+) -> None:
     inline, gloo = by_gloo(victim)
     a, b = inline.trace, gloo.trace
-    assert (a.protocol, a.params, a.task, a.graph, a.columns, a.rounds) == (b.protocol, b.params, b.task, b.graph, b.columns, b.rounds)
+    assert (a.protocol, a.params, a.task, a.graph, a.columns, a.rounds) == (
+        b.protocol,
+        b.params,
+        b.task,
+        b.graph,
+        b.columns,
+        b.rounds,
+    )
     assert a.complete
     assert b.complete
     assert all(torch.equal(a.public[name], b.public[name]) for name in {*a.public, *b.public})
     wanted, found = messages(a), messages(b)
     assert worst(found, wanted) < (1e-12 if victim in {"dpsgd", "recal", "secured"} else 1e-5)
     assert gaps.sentences(b) == []
-    assert b.provenance["engine"] == {"name": "gloo", "procs": 4, "place": [0, 1, 2, 3], "timeout": 120.0}
+    assert b.provenance["engine"] == {
+        "name": "gloo",
+        "procs": 4,
+        "place": [0, 1, 2, 3],
+        "timeout": 120.0,
+    }
 
 
 @pytest.mark.slow
-def test_private_states_and_data_come_together_in_the_truth(by_gloo: Callable[[str], tuple[Recorder, Recorder]]) -> None:
+def test_private_states_and_data_come_together_in_the_truth(
+    by_gloo: Callable[[str], tuple[Recorder, Recorder]],
+) -> None:
     inline, gloo = by_gloo("dpsgd")
     a, b = inline.truth_record, gloo.truth_record
     assert torch.equal(a.x, b.x)
@@ -242,7 +302,9 @@ def test_private_states_and_data_come_together_in_the_truth(by_gloo: Callable[[s
 
 
 @pytest.mark.slow
-def test_processes_that_cannot_begin_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_cannot_begin_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = setup.write
 
     def write(folder: Path, *rest: Any) -> None:
@@ -250,6 +312,9 @@ def test_processes_that_cannot_begin_are_one_line(tmp_path: Path, monkeypatch: p
         (folder / "setup.pt").unlink()
 
     monkeypatch.setattr(setup, "write", write)
-    with pytest.raises(LeakauditError, match=r"the processes did not meet on 127\.0\.0\.1: FileNotFoundError.*see --engine threads"):
+    with pytest.raises(
+        LeakauditError,
+        match=r"the processes did not meet on 127\.0\.0\.1: FileNotFoundError.*see --engine threads",
+    ):
         engine.record(recording.plan(scenario("dpsgd")), tmp_path / "t.pt", Options(4))
     assert list(tmp_path.iterdir()) == []

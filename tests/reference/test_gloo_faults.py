@@ -15,20 +15,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import api, declared, gaps, recording, tracefile, traceinfo
+from leakaudit import api
 from leakaudit.adversary import Adversary
+from leakaudit.capture.gloo import engine
+from leakaudit.capture.gloo.board import DONE, STARTING, WAITING, WORKING, Board
+from leakaudit.capture.gloo.faults import Fault
+from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
+from leakaudit.capture.gloo.setup import Options
 from leakaudit.errors import LeakauditError
-from leakaudit.gloo import engine
-from leakaudit.gloo.board import DONE, STARTING, WAITING, WORKING, Board
-from leakaudit.gloo.faults import Fault
-from leakaudit.gloo.inbox import CUT, GOODBYE, Inbox
-from leakaudit.gloo.setup import Options
 from leakaudit.lint import lint
-from leakaudit.mixing import metropolis
-from leakaudit.recorder import Recorder
-from leakaudit.scenario import Scenario
-from leakaudit.task import Task
+from leakaudit.protocols import declared, recording
+from leakaudit.protocols.mixing import metropolis
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.tasks.task import Task
 from leakaudit.trace import Graph, Trace, Truth
+from leakaudit.traces import gaps, trace_file, trace_info
+from leakaudit.traces.recorder import Recorder
 
 HANG = 600.0  # seconds after which something is broken, however busy the machine is
 Ends = tuple[int, int]
@@ -37,14 +39,27 @@ ROUNDS = 8
 
 def scenario(victim: str, **constants: Any) -> Scenario:
     graph = "complete" if victim == "secured" else "ring"
-    constants = {"group_size": 2, "partitions": 3, **constants} if victim == "secured" else constants
-    base: dict[str, Any] = {"nodes": 4, "graph": graph, "data": "gaussians", "model": "logistic", "samples": 4, "dtype": "float64"}
+    constants = (
+        {"group_size": 2, "partitions": 3, **constants} if victim == "secured" else constants
+    )
+    base: dict[str, Any] = {
+        "nodes": 4,
+        "graph": graph,
+        "data": "gaussians",
+        "model": "logistic",
+        "samples": 4,
+        "dtype": "float64",
+    }
     return Scenario(victim, rounds=ROUNDS, states=True, set=constants, **base)
 
 
-def faulty(victim: str, fault: str, path: Path | None = None, timeout: float = HANG, **constants: Any) -> Recorder:
+def faulty(
+    victim: str, fault: str, path: Path | None = None, timeout: float = HANG, **constants: Any
+) -> Recorder:
     plan = recording.plan(scenario(victim, **constants))
-    return engine.record(plan, path, Options(plan.graph.nodes, timeout, (Fault.parse(fault),)), threads=True)
+    return engine.record(
+        plan, path, Options(plan.graph.nodes, timeout, (Fault.parse(fault),)), threads=True
+    )
 
 
 class Still:
@@ -83,8 +98,8 @@ class Still:
 
         patch.setattr(Board, "tell", told)
         patch.setattr(Board, "silent", asked)
-        patch.setattr("leakaudit.gloo.board.time", self)
-        patch.setattr("leakaudit.gloo.node.time", self)
+        patch.setattr("leakaudit.capture.gloo.board.time", self)
+        patch.setattr("leakaudit.capture.gloo.node.time", self)
 
     def monotonic(self) -> float:
         return self.now
@@ -105,7 +120,13 @@ def until(holds: Callable[[], bool]) -> None:
 def sent(trace: Trace, kind: str) -> dict[tuple[int, int, int], Tensor]:
     (m,) = trace.messages
     which = m.kind == m.kinds.index(kind)
-    ends = zip(m.round[which].tolist(), m.src[which].tolist(), m.dst[which].tolist(), m.row[which].tolist(), strict=True)
+    ends = zip(
+        m.round[which].tolist(),
+        m.src[which].tolist(),
+        m.dst[which].tolist(),
+        m.row[which].tolist(),
+        strict=True,
+    )
     return {(t, i, j): m.payload[row] for t, i, j, row in ends}
 
 
@@ -118,21 +139,29 @@ def dpsgd_loop(
 ) -> dict[tuple[int, int], Tensor]:
     """D-PSGD, combine, where a node averages the last model that it has of each neighbour: (round, node) -> w."""
     trace, truth = recorder.trace, recorder.truth_record
-    graph, weights, g = trace.graph, metropolis(trace.graph), gradients(truth, Task.build(trace.task, dtype=torch.float64))
+    graph, weights, g = (
+        trace.graph,
+        metropolis(trace.graph),
+        gradients(truth, Task.build(trace.task, dtype=torch.float64)),
+    )
     w = dict.fromkeys(range(graph.nodes), trace.public["w0"])
     held = {(j, i): w[j] for j, i in graph.arcs}
     out = {}
     for t in range(1, trace.rounds + 1):
         new = {}
         for i in filter(lambda i: alive(t, i), w):
-            mixed = float(weights[i, i]) * w[i] + sum(float(weights[i, j]) * held[j, i] for j in graph.neighbours[i])
+            mixed = float(weights[i, i]) * w[i] + sum(
+                float(weights[i, j]) * held[j, i] for j in graph.neighbours[i]
+            )
             new[i] = out[t, i] = mixed - trace.params["alpha"] * g(i, w[i])
         w |= new
         held |= {(j, i): w[j] for j, i in graph.arcs if alive(t, j) and arrives(t, (j, i))}
     return out
 
 
-def pdmm_loop(recorder: Recorder, lost: tuple[int, int, int], z: dict[Ends, dict[Ends, Tensor]]) -> dict[tuple[int, int], Tensor]:
+def pdmm_loop(
+    recorder: Recorder, lost: tuple[int, int, int], z: dict[Ends, dict[Ends, Tensor]]
+) -> dict[tuple[int, int], Tensor]:
     """Differential PDMM, where a lost change leaves the receiver's copy of z as it is; z[i][a, b]: node i's copy of z_{a|b}."""
     trace, truth = recorder.trace, recorder.truth_record
     graph, p = trace.graph, trace.params
@@ -143,7 +172,10 @@ def pdmm_loop(recorder: Recorder, lost: tuple[int, int, int], z: dict[Ends, dict
             pull = sum((1 if i < j else -1) * z[i, j][i, j] for j in graph.neighbours[i])
             w[i] = w[i] - p["alpha"] * (g(i, w[i]) + pull + p["rho"] * graph.degree(i) * w[i])
             out[t, i] = w[i]
-        change = {(i, j): z[i, j][i, j] - z[i, j][j, i] + 2 * p["rho"] * (1 if i < j else -1) * w[i] for i, j in graph.arcs}
+        change = {
+            (i, j): z[i, j][i, j] - z[i, j][j, i] + 2 * p["rho"] * (1 if i < j else -1) * w[i]
+            for i, j in graph.arcs
+        }
         for i, j in graph.arcs:
             z[i, j][j, i] = z[i, j][j, i] + change[i, j]
             if (t, i, j) != lost:
@@ -162,7 +194,9 @@ def test_a_lost_model_is_replaced_by_the_last_one_that_arrived() -> None:
     found = faulty("dpsgd", "drop:0-1@4")
     assert found.trace.provenance["faults"] == ["drop:0-1@4"]
     wanted = dpsgd_loop(found, lambda t, i: True, lambda t, arc: (t, arc) != (4, (0, 1)))
-    assert all(torch.allclose(states(found)[t, i], w, rtol=0, atol=1e-12) for (t, i), w in wanted.items())
+    assert all(
+        torch.allclose(states(found)[t, i], w, rtol=0, atol=1e-12) for (t, i), w in wanted.items()
+    )
     other = dpsgd_loop(found, lambda t, i: True, lambda t, arc: True)
     assert not torch.allclose(states(found)[5, 1], other[5, 1], rtol=0, atol=1e-6)
 
@@ -172,22 +206,31 @@ def test_the_neighbours_of_a_stopped_node_keep_its_last_model() -> None:
     assert found.trace.provenance["faults"] == ["stop:3@5"]
     wanted = dpsgd_loop(found, lambda t, i: i != 3 or t <= 5, lambda t, arc: True)
     assert len(wanted) == 3 * ROUNDS + 5
-    assert all(torch.allclose(states(found)[t, i], w, rtol=0, atol=1e-12) for (t, i), w in wanted.items())
+    assert all(
+        torch.allclose(states(found)[t, i], w, rtol=0, atol=1e-12) for (t, i), w in wanted.items()
+    )
     assert bool(states(found)[6:, 3].isnan().all())
 
 
 def test_a_lost_change_of_z_leaves_one_end_with_the_old_z() -> None:
     found = faulty("pdmm", "drop:0-1@3")
-    start = {(j, i): v for (_, i, j), v in sent(found.trace, "z0").items()}  # z_{j|i} travels i -> j
+    start = {
+        (j, i): v for (_, i, j), v in sent(found.trace, "z0").items()
+    }  # z_{j|i} travels i -> j
     copies = {arc: {arc: start[arc], arc[::-1]: start[arc[::-1]]} for arc in found.trace.graph.arcs}
     wanted = pdmm_loop(found, (3, 0, 1), copies)
-    assert all(torch.allclose(states(found)[t, i], w, rtol=0, atol=1e-11) for (t, i), w in wanted.items())
+    assert all(
+        torch.allclose(states(found)[t, i], w, rtol=0, atol=1e-11) for (t, i), w in wanted.items()
+    )
 
 
 def test_a_node_that_is_waited_for_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("leakaudit.gloo.node.time", SimpleNamespace(sleep=slept.append))
-    found, whole = faulty("dpnorm", "late:2@4:0.3"), recording.record(recording.plan(scenario("dpnorm")), None)
+    monkeypatch.setattr("leakaudit.capture.gloo.node.time", SimpleNamespace(sleep=slept.append))
+    found, whole = (
+        faulty("dpnorm", "late:2@4:0.3"),
+        recording.record(recording.plan(scenario("dpnorm")), None),
+    )
     assert slept == [0.3]
     late, wanted = sent(found.trace, "y"), sent(whole.trace, "y")
     assert sorted(late) == sorted(wanted)
@@ -205,7 +248,9 @@ def test_a_node_that_is_waited_for_changes_nothing(monkeypatch: pytest.MonkeyPat
         ("nids", "drop:0-1@1", "node 0 sent nothing to node 1 in round 1"),
     ],
 )
-def test_a_fault_that_finds_nothing_to_spoil_is_not_said_to_have_happened(victim: str, fault: str, why: str) -> None:
+def test_a_fault_that_finds_nothing_to_spoil_is_not_said_to_have_happened(
+    victim: str, fault: str, why: str
+) -> None:
     """D-PSGD has no round 0, and NIDS sends nothing in the first."""
     trace = faulty(victim, fault).trace
     assert (trace.complete, gaps.sentences(trace), trace.provenance["faults"]) == (True, [], [])
@@ -218,8 +263,12 @@ def test_a_node_that_hangs_is_given_up_after_the_timeout(monkeypatch: pytest.Mon
     assert not found.trace.complete
     said = gaps.sentences(found.trace)
     assert len(said) == 2
-    assert all("messages 'w' 2 -> " in s and "rounds 4 to" in s and s.endswith("not in time") for s in said)
-    assert sorted(k for k in sent(found.trace, "w") if k[1] == 2) == sorted((t, 2, j) for t in range(1, ROUNDS + 1) for j in (1, 3))
+    assert all(
+        "messages 'w' 2 -> " in s and "rounds 4 to" in s and s.endswith("not in time") for s in said
+    )
+    assert sorted(k for k in sent(found.trace, "w") if k[1] == 2) == sorted(
+        (t, 2, j) for t in range(1, ROUNDS + 1) for j in (1, 3)
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,7 +277,11 @@ def test_a_node_that_hangs_is_given_up_after_the_timeout(monkeypatch: pytest.Mon
         ("secured", "stop:3@2", "node 3 ended after round 2: its process failed"),
         ("secured", "stop:3@2", "ended after round 2: waited in vain for a message 'y' of round 3"),
         ("secured", "stop:3@2", "nothing was sent in rounds 3 to 8"),
-        ("pdmm", "drop:0-1@0", "node 1 ended before a round was over: waited in vain for a message 'z0' of round 0"),
+        (
+            "pdmm",
+            "drop:0-1@0",
+            "node 1 ended before a round was over: waited in vain for a message 'z0' of round 0",
+        ),
     ],
 )
 def test_a_protocol_without_a_rule_for_silence_ends(victim: str, fault: str, sentence: str) -> None:
@@ -244,7 +297,10 @@ def test_a_lost_baton_ends_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
     trace = faulty("recal", f"drop:{i}-{to}@4", timeout=0.3).trace
     assert (trace.rounds, trace.complete) == (3, False)
     first = f"messages 'y' {i} -> {to} of round 4: "
-    assert gaps.sentences(trace)[0] in (first + gaps.WHY["lost"], first + gaps.WHY["silent"])  # who gives up first, when all wait
+    assert gaps.sentences(trace)[0] in (
+        first + gaps.WHY["lost"],
+        first + gaps.WHY["silent"],
+    )  # who gives up first, when all wait
     assert "nothing was sent in rounds 4 to 8" in gaps.sentences(trace)
 
 
@@ -253,13 +309,13 @@ def test_a_lost_baton_ends_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_verify_accepts_the_trace_and_names_the_rounds(tmp_path: Path) -> None:
     faulty("dpsgd", "stop:3@5", tmp_path / "t.pt")
-    facts = traceinfo.verify(tmp_path / "t.pt")
+    facts = trace_info.verify(tmp_path / "t.pt")
     assert facts["missing"] == [
         "messages 'w' 3 -> 0 of rounds 6 to 8: their sender's process was gone",
         "messages 'w' 3 -> 2 of rounds 6 to 8: their sender's process was gone",
         "node 3 ended after round 5: its process failed",
     ]
-    assert traceinfo.info(tmp_path / "t.pt")["missing"] == facts["missing"]
+    assert trace_info.info(tmp_path / "t.pt")["missing"] == facts["missing"]
     assert [p.name for p in tmp_path.glob(".gloo-*")] == []
 
 
@@ -270,10 +326,14 @@ def dropped() -> Recorder:
 
 def unsound(trace: Trace) -> Trace:
     """The same trace, as if nobody had said that something is missing."""
-    return replace(trace, provenance={k: v for k, v in trace.provenance.items() if k != "holds_until"})
+    return replace(
+        trace, provenance={k: v for k, v in trace.provenance.items() if k != "holds_until"}
+    )
 
 
-def test_the_relations_are_checked_up_to_the_first_gap_and_fail_beyond_it(dropped: Recorder) -> None:
+def test_the_relations_are_checked_up_to_the_first_gap_and_fail_beyond_it(
+    dropped: Recorder,
+) -> None:
     trace, truth = dropped.trace, dropped.truth_record
     assert gaps.sound(trace) == 3
     assert declared.check(trace, truth).worst < 1e-12
@@ -282,7 +342,9 @@ def test_the_relations_are_checked_up_to_the_first_gap_and_fail_beyond_it(droppe
 
 
 @pytest.mark.parametrize("listener", [Adversary(), Adversary(corrupt=frozenset({2}))])
-def test_no_gradient_beyond_the_gap_is_claimed_and_those_before_it_are_true(dropped: Recorder, listener: Adversary) -> None:
+def test_no_gradient_beyond_the_gap_is_claimed_and_those_before_it_are_true(
+    dropped: Recorder, listener: Adversary
+) -> None:
     trace, truth = dropped.trace, dropped.truth_record
     g = gradients(truth, Task.build(trace.task, dtype=torch.float64))
     for leak in api.leaks(trace, listener):
@@ -307,9 +369,20 @@ def test_nothing_is_claimed_where_the_first_round_is_missing() -> None:
         api.leaks(trace)
 
 
-@pytest.mark.parametrize("entry", [3, "none", [3], [{"src": "x"}], [{"src": 0, "dst": 1, "kind": "w", "why": "lost", "rounds": [1]}]])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        3,
+        "none",
+        [3],
+        [{"src": "x"}],
+        [{"src": 0, "dst": 1, "kind": "w", "why": "lost", "rounds": [1]}],
+    ],
+)
 def test_a_provenance_of_another_form_is_passed_over(dropped: Recorder, entry: Any) -> None:
-    assert gaps.sentences(replace(dropped.trace, provenance={"missing": entry, "ended": entry})) == []
+    assert (
+        gaps.sentences(replace(dropped.trace, provenance={"missing": entry, "ended": entry})) == []
+    )
 
 
 def test_a_limit_that_is_no_round_is_refused(dropped: Recorder) -> None:
@@ -332,22 +405,40 @@ def test_a_fault_is_read_and_written_alike(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "stop:3", "stop:3-1@5", "late:2@4", "drop:0@6", "stop:3@5:1", "late:2@4:-1", "late:2@4:1e9", "late:2@4:e"]
+    "text",
+    [
+        "",
+        "stop:3",
+        "stop:3-1@5",
+        "late:2@4",
+        "drop:0@6",
+        "stop:3@5:1",
+        "late:2@4:-1",
+        "late:2@4:1e9",
+        "late:2@4:e",
+    ],
 )
 def test_what_is_no_fault_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(LeakauditError, match=r"^--fault: expected "):
         Fault.parse(text)
 
 
-@pytest.mark.parametrize(("text", "why"), [("stop:9@1", "nodes 0 to 3"), ("drop:0-2@1", "no such wire"), ("stop:1@9", "8 rounds")])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("stop:9@1", "nodes 0 to 3"), ("drop:0-2@1", "no such wire"), ("stop:1@9", "8 rounds")],
+)
 def test_a_fault_must_fit_the_run(text: str, why: str) -> None:
     with pytest.raises(LeakauditError, match=why):
         Fault.parse(text).check(Graph(4, ((0, 1), (0, 3), (1, 2), (2, 3))), 8)
 
 
 def test_faults_ask_for_a_process_a_node() -> None:
-    with pytest.raises(LeakauditError, match=r"expected a process for every node, so --procs 4, got 2"):
-        engine.check(recording.plan(scenario("dpsgd")), Options(2, faults=(Fault.parse("stop:1@1"),)))
+    with pytest.raises(
+        LeakauditError, match=r"expected a process for every node, so --procs 4, got 2"
+    ):
+        engine.check(
+            recording.plan(scenario("dpsgd")), Options(2, faults=(Fault.parse("stop:1@1"),))
+        )
 
 
 def test_an_inbox_tells_what_is_lost_from_what_is_gone() -> None:
@@ -370,7 +461,9 @@ def test_an_inbox_tells_what_is_lost_from_what_is_gone() -> None:
     assert waited == []
 
 
-def test_who_waits_is_not_silent_and_who_keeps_all_waiting_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_is_not_silent_and_who_keeps_all_waiting_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Still(monkeypatch, 3)
     board = Board(tmp_path / "board", 3, new=True)
     assert not board.started
@@ -393,13 +486,17 @@ def test_who_waits_is_not_silent_and_who_keeps_all_waiting_is(tmp_path: Path, mo
 
 def test_the_truth_of_a_faulty_run_is_written(tmp_path: Path) -> None:
     faulty("dpsgd", "stop:3@5", tmp_path / "t.pt")
-    truth = tracefile.load_truth(tmp_path / "t.truth.pt")
+    truth = trace_file.load_truth(tmp_path / "t.truth.pt")
     assert truth.states["w"].shape[:2] == (ROUNDS + 1, 4)
 
 
 @pytest.mark.parametrize("victim", ["pdmm", "dpnorm"])
-def test_lint_finds_nothing_in_a_faulty_run_that_it_does_not_find_in_a_whole_one(victim: str) -> None:
+def test_lint_finds_nothing_in_a_faulty_run_that_it_does_not_find_in_a_whole_one(
+    victim: str,
+) -> None:
     """DP-Norm's noise is estimated from its relations, which do not hold beyond the gap."""
     whole = recording.record(recording.plan(scenario(victim)), None).trace
-    found, wanted = ({(p.code, p.verdict) for p in lint(t)} for t in (faulty(victim, "drop:0-1@5").trace, whole))
+    found, wanted = (
+        {(p.code, p.verdict) for p in lint(t)} for t in (faulty(victim, "drop:0-1@5").trace, whole)
+    )
     assert found <= wanted

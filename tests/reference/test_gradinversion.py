@@ -10,13 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit import data, match, priors, registry
-from leakaudit.attacks import _adam
+from leakaudit import registry
+from leakaudit._util import assignment
 from leakaudit.errors import AttackError
+from leakaudit.inversion.search import adam, priors
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import watching
 from leakaudit.reconstruction import Reconstruction
-from leakaudit.task import Task
+from leakaudit.tasks import data
+from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
 D = torch.float64
@@ -32,17 +34,40 @@ def normed(shape: tuple[int, ...], outputs: int) -> nn.Module:
 
 def normed_task(bn: str) -> tuple[Task, Tensor]:
     """The middles of faces, 12x12."""
-    spec = TaskSpec(f"{__name__}:normed", {"bn": bn}, shape=(1, 12, 12), classes=4, mean=(0.5,), std=(0.5,), levels=255)
-    return Task.build(spec, dtype=D, trusted=True), data.load("faces").x[:16, :, 6:18, 6:18].double()
+    spec = TaskSpec(
+        f"{__name__}:normed",
+        {"bn": bn},
+        shape=(1, 12, 12),
+        classes=4,
+        mean=(0.5,),
+        std=(0.5,),
+        levels=255,
+    )
+    return Task.build(spec, dtype=D, trusted=True), data.load("faces").x[
+        :16, :, 6:18, 6:18
+    ].double()
 
 
 def gradient_leak(task: Task, theta: Tensor, x: Tensor, y: Tensor) -> GradientLeak:
     value, one = task.gradient(theta, x, y)[None], torch.ones(1, 1, dtype=D)
-    return GradientLeak(0, torch.zeros(1), one, value, torch.zeros(1, dtype=D), (0, task.layout.size), theta=theta[None], batch=len(x))
+    return GradientLeak(
+        0,
+        torch.zeros(1),
+        one,
+        value,
+        torch.zeros(1, dtype=D),
+        (0, task.layout.size),
+        theta=theta[None],
+        batch=len(x),
+    )
 
 
-def attacked(name: str, leak: GradientLeak, task: Task, seed: int = 0, **settings: object) -> Reconstruction:
-    made = registry.configure(registry.get("attacks", name), {k: v for k, v in settings.items() if k != "statistics"})
+def attacked(
+    name: str, leak: GradientLeak, task: Task, seed: int = 0, **settings: object
+) -> Reconstruction:
+    made = registry.configure(
+        registry.get("attacks", name), {k: v for k, v in settings.items() if k != "statistics"}
+    )
     made = replace(made, statistics=settings["statistics"]) if "statistics" in settings else made
     found: Reconstruction = made(leak, task, torch.Generator().manual_seed(seed))
     return found
@@ -50,7 +75,7 @@ def attacked(name: str, leak: GradientLeak, task: Task, seed: int = 0, **setting
 
 def psnr(found: Tensor, x: Tensor) -> float:
     """Mean over the images, each with its partner."""
-    pairs = match.match(found, x)
+    pairs = assignment.match(found, x)
     errors = (found[pairs.found].double() - x[pairs.true]).square().flatten(1).mean(1)
     return float((-10 * errors.log10()).mean())
 
@@ -75,16 +100,25 @@ def test_the_prior_is_zero_at_the_truth_and_grows_away_from_it() -> None:
     theta = task.init(torch.Generator().manual_seed(0))
     known = priors.batch_statistics(task, theta, x[:5])
     assert float(priors.normalisation(task, theta, x[:5], known)) < 1e-20
-    z = torch.rand(x[:5].shape, generator=torch.Generator().manual_seed(0), dtype=D).requires_grad_()
+    z = torch.rand(
+        x[:5].shape, generator=torch.Generator().manual_seed(0), dtype=D
+    ).requires_grad_()
     far = priors.normalisation(task, theta, z, known)
     assert float(far.detach()) > 0.1
     (slope,) = torch.autograd.grad(far, z)
-    nearer = priors.normalisation(task, theta, (z - 0.1 * slope / slope.abs().max()).detach(), known)
+    nearer = priors.normalisation(
+        task, theta, (z - 0.1 * slope / slope.abs().max()).detach(), known
+    )
     assert float(nearer) < float(far.detach())
     layers = []
     for name, (a, b) in priors.batch_statistics(task, theta, z.detach()).items():
         mean, var = known[name]
-        layers.append(float((a - mean).square().mean() / var.mean() + (b - var).square().mean() / var.mean() ** 2))
+        layers.append(
+            float(
+                (a - mean).square().mean() / var.mean()
+                + (b - var).square().mean() / var.mean() ** 2
+            )
+        )
     expected = (10 * layers[0] + sum(layers[1:])) / 12
     assert float(far.detach()) == pytest.approx(expected, rel=1e-12)
 
@@ -93,7 +127,9 @@ def test_running_statistics_count_where_they_say_something() -> None:
     assert priors.running_statistics(normed_task("train")[0]) is None
     task, _ = normed_task("eval")
     assert priors.running_statistics(task) is None
-    worn = replace(task, buffers={n: b + 0.5 if n.endswith("mean") else b for n, b in task.buffers.items()})
+    worn = replace(
+        task, buffers={n: b + 0.5 if n.endswith("mean") else b for n, b in task.buffers.items()}
+    )
     found = priors.running_statistics(worn)
     assert found is not None
     assert bool((found["1"][0] == 0.5).all())
@@ -124,25 +160,34 @@ def test_the_consensus_orders_and_moves_each_search_and_keeps_classes_apart() ->
 
 
 def test_the_schedule_rises_and_falls() -> None:
-    plan = _adam.Schedule(100, 0.2, warmup=10)
-    assert [plan.at(k) for k in (0, 99)] == pytest.approx([0.02, 0.2 * 0.5 * (1 + math.cos(0.99 * math.pi))])
+    plan = adam.Schedule(100, 0.2, warmup=10)
+    assert [plan.at(k) for k in (0, 99)] == pytest.approx(
+        [0.02, 0.2 * 0.5 * (1 + math.cos(0.99 * math.pi))]
+    )
     assert max(plan.at(k) for k in range(100)) < 0.2
     slope = torch.tensor([3.0, -1.0, 0.0])
-    assert _adam.shaped(slope, "hard").tolist() == [1, -1, 0]
-    assert torch.allclose(_adam.shaped(slope, "soft"), torch.tensor([3 / (3 + 4 / 3), -1 / (1 + 4 / 3), 0]))
+    assert adam.shaped(slope, "hard").tolist() == [1, -1, 0]
+    assert torch.allclose(
+        adam.shaped(slope, "soft"), torch.tensor([3 / (3 + 4 / 3), -1 / (1 + 4 / 3), 0])
+    )
 
 
 def test_several_searches_reach_their_minimum_and_survive_nan() -> None:
     def objective(search: int, k: int, x: Tensor) -> Tensor:
         return (x - search).square().sum() * (torch.nan if k == 7 else 1.0)
 
-    starts, g = [torch.zeros(3, dtype=D), torch.full((3,), 4.0, dtype=D)], torch.Generator().manual_seed(0)
-    runs = _adam.minimise(objective, starts, _adam.Schedule(300, 0.1, langevin=0.01), lambda x: x, g, "here")
+    starts, g = (
+        [torch.zeros(3, dtype=D), torch.full((3,), 4.0, dtype=D)],
+        torch.Generator().manual_seed(0),
+    )
+    runs = adam.minimise(
+        objective, starts, adam.Schedule(300, 0.1, langevin=0.01), lambda x: x, g, "here"
+    )
     assert [run.steps for run in runs] == [300, 300]
     for search, run in enumerate(runs):
         assert torch.allclose(run.point[0], torch.full((3,), float(search), dtype=D), atol=0.02)
     with watching(seconds=0.0):
-        runs = _adam.minimise(objective, starts, _adam.Schedule(300, 0.1), lambda x: x, g, "here")
+        runs = adam.minimise(objective, starts, adam.Schedule(300, 0.1), lambda x: x, g, "here")
     assert [(run.steps, run.ended) for run in runs] == [(1, "out of time")] * 2
 
 
@@ -159,14 +204,22 @@ def test_batch_statistics_and_their_absence_are_told() -> None:
     assert found.y.tolist() == [0, 2, 2]
     assert "labels by pooled counts" in found.note
     assert "no batch statistics" in found.note
-    known = {n: (m.detach(), v.detach()) for n, (m, v) in priors.batch_statistics(task, theta, x[:3]).items()}
-    assert "no batch statistics" not in attacked("gradinversion", leak, task, steps=4, seeds=1, statistics=known).note
+    known = {
+        n: (m.detach(), v.detach())
+        for n, (m, v) in priors.batch_statistics(task, theta, x[:3]).items()
+    }
+    assert (
+        "no batch statistics"
+        not in attacked("gradinversion", leak, task, steps=4, seeds=1, statistics=known).note
+    )
 
 
 def test_it_needs_images() -> None:
     task = Task.build(TaskSpec("logistic", {}, shape=(5,), classes=3), dtype=D)
     g = torch.Generator().manual_seed(0)
-    leak = gradient_leak(task, task.init(g), torch.randn(1, 5, generator=g, dtype=D), torch.tensor([1]))
+    leak = gradient_leak(
+        task, task.init(g), torch.randn(1, 5, generator=g, dtype=D), torch.tensor([1])
+    )
     with pytest.raises(AttackError, match="recovers images"):
         attacked("gradinversion", leak, task)
 
@@ -180,7 +233,15 @@ def test_batch_statistics_help_a_batch_of_four() -> None:
         theta, y = task.init(torch.Generator().manual_seed(k)), torch.tensor([0, 1, 2, 3])
         images = x[4 * k : 4 * k + 4]
         leak = gradient_leak(task, theta, images, y)
-        known = {n: (m.detach(), v.detach()) for n, (m, v) in priors.batch_statistics(task, theta, images).items()}
-        ours.append(psnr(attacked("gradinversion", leak, task, k, steps=150, seeds=2, statistics=known).x, images))
+        known = {
+            n: (m.detach(), v.detach())
+            for n, (m, v) in priors.batch_statistics(task, theta, images).items()
+        }
+        ours.append(
+            psnr(
+                attacked("gradinversion", leak, task, k, steps=150, seeds=2, statistics=known).x,
+                images,
+            )
+        )
         theirs.append(psnr(attacked("inverting", leak, task, k, steps=300).x, images))
     assert sum(ours) / 2 > sum(theirs) / 2 + 2

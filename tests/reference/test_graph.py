@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Generator
 
-from leakaudit import graph
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols import topology
 from leakaudit.trace import Graph
 
 
 def make(kind: str, nodes: int, seed: int = 0) -> Graph:
-    return graph.make(kind, nodes, Generator().manual_seed(seed))
+    return topology.make(kind, nodes, Generator().manual_seed(seed))
 
 
 def as_nx(g: Graph) -> nx.Graph:
@@ -29,7 +29,7 @@ def test_ring_star_complete() -> None:
     assert make("ring", 5).edges == ((0, 1), (0, 4), (1, 2), (2, 3), (3, 4))
     assert make("star", 4).edges == ((0, 1), (0, 2), (0, 3))
     assert make("complete", 4).edges == ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3))
-    for kind in graph.KINDS:
+    for kind in topology.KINDS:
         assert make(kind, 2).edges == ((0, 1),)
 
 
@@ -52,7 +52,7 @@ def test_random_graphs_are_connected_and_reproducible(kind: str, nodes: int) -> 
         assert g == make(kind, nodes, seed)
     generator = Generator().manual_seed(0)
     if nodes == 60:
-        assert graph.make(kind, nodes, generator) != graph.make(kind, nodes, generator)
+        assert topology.make(kind, nodes, generator) != topology.make(kind, nodes, generator)
 
 
 def test_densities_are_the_stated_ones() -> None:
@@ -63,13 +63,15 @@ def test_densities_are_the_stated_ones() -> None:
     assert abs(float(counts.mean()) - p * pairs) < 4 * math.sqrt(p * (1 - p) * pairs / 60)
     counts = torch.tensor([float(len(make("rgg", n, s).edges)) for s in range(60)])
     r = math.sqrt(2 * math.log(n) / n)
-    inside = math.pi * r**2 - 8 / 3 * r**3 + r**4 / 2  # distribution of the distance of two points in the unit square
+    inside = (
+        math.pi * r**2 - 8 / 3 * r**3 + r**4 / 2
+    )  # distribution of the distance of two points in the unit square
     assert abs(float(counts.mean()) / pairs - inside) < 0.015
 
 
 def test_the_global_state_stays() -> None:
     before = torch.random.get_rng_state()
-    for kind in graph.KINDS:
+    for kind in topology.KINDS:
         make(kind, 9)
     assert torch.equal(torch.random.get_rng_state(), before)
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import data, features, optimise, registry
+from leakaudit import registry
+from leakaudit.inversion.search import feature_inversion, optimise
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import watching
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.task import Task
+from leakaudit.tasks import data
+from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
 D = torch.float64
@@ -60,7 +62,11 @@ def test_an_objective_that_is_nan_everywhere_gives_the_start_back(search: str) -
     def objective(x: Tensor) -> Tensor:
         return (x * torch.nan).sum()
 
-    run = optimise.lbfgs(objective, start, 50) if search == "lbfgs" else optimise.signed_adam(objective, start, 50, 0.1, torch.relu)
+    run = (
+        optimise.lbfgs(objective, start, 50)
+        if search == "lbfgs"
+        else optimise.signed_adam(objective, start, 50, 0.1, torch.relu)
+    )
     assert run.ended == "diverged"
     assert math.isinf(run.objective)
     assert torch.equal(run.point[0], start[0])
@@ -68,7 +74,13 @@ def test_an_objective_that_is_nan_everywhere_gives_the_start_back(search: str) -
 
 def test_signed_adam_finds_the_corner_of_the_box_and_converges() -> None:
     target = torch.tensor([0.3, 2.0, -1.0], dtype=D)
-    run = optimise.signed_adam(lambda x: (x - target).square().sum(), (torch.full((3,), 0.5, dtype=D),), 4000, 0.1, lambda x: x.clamp(0, 1))
+    run = optimise.signed_adam(
+        lambda x: (x - target).square().sum(),
+        (torch.full((3,), 0.5, dtype=D),),
+        4000,
+        0.1,
+        lambda x: x.clamp(0, 1),
+    )
     assert torch.allclose(run.point[0], torch.tensor([0.3, 1.0, 0.0], dtype=D), atol=2e-3)
     assert run.ended == "converged"
     assert run.steps < 2000
@@ -78,8 +90,12 @@ def test_a_deadline_ends_every_search_and_progress_is_heard() -> None:
     heard: list[tuple[str, int, int]] = []
     with watching(lambda *event: heard.append(event), seconds=0.0):
         run = optimise.lbfgs(rosenbrock, (torch.tensor([-1.2, 1.0], dtype=D),), 50, what="here")
-        slow = optimise.signed_adam(rosenbrock, (torch.tensor([-1.2, 1.0], dtype=D),), 50, 0.1, torch.relu, what="there")
-        again = optimise.restarted(lambda p: optimise.lbfgs(rosenbrock, p, 50), lambda: (torch.zeros(2, dtype=D),), 9, 0.0)
+        slow = optimise.signed_adam(
+            rosenbrock, (torch.tensor([-1.2, 1.0], dtype=D),), 50, 0.1, torch.relu, what="there"
+        )
+        again = optimise.restarted(
+            lambda p: optimise.lbfgs(rosenbrock, p, 50), lambda: (torch.zeros(2, dtype=D),), 9, 0.0
+        )
     assert (run.ended, slow.ended, again.steps) == ("out of time", "out of time", 1)
     assert [h for h in heard if h[0] != "L-BFGS"] == [("here", 1, 50), ("there", 1, 50)]
 
@@ -103,23 +119,49 @@ def test_restarts_keep_the_best_and_stop_when_it_is_good_enough() -> None:
 # --- attacks ----------------------------------------------------------------------------------------------------------
 
 
-def planted(task: Task, x: Tensor, y: Tensor, rounds: int, difference: bool, g: torch.Generator, alpha: float = 0.05) -> GradientLeak:
+def planted(
+    task: Task,
+    x: Tensor,
+    y: Tensor,
+    rounds: int,
+    difference: bool,
+    g: torch.Generator,
+    alpha: float = 0.05,
+) -> GradientLeak:
     """Gradients along `rounds` training steps with a little drift, by autograd, or their one-step differences."""
     theta = [task.init(g)]
     gradients = [task.gradient(theta[0], x, y)]
     for _ in range(rounds - 1):
-        drift = 0.1 * gradients[-1].norm() / task.layout.size**0.5 * torch.randn(task.layout.size, generator=g, dtype=D)
+        drift = (
+            0.1
+            * gradients[-1].norm()
+            / task.layout.size**0.5
+            * torch.randn(task.layout.size, generator=g, dtype=D)
+        )
         theta.append(theta[-1] - alpha * (gradients[-1] + drift))
         gradients.append(task.gradient(theta[-1], x, y))
     rows = torch.eye(rounds, dtype=D)
     rows = rows[:-1] - rows[1:] if difference else rows
     value = rows @ torch.stack(gradients)
     zero = torch.zeros(len(rows), dtype=D)
-    return GradientLeak(0, torch.arange(rounds), rows, value, zero, (0, task.layout.size), theta=torch.stack(theta), batch=len(x))
+    return GradientLeak(
+        0,
+        torch.arange(rounds),
+        rows,
+        value,
+        zero,
+        (0, task.layout.size),
+        theta=torch.stack(theta),
+        batch=len(x),
+    )
 
 
-def attacked(name: str, leak: GradientLeak, task: Task, g: torch.Generator, **settings: object) -> Reconstruction:
-    found: Reconstruction = registry.configure(registry.get("attacks", name), settings)(leak, task, g)
+def attacked(
+    name: str, leak: GradientLeak, task: Task, g: torch.Generator, **settings: object
+) -> Reconstruction:
+    found: Reconstruction = registry.configure(registry.get("attacks", name), settings)(
+        leak, task, g
+    )
     return found
 
 
@@ -127,14 +169,27 @@ def psnr(found: Reconstruction, x: Tensor) -> float:
     return -10 * math.log10(float((found.x - x).square().mean()) + 1e-30)
 
 
-def tiny(model: str = "lenet", act: str = "sigmoid", classes: int = 4, **more: object) -> tuple[Task, Tensor]:
+def tiny(
+    model: str = "lenet", act: str = "sigmoid", classes: int = 4, **more: object
+) -> tuple[Task, Tensor]:
     """A small network and real 8x8 pictures: the middles of the photographs' tiles, in gray."""
     photos = data.load("photos")
-    spec = TaskSpec(model, {"act": act}, shape=(1, 8, 8), classes=classes, mean=(0.5,), std=(0.5,), levels=255, **more)  # type: ignore[arg-type]
+    spec = TaskSpec(
+        model,
+        {"act": act},
+        shape=(1, 8, 8),
+        classes=classes,
+        mean=(0.5,),
+        std=(0.5,),
+        levels=255,
+        **more,  # type: ignore[arg-type]
+    )
     return Task.build(spec, dtype=D), photos.x[::17, 1:2, 12:20, 12:20].double()
 
 
-@pytest.mark.parametrize(("name", "difference"), [("dlg", False), ("idlg", False), ("differential", True)])
+@pytest.mark.parametrize(
+    ("name", "difference"), [("dlg", False), ("idlg", False), ("differential", True)]
+)
 def test_a_small_smooth_network_gives_picture_and_label_away(name: str, difference: bool) -> None:
     task, x = tiny()
     for k in range(2):
@@ -187,7 +242,9 @@ def test_a_label_is_not_reported_where_none_fits_or_time_is_over() -> None:
     assert found.certificate is Certificate.FAILED
     assert found.y is None
     assert "no label fits" in found.note
-    known = attacked("differential", unrelated, task, g, labels="2", steps=5, adam_steps=5, restarts=1)
+    known = attacked(
+        "differential", unrelated, task, g, labels="2", steps=5, adam_steps=5, restarts=1
+    )
     assert known.y is not None
     assert known.y.tolist() == [2]
 
@@ -209,25 +266,35 @@ def test_relu_makes_lbfgs_stop_and_features_get_past_it() -> None:
     task = Task.build(photos.spec("convnet"), dtype=D)
     x, y = photos.x[107:108].double(), photos.y[107:108]
     leak = planted(task, x, y, 2, True, g := torch.Generator().manual_seed(6), alpha=0.001)
-    from leakaudit import lastlayer, objectives
+    from leakaudit.inversion.labels import last_layer
+    from leakaudit.inversion.search import objectives
 
     target = objectives.target(leak, task, 1, D)
     near = x + 1e-4 * torch.randn(x.shape, generator=g, dtype=D)
     assert objectives.misfit(target, task, near, y) > 0.1
-    known = lastlayer.solve(target, task)
+    known = last_layer.solve(target, task)
     assert known is not None
-    assert float(features.misfit(task, known, near).detach().sqrt()) < 1e-3
+    assert float(feature_inversion.misfit(task, known, near).detach().sqrt()) < 1e-3
 
 
-@pytest.mark.parametrize(("name", "difference"), [("dlg", False), ("idlg", False), ("inverting", False), ("differential", True)])
-def test_a_leak_that_no_input_explains_ends_in_a_finite_failure(name: str, difference: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "difference"),
+    [("dlg", False), ("idlg", False), ("inverting", False), ("differential", True)],
+)
+def test_a_leak_that_no_input_explains_ends_in_a_finite_failure(
+    name: str, difference: bool
+) -> None:
     task, x = tiny(act="relu")
     g = torch.Generator().manual_seed(0)
     leak = planted(task, x[:1], torch.tensor([1]), 2, difference, g)
     head = task.layout.slices["fc.weight"].start
-    value = torch.cat([torch.randn(len(leak.value), head, generator=g, dtype=D), leak.value[:, head:]], dim=1)
+    value = torch.cat(
+        [torch.randn(len(leak.value), head, generator=g, dtype=D), leak.value[:, head:]], dim=1
+    )
     settings = {
-        k: v for k, v in {"steps": 30, "adam_steps": 50, "restarts": 1}.items() if k in registry.parameters(registry.get("attacks", name))
+        k: v
+        for k, v in {"steps": 30, "adam_steps": 50, "restarts": 1}.items()
+        if k in registry.parameters(registry.get("attacks", name))
     }
     found = attacked(name, replace(leak, value=value), task, g, **settings)
     assert found.certificate is Certificate.FAILED
@@ -241,7 +308,11 @@ def test_a_float32_wire_is_fitted_to_its_rounding() -> None:
     g = torch.Generator().manual_seed(0)
     leak = planted(task, x[:1], torch.tensor([3]), 2, True, g)
     std = 6e-8 * float(leak.value.abs().mean())
-    noisy = replace(leak, value=(leak.value + std * torch.randn(leak.value.shape, generator=g, dtype=D)).float(), std=torch.full((1,), std))
+    noisy = replace(
+        leak,
+        value=(leak.value + std * torch.randn(leak.value.shape, generator=g, dtype=D)).float(),
+        std=torch.full((1,), std),
+    )
     found = attacked("differential", noisy, task, g)
     assert found.certificate is Certificate.APPROXIMATE
     assert psnr(found, x[:1]) > 40
@@ -250,12 +321,19 @@ def test_a_float32_wire_is_fitted_to_its_rounding() -> None:
 def test_no_step_after_the_time_is_over() -> None:
     task, x = tiny()
     g = torch.Generator().manual_seed(0)
-    for name, difference in (("dlg", False), ("idlg", False), ("inverting", False), ("differential", True)):
+    for name, difference in (
+        ("dlg", False),
+        ("idlg", False),
+        ("inverting", False),
+        ("differential", True),
+    ):
         leak = planted(task, x[:1], torch.tensor([1]), 2, difference, g)
         heard: list[tuple[str, int, int]] = []
         with watching(lambda *event: heard.append(event), seconds=0.0):  # noqa: B023
             found = attacked(name, leak, task, g)
-        assert sum(done > 1 for _, done, _ in heard) == 0, heard  # a step of each search at most, none after it
+        assert sum(done > 1 for _, done, _ in heard) == 0, (
+            heard
+        )  # a step of each search at most, none after it
         assert bool(found.x.isfinite().all())
 
 
@@ -264,16 +342,30 @@ def test_no_step_after_the_time_is_over() -> None:
 
 def ten_crops(model: str) -> tuple[Task, Tensor, Tensor]:
     photos = data.load("photos")
-    return Task.build(photos.spec(model), dtype=D), photos.x[5::17][:10].double(), photos.y[5::17][:10]
+    return (
+        Task.build(photos.spec(model), dtype=D),
+        photos.x[5::17][:10].double(),
+        photos.y[5::17][:10],
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "dtype", "least"), [("dlg", "mixed", 9), ("idlg", "float64", 9), ("idlg", "float32", 8)])
-def test_lenet_gives_nine_of_ten_pictures_within_300_steps(name: str, dtype: str, least: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype", "least"),
+    [("dlg", "mixed", 9), ("idlg", "float64", 9), ("idlg", "float32", 8)],
+)
+def test_lenet_gives_nine_of_ten_pictures_within_300_steps(
+    name: str, dtype: str, least: int
+) -> None:
     """All ten together, one start each; eight where the whole search is in float32."""
     task, x, y = ten_crops("lenet")
-    leaks = [planted(task, x[k : k + 1], y[k : k + 1], 1, False, torch.Generator().manual_seed(k)) for k in range(10)]
-    attack = registry.configure(registry.get("attacks", name), {"restarts": 1, "goal": 2e-4, "dtype": dtype})
+    leaks = [
+        planted(task, x[k : k + 1], y[k : k + 1], 1, False, torch.Generator().manual_seed(k))
+        for k in range(10)
+    ]
+    attack = registry.configure(
+        registry.get("attacks", name), {"restarts": 1, "goal": 2e-4, "dtype": dtype}
+    )
     found = dict(attack.many(leaks, task, [torch.Generator().manual_seed(k) for k in range(10)]))
     assert sum(psnr(found[k], x[k]) > 30 for k in range(10)) >= least
     assert [int(found[k].y[0]) for k in range(10)] == y.tolist()

@@ -9,10 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import data, features, labels, lastlayer, objectives
 from leakaudit.errors import AttackError
+from leakaudit.inversion.labels import label_signs, last_layer
+from leakaudit.inversion.search import feature_inversion, objectives
 from leakaudit.leak import GradientLeak
-from leakaudit.task import Task
+from leakaudit.tasks import data
+from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
 D = torch.float64
@@ -23,10 +25,18 @@ def crops(model: str, **args: object) -> tuple[Task, Tensor, Tensor]:
     return Task.build(photos.spec(model, args), dtype=D), photos.x.double(), photos.y
 
 
-def gradient_leak(task: Task, theta: Tensor, x: Tensor, y: Tensor, sign: float = 1.0) -> GradientLeak:
+def gradient_leak(
+    task: Task, theta: Tensor, x: Tensor, y: Tensor, sign: float = 1.0
+) -> GradientLeak:
     value = sign * task.gradient(theta, x, y)[None]
     return GradientLeak(
-        0, torch.zeros(1), sign * torch.ones(1, 1, dtype=D), value, torch.zeros(1), (0, task.layout.size), theta=theta[None]
+        0,
+        torch.zeros(1),
+        sign * torch.ones(1, 1, dtype=D),
+        value,
+        torch.zeros(1),
+        (0, task.layout.size),
+        theta=theta[None],
     )
 
 
@@ -37,8 +47,8 @@ def test_idlg_reads_100_labels_of_100_with_and_without_the_bias() -> None:
     right = [0, 0]
     for k in torch.randperm(len(x), generator=g)[:100].tolist():
         leak = gradient_leak(task, task.init(g), x[k : k + 1], y[k : k + 1])
-        by_rows = labels.idlg(leak.value[0, weight].reshape(6, -1))
-        by_bias = labels.from_gradient(leak, task)
+        by_rows = label_signs.idlg(leak.value[0, weight].reshape(6, -1))
+        by_bias = label_signs.from_gradient(leak, task)
         right[0] += by_rows is not None and int(by_rows) == int(y[k])
         right[1] += by_bias is not None and int(by_bias) == int(y[k])
     assert right == [100, 100]
@@ -52,10 +62,10 @@ def test_negative_features_break_the_row_rule_and_not_the_bias_rule() -> None:
     silent = 0
     for k in range(40):
         leak = gradient_leak(task, task.init(g), x[4 * k : 4 * k + 1], y[4 * k : 4 * k + 1])
-        found = labels.idlg(leak.value[0, weight].reshape(6, -1))
+        found = label_signs.idlg(leak.value[0, weight].reshape(6, -1))
         assert found is None or int(found) == int(y[4 * k])
         silent += found is None
-        by_bias = labels.from_gradient(leak, task)
+        by_bias = label_signs.from_gradient(leak, task)
         assert by_bias is not None
         assert int(by_bias) == int(y[4 * k])
     assert 5 < silent < 35
@@ -67,30 +77,32 @@ def test_two_samples_are_not_read_as_one() -> None:
     first, last = 0, len(x) - 1
     assert y[first] != y[last]
     both = torch.stack([x[first], x[last]]), torch.stack([y[first], y[last]])
-    assert labels.from_gradient(gradient_leak(task, theta, *both), task) is None
+    assert label_signs.from_gradient(gradient_leak(task, theta, *both), task) is None
 
 
 def test_signs_of_the_combination_weight_decay_and_part_of_the_columns() -> None:
     task, x, y = crops("lenet", l2=5.0)
     leak = gradient_leak(task, task.init(torch.Generator().manual_seed(3)), x[:1], y[:1], sign=-1.0)
-    assert int(labels.from_gradient(leak, task) or 0) == int(y[0])
+    assert int(label_signs.from_gradient(leak, task) or 0) == int(y[0])
     whole = task.layout.size
     bias = replace(leak, value=leak.value[:, whole - 6 :], columns=(whole - 6, whole))
     weights = replace(leak, value=leak.value[:, : whole - 6], columns=(0, whole - 6))
     first_layer = replace(leak, value=leak.value[:, :100], columns=(0, 100))
     for part in (bias, weights):
-        found = labels.from_gradient(part, task)
+        found = label_signs.from_gradient(part, task)
         assert found is not None
         assert int(found) == int(y[0])
-    assert labels.from_gradient(first_layer, task) is None
+    assert label_signs.from_gradient(first_layer, task) is None
 
 
 def test_binary_labels_are_the_sign_of_the_bias() -> None:
     task = Task.build(TaskSpec("logistic", {}, loss="binary", shape=(5,), classes=2), dtype=D)
     g = torch.Generator().manual_seed(0)
     for label in (0, 1):
-        leak = gradient_leak(task, task.init(g), torch.randn(1, 5, generator=g, dtype=D), torch.tensor([label]))
-        found = labels.from_gradient(leak, task)
+        leak = gradient_leak(
+            task, task.init(g), torch.randn(1, 5, generator=g, dtype=D), torch.tensor([label])
+        )
+        found = label_signs.from_gradient(leak, task)
         assert found is not None
         assert int(found) == label
 
@@ -110,7 +122,7 @@ def test_weight_decay_a_second_row_and_local_steps_do_not_disturb() -> None:
         theta=torch.cat([leak.theta, leak.theta]) if leak.theta is not None else None,
     )
     for one in (leak, zero):
-        found = labels.read(one, task, 12)
+        found = label_signs.read(one, task, 12)
         assert found is not None
         assert found.y.tolist() == expected
         assert found.off < 0.2
@@ -119,7 +131,7 @@ def test_weight_decay_a_second_row_and_local_steps_do_not_disturb() -> None:
     for _ in range(5):
         step = task.gradient(w, x[chosen], y[chosen])
         total, w = total + step, w - 0.02 * step
-    found = labels.read(replace(leak, value=total[None], inner=5, step=0.02), task, 12)
+    found = label_signs.read(replace(leak, value=total[None], inner=5, step=0.02), task, 12)
     assert found is not None
     assert found.y.tolist() == expected
 
@@ -127,42 +139,42 @@ def test_weight_decay_a_second_row_and_local_steps_do_not_disturb() -> None:
 def test_without_the_model_llg_counts_and_two_outputs_become_one() -> None:
     task, x, y = crops("mlp", hidden="40")
     leak = gradient_leak(task, task.init(torch.Generator().manual_seed(0)), x[:5], y[:5])
-    found = labels.read(replace(leak, theta=None), task, 5)
+    found = label_signs.read(replace(leak, theta=None), task, 5)
     assert found is not None
-    assert (len(found.y), found.off) == (5, labels.UNKNOWN)
+    assert (len(found.y), found.off) == (5, label_signs.UNKNOWN)
     binary = Task.build(TaskSpec("logistic", {}, loss="binary", shape=(6,), classes=2), dtype=D)
     g = torch.Generator().manual_seed(0)
     x = 0.1 * torch.randn(9, 6, generator=g, dtype=D)
     y = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1])
-    found = labels.read(gradient_leak(binary, binary.init(g), x, y), binary, 9)
+    found = label_signs.read(gradient_leak(binary, binary.init(g), x, y), binary, 9)
     assert found is not None
     assert found.y.tolist() == [0] * 3 + [1] * 6
 
 
 def test_candidates_repeat_classes_and_forget_the_order() -> None:
     task, _, _ = crops("lenet")
-    pairs = [tuple(c.tolist()) for c in labels.candidates(task, 2)]
-    assert len(pairs) == len(set(pairs)) == labels.count(task, 2) == 21
+    pairs = [tuple(c.tolist()) for c in label_signs.candidates(task, 2)]
+    assert len(pairs) == len(set(pairs)) == label_signs.count(task, 2) == 21
     assert (2, 2) in pairs
     assert (3, 1) not in pairs
 
 
 def test_known_labels_are_read_or_refused() -> None:
     task, _, _ = crops("lenet")
-    assert labels.given("", task, 1) is None
-    known = labels.given("3, 0", task, 2)
+    assert label_signs.given("", task, 1) is None
+    known = label_signs.given("3, 0", task, 2)
     assert known is not None
     assert known.tolist() == [3, 0]
     for wrong in ("6", "3,1", "x", "-1", "1,"):
         with pytest.raises(AttackError, match="labels: expected 1 numbers from 0 to 5"):
-            labels.given(wrong, task, 1)
+            label_signs.given(wrong, task, 1)
 
 
 @pytest.mark.parametrize(("loss", "classes"), [("cross_entropy", 4), ("binary", 2), ("squared", 3)])
 def test_label_variables_become_what_the_loss_takes(loss: str, classes: int) -> None:
     task = Task.build(TaskSpec("linear", {}, loss=loss, shape=(5,), classes=classes), dtype=D)
-    variables = labels.raw(task, 7, torch.Generator().manual_seed(0), D)
-    soft, hard = labels.soft(task, variables), labels.hard(task, variables)
+    variables = label_signs.raw(task, 7, torch.Generator().manual_seed(0), D)
+    soft, hard = label_signs.soft(task, variables), label_signs.hard(task, variables)
     x = torch.zeros(7, 5, dtype=D)
     theta = task.init(torch.Generator().manual_seed(0))
     assert math.isfinite(float(task.loss(theta, x, soft)))
@@ -175,36 +187,69 @@ def test_label_variables_become_what_the_loss_takes(loss: str, classes: int) -> 
         assert torch.equal(soft, variables)
 
 
-def difference(task: Task, x: Tensor, y: Tensor, alpha: float, wire: float, seed: int, batch: int = 1) -> tuple[GradientLeak, Tensor]:
+def difference(
+    task: Task, x: Tensor, y: Tensor, alpha: float, wire: float, seed: int, batch: int = 1
+) -> tuple[GradientLeak, Tensor]:
     """One difference between two models that are a gradient step and some drift apart."""
     g = torch.Generator().manual_seed(seed)
     first = task.init(g)
     slope = task.gradient(first, x, y)
     theta = torch.stack(
-        [first, first - alpha * (slope + 0.1 * slope.norm() / len(slope) ** 0.5 * torch.randn(len(slope), generator=g, dtype=D))]
+        [
+            first,
+            first
+            - alpha
+            * (
+                slope
+                + 0.1
+                * slope.norm()
+                / len(slope) ** 0.5
+                * torch.randn(len(slope), generator=g, dtype=D)
+            ),
+        ]
     )
     gradients = torch.stack([task.gradient(w, x, y) for w in theta])
     std = float(gradients.abs().mean()) * wire
     value = gradients[:1] - gradients[1:] + std * torch.randn(1, len(slope), generator=g, dtype=D)
     rows = torch.tensor([[1.0, -1.0]], dtype=D)
-    return GradientLeak(0, torch.arange(2), rows, value, torch.full((1,), std), (0, task.layout.size), theta=theta, batch=batch), theta
+    return GradientLeak(
+        0,
+        torch.arange(2),
+        rows,
+        value,
+        torch.full((1,), std),
+        (0, task.layout.size),
+        theta=theta,
+        batch=batch,
+    ), theta
 
 
 @pytest.mark.parametrize(
-    ("model", "args"), [("convnet", {}), ("lenet", {}), ("mlp", {}), ("lenet", {"act": "tanh"}), ("convnet", {"l2": 0.1})]
+    ("model", "args"),
+    [
+        ("convnet", {}),
+        ("lenet", {}),
+        ("mlp", {}),
+        ("lenet", {"act": "tanh"}),
+        ("convnet", {"l2": 0.1}),
+    ],
 )
 @pytest.mark.parametrize("alpha", [0.1, 0.01, 0.001])
-def test_one_difference_gives_the_label_and_the_features_exactly(model: str, args: dict[str, object], alpha: float) -> None:
+def test_one_difference_gives_the_label_and_the_features_exactly(
+    model: str, args: dict[str, object], alpha: float
+) -> None:
     task, x, y = crops(model, **args)
     settled = 0
     for k in range(8):
         for wire, error in ((0.0, 1e-5), (1e-7, 5e-3)):
             one, label = x[17 * k + 5 : 17 * k + 6], y[17 * k + 5 : 17 * k + 6]
             leak, _ = difference(task, one, label, alpha, wire, k)
-            known = lastlayer.solve(objectives.target(leak, task, 1, D), task)
+            known = last_layer.solve(objectives.target(leak, task, 1, D), task)
             if known is not None:
                 settled += 1
-                true = torch.stack([features.features(task, w, one) for w in known.theta]).detach()
+                true = torch.stack(
+                    [feature_inversion.features(task, w, one) for w in known.theta]
+                ).detach()
                 assert known.label == int(label)
                 assert float((known.features - true).norm() / true.norm()) < error
     assert settled >= 14
@@ -219,11 +264,22 @@ def test_several_rounds_agree_and_plain_rows_are_read_too() -> None:
     one = torch.eye(4, dtype=D)
     for rows in (one[:3] - one[1:], one, torch.cat([one[:1], 2 * one[2:3] - one[3:]])):
         value = rows @ torch.stack([task.gradient(w, x[:1], y[:1]) for w in models])
-        leak = GradientLeak(0, torch.arange(4), rows, value, torch.zeros(len(rows)), (0, task.layout.size), theta=models, batch=1)
-        known = lastlayer.solve(objectives.target(leak, task, 9, D), task)
+        leak = GradientLeak(
+            0,
+            torch.arange(4),
+            rows,
+            value,
+            torch.zeros(len(rows)),
+            (0, task.layout.size),
+            theta=models,
+            batch=1,
+        )
+        known = last_layer.solve(objectives.target(leak, task, 9, D), task)
         assert known is not None
         assert known.label == int(y[0])
-        true = torch.stack([features.features(task, w, x[:1]) for w in known.theta]).detach()
+        true = torch.stack(
+            [feature_inversion.features(task, w, x[:1]) for w in known.theta]
+        ).detach()
         assert torch.allclose(known.features, true, rtol=1e-7, atol=1e-9)
 
 
@@ -232,11 +288,11 @@ def test_two_samples_settle_nothing() -> None:
     for k in range(4):
         pair = torch.tensor([k, len(x) - 1 - k])
         leak, _ = difference(task, x[pair], y[pair], 0.05, 0.0, k, batch=2)
-        assert lastlayer.solve(objectives.target(leak, task, 1, D), task) is None
+        assert last_layer.solve(objectives.target(leak, task, 1, D), task) is None
 
 
 def test_without_a_bias_in_the_leak_nothing_is_claimed() -> None:
     task, x, y = crops("convnet")
     leak, _ = difference(task, x[:1], y[:1], 0.05, 0.0, 0)
     part = replace(leak, value=leak.value[:, :-6], columns=(0, task.layout.size - 6))
-    assert lastlayer.solve(objectives.target(part, task, 1, D), task) is None
+    assert last_layer.solve(objectives.target(part, task, 1, D), task) is None

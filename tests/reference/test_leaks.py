@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import leakaudit as la
-from leakaudit import recording
 from leakaudit.errors import NotDetermined
 from leakaudit.leak import GradientLeak
-from leakaudit.scenario import Scenario
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.trace import Trace, Truth
 
 MODES = list(itertools.product((1.0, 0.5, 0.3), ("exact", "gradient", "quadratic")))
@@ -24,7 +24,12 @@ Recorded = tuple[recording.Plan, Trace, Truth]
 
 
 def recorded(
-    victim: str = "pdmm", dtype: str = "float64", samples: int = 3, rounds: int = 12, model: str = "logistic", **settings: Any
+    victim: str = "pdmm",
+    dtype: str = "float64",
+    samples: int = 3,
+    rounds: int = 12,
+    model: str = "logistic",
+    **settings: Any,
 ) -> Recorded:
     steps = {"alpha": 0.1, "mu": 10.0} if victim == "pdmm" else {}
     scenario = Scenario(
@@ -60,17 +65,23 @@ def error(plan: recording.Plan, truth: Truth, leak: GradientLeak, shift: int = 0
 
 @pytest.mark.parametrize(("theta", "update"), MODES)
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-10), ("float32", 1e-4)])
-def test_one_step_differences_equal_autograd(theta: float, update: str, dtype: str, limit: float) -> None:
+def test_one_step_differences_equal_autograd(
+    theta: float, update: str, dtype: str, limit: float
+) -> None:
     plan, trace, truth = recorded(theta=theta, update=update, dtype=dtype)
     leaks = la.leaks(trace)
     assert [leak.node for leak in leaks] == list(range(8))
-    assert all(leak.kind == "difference" and leak.theta is None and len(leak.value) >= 10 for leak in leaks)
+    assert all(
+        leak.kind == "difference" and leak.theta is None and len(leak.value) >= 10 for leak in leaks
+    )
     assert max(error(plan, truth, leak) for leak in leaks) < limit
 
 
 @pytest.mark.parametrize(("theta", "update"), MODES)
 @pytest.mark.parametrize("how", [{"z0": 0.0}, {"differential": False}])
-def test_known_start_or_plain_messages_give_every_gradient_and_the_models(theta: float, update: str, how: dict[str, Any]) -> None:
+def test_known_start_or_plain_messages_give_every_gradient_and_the_models(
+    theta: float, update: str, how: dict[str, Any]
+) -> None:
     plan, trace, truth = recorded(theta=theta, update=update, **how)
     for leak in la.leaks(trace):
         assert leak.kind == "gradient"
@@ -108,7 +119,12 @@ def test_too_few_wires_and_an_unknown_constant_are_said() -> None:
     assert not len(leaks)
     assert "not heard" in leaks.undetermined[0]
     with pytest.raises(la.LeakauditError, match="does not know 'alpha'"):
-        la.leaks(trace, la.Adversary(knows=frozenset({"rho", "theta", "update", "differential", "k_max", "quantize"})))
+        la.leaks(
+            trace,
+            la.Adversary(
+                knows=frozenset({"rho", "theta", "update", "differential", "k_max", "quantize"})
+            ),
+        )
 
 
 def test_a_late_start_needs_no_first_round() -> None:
@@ -125,7 +141,10 @@ def test_k_max_steps_give_their_weighted_sum() -> None:
     for leak in la.leaks(trace, nodes=[1]):
         q, sums = 1 - alpha * rho * trace.graph.degree(1), []
         for t in leak.theta_rounds.tolist():
-            w, after = truth.states["w"][t, 1].clone(), truth.states["w"][t + 1, 1] if t < 12 else None
+            w, after = (
+                truth.states["w"][t, 1].clone(),
+                truth.states["w"][t + 1, 1] if t < 12 else None,
+            )
             total, pull = torch.zeros_like(w), _pull(trace, 1, t)
             for s in range(4):
                 g = plan.task.gradient(w, problem_x[1].double(), problem_y[1])
@@ -143,7 +162,9 @@ def _pull(trace: Trace, node: int, t: int) -> Tensor:
     view = la.Adversary(corrupt=frozenset(range(8))).view(trace)
     total = torch.zeros(trace.layout.size, dtype=torch.float64)
     for j in trace.graph.neighbours[node]:
-        z = view.message(0, j, node, "z0") + sum(view.message(s, j, node, "dz") for s in range(1, t + 1))
+        z = view.message(0, j, node, "z0") + sum(
+            view.message(s, j, node, "dz") for s in range(1, t + 1)
+        )
         total += z if node < j else -z
     return total
 
@@ -157,7 +178,9 @@ def test_two_step_identities_of_the_paper_hold_for_theta_one_only(theta: float) 
     d, around = trace.graph.degree(0), list(trace.graph.neighbours[0])
     errors = []
     for t in range(1, 9):
-        true = plan.task.gradient(w[t, 0], x.double(), y) - plan.task.gradient(w[t + 2, 0], x.double(), y)
+        true = plan.task.gradient(w[t, 0], x.double(), y) - plan.task.gradient(
+            w[t + 2, 0], x.double(), y
+        )
         printed = rho * d * (w[t, 0] + w[t + 2, 0]) - 2 * rho * w[t + 1, around].sum(0)
         errors.append(float((printed - true).norm() / true.norm()))
     assert max(errors) < 1e-9 if theta == 1 else min(errors) > 1e-3
@@ -173,23 +196,43 @@ def test_two_step_identities_of_inexact_updates(theta: float, update: str) -> No
     around, errors = list(trace.graph.neighbours[0]), []
     for t in range(1, 8):
         own = w[:, 0]
-        true = plan.task.gradient(own[t], x.double(), y) - plan.task.gradient(own[t + 2], x.double(), y)
+        true = plan.task.gradient(own[t], x.double(), y) - plan.task.gradient(
+            own[t + 2], x.double(), y
+        )
         pull = 2 * rho * w[t + 2, around].sum(0)
         if update == "gradient":
             a = 1 / trace.params["alpha"]
-            printed = (rho * d - a) * (own[t + 2] - own[t]) + a * own[t + 3] + (2 * rho * d - a) * own[t + 1] - pull
+            printed = (
+                (rho * d - a) * (own[t + 2] - own[t])
+                + a * own[t + 3]
+                + (2 * rho * d - a) * own[t + 1]
+                - pull
+            )
         else:
             mu = trace.params["mu"]
-            printed = (rho * d - mu) * own[t + 1] + (mu + rho * d) * own[t + 3] + mu * (own[t] - own[t + 2]) - pull
+            printed = (
+                (rho * d - mu) * own[t + 1]
+                + (mu + rho * d) * own[t + 3]
+                + mu * (own[t] - own[t + 2])
+                - pull
+            )
         errors.append(float((printed - true).norm() / true.norm()))
     assert max(errors) < 1e-9 if theta == 1 else min(errors) > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("victim", "settings", "shift"), [("fedsgd", {}, -1), ("fedavg", {}, -1), ("fedsplit", {}, 0), ("fedsplit", {"update": "exact"}, 0)]
+    ("victim", "settings", "shift"),
+    [
+        ("fedsgd", {}, -1),
+        ("fedavg", {}, -1),
+        ("fedsplit", {}, 0),
+        ("fedsplit", {"update": "exact"}, 0),
+    ],
 )
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-12), ("float32", 5e-6)])
-def test_protocols_with_a_server_give_every_gradient(victim: str, settings: dict[str, Any], shift: int, dtype: str, limit: float) -> None:
+def test_protocols_with_a_server_give_every_gradient(
+    victim: str, settings: dict[str, Any], shift: int, dtype: str, limit: float
+) -> None:
     plan, trace, truth = recorded(victim, dtype, **settings)
     leaks = la.leaks(trace)
     assert [leak.node for leak in leaks] == list(range(8))
@@ -201,9 +244,20 @@ def test_protocols_with_a_server_give_every_gradient(victim: str, settings: dict
 
 
 def test_recording_less_does_not_change_the_training_or_the_leak() -> None:
-    base = Scenario(nodes=6, graph="ring", rounds=6, data="faces", model="mlp", set={"hidden": 8}, dtype="float64", states=True)
+    base = Scenario(
+        nodes=6,
+        graph="ring",
+        rounds=6,
+        data="faces",
+        model="mlp",
+        set={"hidden": 8},
+        dtype="float64",
+        states=True,
+    )
     changes: tuple[dict[str, Any], ...] = ({}, {"wires": "node:2"}, {"layers": "first"})
-    whole, part, first = (recording.record(recording.plan(replace(base, **kw)), None) for kw in changes)
+    whole, part, first = (
+        recording.record(recording.plan(replace(base, **kw)), None) for kw in changes
+    )
     assert torch.equal(whole.truth_record.states["w"], part.truth_record.states["w"])
     assert torch.equal(whole.truth_record.states["w"], first.truth_record.states["w"])
     (a,), (b,), (c,) = (la.leaks(r.trace, nodes=[2]) for r in (whole, part, first))
@@ -236,6 +290,11 @@ def test_pdmm_and_fedsplit_reach_the_optimum() -> None:
     ):
         plan, _, truth = recorded(victim, rounds=600, **settings)
         w = truth.states["w"][-1]
-        slope = torch.stack([plan.task.gradient(w.mean(0), truth.of(i)[0].double(), truth.of(i)[1]) for i in range(8)]).sum(0)
+        slope = torch.stack(
+            [
+                plan.task.gradient(w.mean(0), truth.of(i)[0].double(), truth.of(i)[1])
+                for i in range(8)
+            ]
+        ).sum(0)
         assert float((w - w.mean(0)).abs().max()) < 1e-8
         assert float(slope.norm()) < 1e-7

@@ -9,22 +9,29 @@ from typing import Any
 import pytest
 import torch
 
+from leakaudit.accounting.ledger import Entry, alike, entries, worst
+from leakaudit.accounting.listeners import around, named
+from leakaudit.accounting.pricing import price
+from leakaudit.accounting.symmetry import Symmetry, invariant
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
-from leakaudit.claims.runs import protocol
-from leakaudit.declared import Protocol
 from leakaudit.errors import LeakauditError
-from leakaudit.graph import make
-from leakaudit.ledger import Entry, alike, entries, worst
-from leakaudit.listeners import around, named
-from leakaudit.pricing import price
+from leakaudit.papers.runs import protocol
+from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.topology import make
 from leakaudit.registry import get
-from leakaudit.symmetry import Symmetry, invariant
 from leakaudit.verdict import Verdict
 
 
-def declared(name: str, graph: str = "ring", nodes: int = 5, rounds: int = 3, **constants: Any) -> Protocol:
-    return Protocol(get("victims", name)(**constants), make(graph, nodes, torch.Generator().manual_seed(0)), rounds, {})
+def declared(
+    name: str, graph: str = "ring", nodes: int = 5, rounds: int = 3, **constants: Any
+) -> Protocol:
+    return Protocol(
+        get("victims", name)(**constants),
+        make(graph, nodes, torch.Generator().manual_seed(0)),
+        rounds,
+        {},
+    )
 
 
 def table(made: Protocol, size: int = 1, **asked: Any) -> list[Entry]:
@@ -41,7 +48,9 @@ SYMMETRIC = [
 
 
 @pytest.mark.parametrize(("name", "graph", "constants"), SYMMETRIC)
-def test_views_that_are_equal_by_symmetry_are_equal_when_computed(name: str, graph: str, constants: dict[str, Any]) -> None:
+def test_views_that_are_equal_by_symmetry_are_equal_when_computed(
+    name: str, graph: str, constants: dict[str, Any]
+) -> None:
     made = declared(name, graph, nodes=4, **constants)
     found = table(made, 2)
     assert len(found) == len(around(made.graph, range(4), 2))
@@ -58,7 +67,9 @@ def test_views_that_are_equal_by_symmetry_are_equal_when_computed(name: str, gra
 def test_a_ring_whose_nodes_are_alike_is_priced_once() -> None:
     found = table(declared("dpsgd", nodes=6, sigma=0.5))
     assert alike(found) == dict.fromkeys(range(1, 6), 0)
-    assert len({one.price.linear for one in found if one.like is None}) == len([one for one in found if one.like is None])
+    assert len({one.price.linear for one in found if one.like is None}) == len(
+        [one for one in found if one.like is None]
+    )
 
 
 def test_nodes_that_are_not_alike_are_not_taken_for_alike() -> None:
@@ -71,7 +82,15 @@ def test_nodes_that_are_not_alike_are_not_taken_for_alike() -> None:
     at = next(k for k, v in enumerate(loud.vectors) if v.kind == "noise" and v.owner == 2)
     loud.vectors[at] = replace(loud.vectors[at], std=0.6)
     assert not invariant(loud, turn, False)
-    walk = protocol(victim="recal", nodes=4, graph="ring", rounds=9, data="gaussians", model="logistic", set={"sigma": 0.1})
+    walk = protocol(
+        victim="recal",
+        nodes=4,
+        graph="ring",
+        rounds=9,
+        data="gaussians",
+        model="logistic",
+        set={"sigma": 0.1},
+    )
     assert not invariant(walk.whole, turn, False)
 
 
@@ -87,19 +106,30 @@ def test_signs_of_edges_do_not_break_symmetry_and_weights_do() -> None:
 @pytest.mark.parametrize("rounds", [3, 20])
 @pytest.mark.parametrize(
     ("name", "constants"),
-    [("dpnorm", {"sigma": 0.1, "alpha": 0.2}), ("dpsgd", {"sigma": 0.5, "order": "adapt"}), ("extra", {"sigma": 0.3})],
+    [
+        ("dpnorm", {"sigma": 0.1, "alpha": 0.2}),
+        ("dpsgd", {"sigma": 0.5, "order": "adapt"}),
+        ("extra", {"sigma": 0.3}),
+    ],
 )
-def test_the_recommended_noise_gives_the_epsilon(name: str, constants: dict[str, Any], rounds: int) -> None:
+def test_the_recommended_noise_gives_the_epsilon(
+    name: str, constants: dict[str, Any], rounds: int
+) -> None:
     made = declared(name, nodes=4, rounds=rounds, **constants)
     smoothness = 0.1 if name == "dpnorm" else None
-    (one,) = entries(made, named([Adversary()], [0], 4), epsilon=2.0, delta=1e-5, smoothness=smoothness)
+    (one,) = entries(
+        made, named([Adversary()], [0], 4), epsilon=2.0, delta=1e-5, smoothness=smoothness
+    )
     assert one.advice is not None
     assert one.advice.holds
     level = constants["sigma"] * one.advice.factor
     quiet = Protocol(replace(made.victim, sigma=level), made.graph, rounds, {})  # type: ignore[type-var]
     (again,) = price(quiet, Adversary(), [0], 1.0, 1e-5, smoothness)
     assert again.epsilon == pytest.approx(2.0, rel=1e-6)
-    assert all(low <= level * (1 + 1e-9) and high >= level * (1 - 1e-9) for low, high in one.advice.noise.values())
+    assert all(
+        low <= level * (1 + 1e-9) and high >= level * (1 - 1e-9)
+        for low, high in one.advice.noise.values()
+    )
 
 
 def test_where_a_gradient_is_on_the_wire_no_noise_helps() -> None:
@@ -114,13 +144,34 @@ def test_where_a_gradient_is_on_the_wire_no_noise_helps() -> None:
 
 def test_the_printed_noise_of_table_ii_is_refuted_and_theorem_1_is_not() -> None:
     """DP-Norm, Table II, row DP-SGD: true epsilon 2.245 at a nominal 1 with every record in every step; Theorem 1 is over-noised."""
-    printed = declared("dpsgd", "ring", 6, 6, alpha=0.03, epsilon=1.0, noise="step", horizon=6, samples=4000, steps=2, order="adapt")
+    printed = declared(
+        "dpsgd",
+        "ring",
+        6,
+        6,
+        alpha=0.03,
+        epsilon=1.0,
+        noise="step",
+        horizon=6,
+        samples=4000,
+        steps=2,
+        order="adapt",
+    )
     (one,) = entries(printed, named([Adversary()], [0], 6))
     assert one.verdict is Verdict.REFUTED
     assert one.price.sensitivity == 2 / 4000
     assert one.least == pytest.approx(2.245, abs=5e-3)
     assert one.ratio == pytest.approx(2.245, abs=5e-3)
-    made = protocol(victim="dpnorm", nodes=6, graph="ring", rounds=12, data="gaussians", model="logistic", samples=2, set={"sigma": 0.1})
+    made = protocol(
+        victim="dpnorm",
+        nodes=6,
+        graph="ring",
+        rounds=12,
+        data="gaussians",
+        model="logistic",
+        samples=2,
+        set={"sigma": 0.1},
+    )
     (held,) = entries(made, named([Adversary()], [0], 6), smoothness=0.1)
     assert held.verdict is Verdict.NOT_REFUTED
     assert held.claim is not None
@@ -128,7 +179,18 @@ def test_the_printed_noise_of_table_ii_is_refuted_and_theorem_1_is_not() -> None
 
 
 def test_secret_mini_batches_are_never_refuted_by_the_exact_view() -> None:
-    sampled = declared("dpsgd", "ring", 4, 6, alpha=0.03, epsilon=1.0, noise="step", horizon=6, samples=4000, batch=2000)
+    sampled = declared(
+        "dpsgd",
+        "ring",
+        4,
+        6,
+        alpha=0.03,
+        epsilon=1.0,
+        noise="step",
+        horizon=6,
+        samples=4000,
+        batch=2000,
+    )
     (one,) = entries(sampled, named([Adversary()], [0], 4))
     assert one.exact is not None
     assert one.exact > 1
@@ -141,7 +203,9 @@ def test_the_pairwise_formula_is_compared_with_its_own_pair_alone() -> None:
     made = declared("muffliato", "ring", 8, 4, lr=0.5, clip=1.0, sigma=math.sqrt(0.5), gossips=4)
     claims = [c for c in made.victim.claims(made.graph, 4) if c.pair]
     viewer, node = claims[-1].pair or (0, 0)
-    far, near = entries(made, named([Adversary(hears="none", corrupt=frozenset({viewer})), Adversary()], [node], 8))
+    far, near = entries(
+        made, named([Adversary(hears="none", corrupt=frozenset({viewer})), Adversary()], [node], 8)
+    )
     assert far.verdict is Verdict.REFUTED
     assert far.price.mu == pytest.approx(math.sqrt(2), rel=1e-6)
     assert far.least == pytest.approx(gaussian.epsilon(1e-3, math.sqrt(2)), rel=1e-6)
@@ -151,11 +215,16 @@ def test_the_pairwise_formula_is_compared_with_its_own_pair_alone() -> None:
 def test_coalitions_hear_more_and_the_worst_is_shown() -> None:
     made = declared("dpsgd", nodes=6, rounds=4, sigma=0.5, own="plain")
     found = table(made, 2)
-    by_size = {k: max(one.price.linear or 0 for one in found if len(one.listener.adversary.corrupt) == k) for k in (1, 2)}
+    by_size = {
+        k: max(one.price.linear or 0 for one in found if len(one.listener.adversary.corrupt) == k)
+        for k in (1, 2)
+    }
     assert by_size[2] > by_size[1]
     top = [one for one in worst(found) if one.price.node == 0]
     assert {one.listener.kind for one in top} == {"outsider", "wire", "neighbour", "coalition"}
-    assert max(one.price.largest or 0 for one in top) == max(one.price.largest or 0 for one in found if one.price.node == 0)
+    assert max(one.price.largest or 0 for one in top) == max(
+        one.price.largest or 0 for one in found if one.price.node == 0
+    )
 
 
 def test_too_many_views_are_refused() -> None:

@@ -14,7 +14,6 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from leakaudit import recording
 from leakaudit.bounds import gaussian
 from leakaudit.bounds.mechanisms import classic_std
 from leakaudit.errors import LeakauditError
@@ -22,19 +21,30 @@ from leakaudit.lint import NAMES, Case, Pitfall, lint, views
 from leakaudit.lint.noise import LEVEL, judged
 from leakaudit.lint.quiet import quietness
 from leakaudit.lint.samples import Sample
+from leakaudit.protocols import local, recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations import Relations
-from leakaudit.scenario import Scenario
 from leakaudit.trace import Messages, Trace, Truth
 from leakaudit.verdict import Verdict
-from leakaudit.victims import _local, dpsgd
+from leakaudit.victims import dpsgd
 
 HIDDEN = 987654321987  # a seed that nobody guesses
 REFUTED, UNSUPPORTED, UNCLAIMED = Verdict.REFUTED, Verdict.UNSUPPORTED, Verdict.UNCLAIMED
 Draw = Callable[[torch.Tensor, float, torch.Generator], torch.Tensor]
 
 
-def record(victim: str = "dpsgd", model: str = "mlp", seed: int = HIDDEN, **changes: Any) -> tuple[Trace, Truth]:
-    values: dict[str, Any] = {"nodes": 4, "graph": "ring", "rounds": 8, "samples": 2, "states": True, "model": model, "seed": seed}
+def record(
+    victim: str = "dpsgd", model: str = "mlp", seed: int = HIDDEN, **changes: Any
+) -> tuple[Trace, Truth]:
+    values: dict[str, Any] = {
+        "nodes": 4,
+        "graph": "ring",
+        "rounds": 8,
+        "samples": 2,
+        "states": True,
+        "model": model,
+        "seed": seed,
+    }
     values |= {"data": "faces" if model == "mlp" else "gaussians"} | changes
     values["set"] = ({"hidden": 8} if model == "mlp" else {}) | values.get("set", {})
     recorder = recording.record(recording.plan(Scenario(victim=victim, **values)), None)
@@ -59,7 +69,9 @@ def noisy() -> tuple[Trace, Truth]:
 
 @pytest.mark.parametrize("white_box", [False, True])
 @pytest.mark.parametrize("declared", [0.2, 0.115])
-def test_less_noise_than_declared(noisy: tuple[Trace, Truth], white_box: bool, declared: float) -> None:
+def test_less_noise_than_declared(
+    noisy: tuple[Trace, Truth], white_box: bool, declared: float
+) -> None:
     trace, truth = noisy
     louder = replace(trace, params={**trace.params, "sigma": declared})
     p = found(louder, truth if white_box else None)
@@ -83,13 +95,13 @@ def same_in_all_rounds() -> Draw:
     kept: dict[str, torch.Tensor] = {}
 
     def draw(like: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
-        return kept.setdefault("n", _local.normal(like, std, generator)).clone()
+        return kept.setdefault("n", local.normal(like, std, generator)).clone()
 
     return draw
 
 
 def same_at_all_nodes(like: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
-    return _local.normal(like[:1], std, generator).expand_as(like).clone()
+    return local.normal(like[:1], std, generator).expand_as(like).clone()
 
 
 def with_a_boundary(like: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
@@ -111,7 +123,9 @@ def heavy(like: torch.Tensor, std: float, generator: torch.Generator) -> torch.T
     ],
     ids=["rounds", "nodes", "boundary", "laplace"],
 )
-def test_noise_that_is_not_what_it_is_called(draw: Draw, in_trace: set[int], in_truth: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_that_is_not_what_it_is_called(
+    draw: Draw, in_trace: set[int], in_truth: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dpsgd, "normal", draw)
     trace, truth = record(set={"sigma": 0.1})
     assert bad(found(trace)) == in_trace
@@ -122,13 +136,16 @@ def test_two_rounds_of_many_with_one_noise(monkeypatch: pytest.MonkeyPatch) -> N
     draws: list[torch.Tensor] = []
 
     def draw(like: torch.Tensor, std: float, generator: torch.Generator) -> torch.Tensor:
-        draws.append(_local.normal(like, std, generator))
+        draws.append(local.normal(like, std, generator))
         return draws[1].clone() if len(draws) == 6 else draws[-1].clone()
 
     monkeypatch.setattr(dpsgd, "normal", draw)
     p = found(record(set={"sigma": 0.1})[0])
     assert bad(p) == {6}
-    assert (p[6].figures["first"], p[6].figures["again"]) == ("g[0,2] of node 0", "g[0,6] of node 0")
+    assert (p[6].figures["first"], p[6].figures["again"]) == (
+        "g[0,2] of node 0",
+        "g[0,6] of node 0",
+    )
 
 
 def test_noise_that_travels_nowhere_is_seen_in_the_relations() -> None:
@@ -138,12 +155,16 @@ def test_noise_that_travels_nowhere_is_seen_in_the_relations() -> None:
     assert found(record("tracking", "logistic", set={"sigma": 0.1})[0])[6].verdict is UNCLAIMED
 
 
-@pytest.mark.parametrize(("law", "delta"), [("truncated_gaussian", 0.238), ("truncated_laplace", 0.0577)])
+@pytest.mark.parametrize(
+    ("law", "delta"), [("truncated_gaussian", 0.238), ("truncated_laplace", 0.0577)]
+)
 def test_truncated_noise_in_many_dimensions(law: str, delta: float) -> None:
     """The true delta of Theorem 6 is .238 (claims, row 2); Definition 6 escapes more often the more coordinates there are."""
     p = found(record("dkm", set={"mechanism": law})[0])
     assert p[10].verdict is REFUTED
-    assert max(p[10].figures["one_coordinate"], p[10].figures["escape"]) == pytest.approx(delta, rel=5e-3)
+    assert max(p[10].figures["one_coordinate"], p[10].figures["escape"]) == pytest.approx(
+        delta, rel=5e-3
+    )
     assert 10 not in found(record("dkm", set={"mechanism": "laplace"})[0])
 
 
@@ -162,13 +183,26 @@ def test_a_test_of_noise_keeps_its_level_whatever_the_gradients_are() -> None:
     for k in range(600):
         shift = draw.normal(size=(4, 40)) * (draw.random((4, 40)) < 0.3) * (k % 3)
         value = shift + factor @ draw.normal(size=(4, 40))
-        one = Sample(0, ("a",) * 4, (1, 2, 3, 4), value, factor, np.zeros(4), np.zeros(4), 40, gaussian=True, hidden=True)
+        one = Sample(
+            0,
+            ("a",) * 4,
+            (1, 2, 3, 4),
+            value,
+            factor,
+            np.zeros(4),
+            np.zeros(4),
+            40,
+            gaussian=True,
+            hidden=True,
+        )
         chances.append(quietness([one], LEVEL).chance)
     for level in (0.05, 0.2):
         below = sum(c < level for c in chances)
         assert binomtest(below, len(chances), level, alternative="greater").pvalue > 1e-3
     still = [c for k, c in enumerate(chances) if k % 3 == 0]
-    assert binomtest(sum(c < 0.2 for c in still), len(still), 0.2).pvalue > 1e-3  # and is used up where there is no gradient
+    assert (
+        binomtest(sum(c < 0.2 for c in still), len(still), 0.2).pvalue > 1e-3
+    )  # and is used up where there is no gradient
 
 
 @pytest.mark.parametrize("hidden", [False, True])
@@ -179,10 +213,27 @@ def test_no_false_alarm_on_noise_as_declared(hidden: bool, normal: bool) -> None
         for _ in range(25):
             samples = []
             for node in range(3):
-                e = draw.normal(size=(6, coordinates)) if normal else draw.laplace(size=(6, coordinates)) / math.sqrt(2)
+                e = (
+                    draw.normal(size=(6, coordinates))
+                    if normal
+                    else draw.laplace(size=(6, coordinates)) / math.sqrt(2)
+                )
                 shift = draw.normal(size=(1, coordinates)) if hidden else 0.0
                 labels, rounds = tuple("abcdef"), tuple(range(6))
-                samples.append(Sample(node, labels, rounds, shift + e, np.eye(6), np.zeros(6), np.zeros(6), coordinates, normal, hidden))
+                samples.append(
+                    Sample(
+                        node,
+                        labels,
+                        rounds,
+                        shift + e,
+                        np.eye(6),
+                        np.zeros(6),
+                        np.zeros(6),
+                        coordinates,
+                        normal,
+                        hidden,
+                    )
+                )
             assert list(judged(samples)) == []
 
 
@@ -193,7 +244,9 @@ def test_gradients_that_are_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None
     clipped = record(set={"sigma": 0.01, "clip": 0.5})
     assert not bad(found(*clipped))
     assert not bad(found(clipped[0]))
-    monkeypatch.setattr(_local, "clipped", lambda problem, w, x, y, bound: problem.task.gradients(w, x, y))
+    monkeypatch.setattr(
+        local, "clipped", lambda problem, w, x, y, bound: problem.task.gradients(w, x, y)
+    )
     trace, truth = record(set={"sigma": 0.01, "clip": 0.5})
     in_trace, in_truth = found(trace), found(trace, truth)
     assert bad(in_trace) == bad(in_truth) == {5}
@@ -201,10 +254,18 @@ def test_gradients_that_are_not_clipped(monkeypatch: pytest.MonkeyPatch) -> None
     assert in_truth[5].figures["used"] > 0.5
 
 
-def test_records_that_are_not_clipped_though_their_mean_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_are_not_clipped_though_their_mean_is_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A bound between the longest mean and the longest record: only the records tell."""
-    monkeypatch.setattr(_local, "clipped", lambda problem, w, x, y, bound: problem.task.gradients(w, x, y))
-    settings: dict[str, Any] = {"model": "logistic", "samples": 12, "set": {"sigma": 0.01, "clip": 2.2}}
+    monkeypatch.setattr(
+        local, "clipped", lambda problem, w, x, y, bound: problem.task.gradients(w, x, y)
+    )
+    settings: dict[str, Any] = {
+        "model": "logistic",
+        "samples": 12,
+        "set": {"sigma": 0.01, "clip": 2.2},
+    }
     trace, truth = record(**settings)
     assert float(truth.states["g"].norm(dim=2).nan_to_num().max()) < 2.2
     p = found(trace, truth)
@@ -229,7 +290,9 @@ def test_fewer_records_than_the_noise_reckons_with() -> None:
     trace, truth = record("dpnorm", "logistic", samples=6, set={"epsilon": 1.0})
     keep = torch.ones(len(truth.node), dtype=torch.bool)
     keep[(truth.node == 2).nonzero().flatten()[:3]] = False
-    fewer = replace(truth, x=truth.x[keep], y=truth.y[keep], node=truth.node[keep], index=truth.index[keep])
+    fewer = replace(
+        truth, x=truth.x[keep], y=truth.y[keep], node=truth.node[keep], index=truth.index[keep]
+    )
     p = found(trace, fewer)
     assert p[8].verdict is UNSUPPORTED
     assert (p[8].figures["told"], p[8].figures["held"], p[8].figures["node"]) == (6, 3, 2)
@@ -242,13 +305,23 @@ def test_fewer_records_than_the_noise_reckons_with() -> None:
 def test_more_rounds_than_the_claim_covers() -> None:
     p = found(record("dpsgd", "logistic", set={"epsilon": 1.0, "noise": "step", "horizon": 4})[0])
     assert (p[1].verdict, p[1].figures["covered"], p[1].figures["sum"]) == (UNSUPPORTED, 4, 2.0)
-    assert p[1].figures["gaussian"] == pytest.approx(gaussian.epsilon(1e-3, math.sqrt(2) * gaussian.least_mu(1.0, 1e-3)))
-    assert found(record("dpadmmserver", "logistic", set={"epsilon": 0.5})[0])[1].verdict is UNCLAIMED
+    assert p[1].figures["gaussian"] == pytest.approx(
+        gaussian.epsilon(1e-3, math.sqrt(2) * gaussian.least_mu(1.0, 1e-3))
+    )
+    assert (
+        found(record("dpadmmserver", "logistic", set={"epsilon": 0.5})[0])[1].verdict is UNCLAIMED
+    )
 
 
 def test_replacing_charged_as_adding() -> None:
     """Table II's noise for DP-SGD: mu = 2 epsilon / sqrt(log(1 / delta)) where a record is replaced, in every batch."""
-    p = found(record("dpsgd", "logistic", set={"epsilon": 1.0, "noise": "step", "horizon": 8, "order": "adapt"})[0])
+    p = found(
+        record(
+            "dpsgd",
+            "logistic",
+            set={"epsilon": 1.0, "noise": "step", "horizon": 8, "order": "adapt"},
+        )[0]
+    )
     assert p[2].verdict is UNSUPPORTED
     mu = 2 / math.sqrt(math.log(1e3))
     assert p[2].figures["all"] == pytest.approx(gaussian.epsilon(1e-3, mu), rel=1e-6)
@@ -256,11 +329,17 @@ def test_replacing_charged_as_adding() -> None:
 
 
 def test_whose_privacy_and_how_large_a_delta() -> None:
-    p = found(record("dpnorm", "logistic", samples=300, data="gaussians:1200", set={"epsilon": 1.0})[0])
+    p = found(
+        record("dpnorm", "logistic", samples=300, data="gaussians:1200", set={"epsilon": 1.0})[0]
+    )
     assert p[3].verdict is p[14].verdict is UNCLAIMED
-    assert p[3].figures["node"] == pytest.approx(gaussian.epsilon(1e-3, 300 * gaussian.least_mu(1.0, 1e-3)))
+    assert p[3].figures["node"] == pytest.approx(
+        gaussian.epsilon(1e-3, 300 * gaussian.least_mu(1.0, 1e-3))
+    )
     assert p[14].figures == {"delta": 1e-3, "records": 1200}
-    assert not {3, 14} & set(found(record("dpnorm", "logistic", samples=1, set={"epsilon": 1.0})[0]))
+    assert not {3, 14} & set(
+        found(record("dpnorm", "logistic", samples=1, set={"epsilon": 1.0})[0])
+    )
 
 
 def test_who_listens() -> None:
@@ -279,7 +358,9 @@ def test_a_neighbour_that_knows_its_own_noise(noisy: tuple[Trace, Truth]) -> Non
         p.send(0, 1, p.grad(0, at=w) + p.noise("n", 1.0, 0) + p.noise("n", 2.0, 1))
     (one,) = views._listeners(Case(noisy[0]), p, [0])
     assert one.verdict is UNCLAIMED
-    assert (one.figures["mu_outsider"], one.figures["mu_neighbour"]) == pytest.approx((1 / math.sqrt(5), 1.0))
+    assert (one.figures["mu_outsider"], one.figures["mu_neighbour"]) == pytest.approx(
+        (1 / math.sqrt(5), 1.0)
+    )
     assert 4 not in found(noisy[0])
 
 
@@ -289,15 +370,27 @@ def test_messages_that_the_protocol_does_not_send() -> None:
     other = replace(trace, public={**trace.public, "active": trace.public["active"].roll(1)})
     assert found(other)[7].verdict is UNSUPPORTED
     (m,) = trace.messages
-    twice = replace(trace, messages=(_some(m, torch.cat([torch.arange(len(m)), torch.tensor([3])])),))
+    twice = replace(
+        trace, messages=(_some(m, torch.cat([torch.arange(len(m)), torch.tensor([3])])),)
+    )
     assert found(twice)[1].figures["repeated"] == 1
 
 
 def test_classic_calibration() -> None:
-    for epsilon, delta, verdict in ((10.0, 1e-5, REFUTED), (2.0, 1e-5, UNSUPPORTED), (0.5, 1e-5, None)):
-        p = found(record("dkm", "logistic", set={"mechanism": "gaussian", "epsilon": epsilon, "delta": delta})[0])
+    for epsilon, delta, verdict in (
+        (10.0, 1e-5, REFUTED),
+        (2.0, 1e-5, UNSUPPORTED),
+        (0.5, 1e-5, None),
+    ):
+        p = found(
+            record(
+                "dkm", "logistic", set={"mechanism": "gaussian", "epsilon": epsilon, "delta": delta}
+            )[0]
+        )
         assert (p[18].verdict if 18 in p else None) is verdict
-    figures = found(record("dkm", "logistic", set={"mechanism": "gaussian", "epsilon": 10.0, "delta": 1e-5})[0])[18].figures
+    figures = found(
+        record("dkm", "logistic", set={"mechanism": "gaussian", "epsilon": 10.0, "delta": 1e-5})[0]
+    )[18].figures
     assert (figures["classic"], figures["needed"]) == pytest.approx((0.48449, 0.49989), rel=1e-4)
 
 
@@ -305,7 +398,9 @@ def test_classic_calibration() -> None:
 
 
 def _some(m: Messages, rows: torch.Tensor) -> Messages:
-    columns = {name: getattr(m, name)[rows] for name in ("round", "src", "dst", "kind", "row", "secure")}
+    columns = {
+        name: getattr(m, name)[rows] for name in ("round", "src", "dst", "kind", "row", "secure")
+    }
     return replace(m, **columns)
 
 
@@ -326,7 +421,13 @@ def test_a_loop_with_a_right_claim_is_silent(noisy: tuple[Trace, Truth]) -> None
     ("params", "number"),
     [
         ({"epsilon": gaussian.epsilon(1e-5, 1.0)}, 1),
-        ({"epsilon": gaussian.epsilon(1e-5, math.sqrt(8)), "adjacency": "one record is replaced"}, 2),
+        (
+            {
+                "epsilon": gaussian.epsilon(1e-5, math.sqrt(8)),
+                "adjacency": "one record is replaced",
+            },
+            2,
+        ),
         ({"epsilon": 30.0, "adjacency": ""}, 2),
         ({"epsilon": 1.0, "sigma": 0.5}, 20),
         ({"epsilon": 30.0, "momentum": 0.9}, 5),
@@ -335,7 +436,9 @@ def test_a_loop_with_a_right_claim_is_silent(noisy: tuple[Trace, Truth]) -> None
         ({"epsilon": 5.0, "horizon": 1}, 1),
     ],
 )
-def test_a_loop_with_a_slip(noisy: tuple[Trace, Truth], params: dict[str, Any], number: int) -> None:
+def test_a_loop_with_a_slip(
+    noisy: tuple[Trace, Truth], params: dict[str, Any], number: int
+) -> None:
     p = found(loop(noisy[0], **{**GOOD, **params}))
     assert set(p) == {number}
 
@@ -369,7 +472,9 @@ def test_sampling_that_everybody_sees() -> None:
     poisson = torch.from_numpy(draw.random((61, 12)) < 1 / 6)
     kept = _some(m, poisson[m.round.long(), m.src.long()].nonzero().flatten())
     assert set(found(loop(replace(trace, messages=(kept,)), **params))) == {7}
-    assert set(found(loop(replace(trace, messages=(kept,)), **{**params, "epsilon": 100.0}))) == set()
+    assert (
+        set(found(loop(replace(trace, messages=(kept,)), **{**params, "epsilon": 100.0}))) == set()
+    )
 
 
 # --- seeds: 19 --------------------------------------------------------------------------------------------------------
@@ -383,9 +488,15 @@ def test_a_seed_that_is_guessed(victim: str, seed: int) -> None:
     assert 19 not in found(record(victim, set={"sigma": 0.1})[0])
 
 
-def test_a_seed_of_another_library(noisy: tuple[Trace, Truth], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seed_of_another_library(
+    noisy: tuple[Trace, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = np.random.default_rng(2024)
-    monkeypatch.setattr(dpsgd, "normal", lambda like, std, _: torch.from_numpy(stream.normal(size=like.shape)).to(like) * std)
+    monkeypatch.setattr(
+        dpsgd,
+        "normal",
+        lambda like, std, _: torch.from_numpy(stream.normal(size=like.shape)).to(like) * std,
+    )
     p = found(record(set={"sigma": 0.1})[0])
     assert (p[19].figures["seed"], p[19].figures["generator"]) == (2024, "numpy")
 
@@ -424,8 +535,18 @@ def test_every_number_has_a_name_and_a_fix() -> None:
 
 
 def test_the_page_has_a_row_for_every_pitfall(project: Path) -> None:
-    rows = re.findall(r"^\| P(\d\d) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", (project / "docs" / "lint.md").read_text(), re.M)
+    rows = re.findall(
+        r"^\| P(\d\d) \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$",
+        (project / "docs" / "lint.md").read_text(),
+        re.M,
+    )
     assert [int(number) for number, *_ in rows] == list(range(1, 21))
-    hidden = {int(number) for number, _, trace, truth in rows if trace.startswith("not visible") and truth.startswith("not visible")}
+    hidden = {
+        int(number)
+        for number, _, trace, truth in rows
+        if trace.startswith("not visible") and truth.startswith("not visible")
+    }
     assert set(NAMES) == set(range(1, 21)) - hidden
-    assert {int(number): name for number, name, *_ in rows if int(number) in NAMES} == {k: name for k, (name, _) in NAMES.items()}
+    assert {int(number): name for number, name, *_ in rows if int(number) in NAMES} == {
+        k: name for k, (name, _) in NAMES.items()
+    }

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from leakaudit import recording, registry
+from leakaudit import registry
 from leakaudit.lint import lint
-from leakaudit.scenario import Scenario
+from leakaudit.protocols import recording
+from leakaudit.protocols.scenario import Scenario
 
 FITS: dict[str, dict[str, Any]] = {"secured": {"graph": "complete", "nodes": 9}}
 NOISE: dict[str, Any] = {"sigma": 0.1}
@@ -44,17 +45,45 @@ RUNS: list[tuple[str, dict[str, Any], set[int], set[int]]] = [
     ("extra", {**NOISE, "noise": "message", "l1": 0.05}, set(), set()),
     ("nids", {**NOISE, "fade": 0.9}, set(), set()),
 ]
-NOTES = {1, 3, 4, 6, 14, 19}  # of what nobody promises: rounds, nodes, listeners, noise-free parts, a large delta, the truth's seed
+NOTES = {
+    1,
+    3,
+    4,
+    6,
+    14,
+    19,
+}  # of what nobody promises: rounds, nodes, listeners, noise-free parts, a large delta, the truth's seed
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("name", "settings", "wrong", "seen"), RUNS, ids=[f"{n}-{','.join(map(str, s))}" for n, s, _, _ in RUNS])
+@pytest.mark.parametrize(
+    ("name", "settings", "wrong", "seen"),
+    RUNS,
+    ids=[f"{n}-{','.join(map(str, s))}" for n, s, _, _ in RUNS],
+)
 def test_a_clean_run_is_silent_but_for_what_is_true(
     name: str, settings: dict[str, Any], wrong: set[int], seen: set[int], dtype: str
 ) -> None:
-    values = {"nodes": 4, "graph": "ring", "rounds": 8, "samples": 6, "data": "gaussians", "model": "logistic"}
+    values = {
+        "nodes": 4,
+        "graph": "ring",
+        "rounds": 8,
+        "samples": 6,
+        "data": "gaussians",
+        "model": "logistic",
+    }
     seed = 1_000_003 * (1 + len(settings)) + (dtype == "float64")
-    made = Scenario(**{"victim": name, "set": settings, "states": True, "dtype": dtype, "seed": seed, **values, **FITS.get(name, {})})
+    made = Scenario(
+        **{
+            "victim": name,
+            "set": settings,
+            "states": True,
+            "dtype": dtype,
+            "seed": seed,
+            **values,
+            **FITS.get(name, {}),
+        }
+    )
     recorder = recording.record(recording.plan(made), None)
     for truth, expected in ((None, wrong), (recorder.truth_record, wrong | seen)):
         found = lint(recorder.trace, truth)
@@ -65,7 +94,14 @@ def test_a_clean_run_is_silent_but_for_what_is_true(
 
 @pytest.mark.parametrize(
     ("name", "settings"),
-    [("dpsgd", NOISE), ("dpnorm", {"sigma": 0.5}), ("muffliato", {}), ("extra", NOISE), ("dkm", {"mechanism": "laplace"}), ("fedsgd", {})],
+    [
+        ("dpsgd", NOISE),
+        ("dpnorm", {"sigma": 0.5}),
+        ("muffliato", {}),
+        ("extra", NOISE),
+        ("dkm", {"mechanism": "laplace"}),
+        ("fedsgd", {}),
+    ],
 )
 def test_a_network_is_silent_too(name: str, settings: dict[str, Any]) -> None:
     """Thousands of coordinates, where the tests of noise have power."""
@@ -78,6 +114,11 @@ def test_a_network_is_silent_too(name: str, settings: dict[str, Any]) -> None:
         "model": "mlp",
         "seed": 1_000_003,
     }
-    recorder = recording.record(recording.plan(Scenario(victim=name, set={**settings, "hidden": 8}, states=True, **values)), None)
+    recorder = recording.record(
+        recording.plan(Scenario(victim=name, set={**settings, "hidden": 8}, states=True, **values)),
+        None,
+    )
     for truth in (None, recorder.truth_record):
-        assert {p.number for p in lint(recorder.trace, truth) if p.bad} <= ({5} if truth and name == "dpnorm" else set())
+        assert {p.number for p in lint(recorder.trace, truth) if p.bad} <= (
+            {5} if truth and name == "dpnorm" else set()
+        )

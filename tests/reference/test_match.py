@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from leakaudit._util.assignment import assign, match, match_labels
 from leakaudit.errors import LeakauditError
-from leakaudit.match import assign, match, match_labels
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.scoring import NOT_SCORED, definitions, same_run, score
+from leakaudit.scoring.scoring import NOT_SCORED, definitions, score
 from leakaudit.trace import Graph, Layout, TaskSpec, Trace, Truth
+from leakaudit.traces.trace_file import same_run
 
 SPEC = TaskSpec("mlp", shape=(1, 8, 8), levels=255, data="faces")
 
@@ -39,7 +40,10 @@ def test_the_sum_is_the_smallest_of_all_permutations(n: int, m: int, seed: int) 
     cost = torch.rand(n, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     pairs = assign(cost)
     small, wide = (cost, m) if n <= m else (cost.T, n)
-    best = min(sum(small[i, j].item() for i, j in enumerate(p)) for p in permutations(range(wide), min(n, m)))
+    best = min(
+        sum(small[i, j].item() for i, j in enumerate(p))
+        for p in permutations(range(wide), min(n, m))
+    )
     assert cost[pairs.found, pairs.true].sum().item() == pytest.approx(best)
     assert len(set(pairs.found.tolist())) == len(set(pairs.true.tolist())) == min(n, m)
     assert pairs.missing == m - min(n, m)

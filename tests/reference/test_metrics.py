@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
-from leakaudit import metrics
 from leakaudit.errors import LeakauditError
+from leakaudit.scoring import metrics
 
 
 def images(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -27,8 +27,12 @@ def test_psnr_and_ssim_equal_scikit_image(shape: tuple[int, ...], dtype: torch.d
     psnr, ssim = metrics.psnr(x, y, data_range=1.0), metrics.ssim(x, y, data_range=1.0)
     assert ssim is not None
     for i, (a, b) in enumerate(zip(x.double().numpy(), y.double().numpy(), strict=True)):
-        assert psnr[i].item() == pytest.approx(peak_signal_noise_ratio(b, a, data_range=1.0), rel=1e-12)
-        assert ssim[i].item() == pytest.approx(structural_similarity(b, a, data_range=1.0, channel_axis=0), abs=1e-12)
+        assert psnr[i].item() == pytest.approx(
+            peak_signal_noise_ratio(b, a, data_range=1.0), rel=1e-12
+        )
+        assert ssim[i].item() == pytest.approx(
+            structural_similarity(b, a, data_range=1.0, channel_axis=0), abs=1e-12
+        )
 
 
 def test_ssim_of_one_window_equals_wang_equation_13() -> None:
@@ -47,7 +51,9 @@ def test_ssim_of_one_window_equals_wang_equation_13() -> None:
 @settings(derandomize=True, max_examples=30, deadline=None)
 def test_psnr_of_a_constant_offset_has_a_closed_form(offset: float, data_range: float) -> None:
     x = torch.zeros(1, 1, 4, 4, dtype=torch.float64)
-    assert metrics.psnr(x, x + offset, data_range=data_range).item() == pytest.approx(20 * math.log10(data_range / offset), rel=1e-9)
+    assert metrics.psnr(x, x + offset, data_range=data_range).item() == pytest.approx(
+        20 * math.log10(data_range / offset), rel=1e-9
+    )
 
 
 def test_psnr_stops_at_the_cap_and_not_before() -> None:
@@ -57,7 +63,9 @@ def test_psnr_stops_at_the_cap_and_not_before() -> None:
     assert metrics.psnr(x, x + 1e-9, data_range=1.0).item() == pytest.approx(180.0, abs=1e-4)
 
 
-@pytest.mark.parametrize(("side", "window"), [(2, None), (3, 3), (4, 3), (5, 5), (6, 5), (7, 7), (8, 7), (64, 7)])
+@pytest.mark.parametrize(
+    ("side", "window"), [(2, None), (3, 3), (4, 3), (5, 5), (6, 5), (7, 7), (8, 7), (64, 7)]
+)
 def test_ssim_takes_the_largest_odd_window_that_fits(side: int, window: int | None) -> None:
     assert metrics.ssim_window((1, side, 40)) == window
     x, y = images(1, 1, side, 40), images(1, 1, side, 40, seed=1)
@@ -65,15 +73,25 @@ def test_ssim_takes_the_largest_odd_window_that_fits(side: int, window: int | No
     if window is None:
         assert found is None
     else:
-        wanted = structural_similarity(x[0].double().numpy(), y[0].double().numpy(), win_size=window, data_range=1.0, channel_axis=0)
+        wanted = structural_similarity(
+            x[0].double().numpy(),
+            y[0].double().numpy(),
+            win_size=window,
+            data_range=1.0,
+            channel_axis=0,
+        )
         assert found is not None
         assert found.item() == pytest.approx(wanted, abs=1e-12)
 
 
 def test_mse_and_relative_error_equal_numpy() -> None:
     x, y = images(4, 22), images(4, 22, seed=1)
-    assert np.allclose(metrics.mse(x, y).numpy(), ((x.double() - y.double()).numpy() ** 2).mean(1), rtol=1e-14)
-    wanted = np.linalg.norm((x.double() - y.double()).numpy(), axis=1) / np.linalg.norm(y.double().numpy(), axis=1)
+    assert np.allclose(
+        metrics.mse(x, y).numpy(), ((x.double() - y.double()).numpy() ** 2).mean(1), rtol=1e-14
+    )
+    wanted = np.linalg.norm((x.double() - y.double()).numpy(), axis=1) / np.linalg.norm(
+        y.double().numpy(), axis=1
+    )
     assert np.allclose(metrics.relative_error(x, y).numpy(), wanted, rtol=1e-14)
 
 
@@ -96,8 +114,13 @@ def test_exact_means_every_pixel_on_the_grid() -> None:
 
 
 def test_labels_are_equal_as_classes_and_near_as_numbers() -> None:
-    assert metrics.labels_correct(torch.tensor([1, 2]), torch.tensor([1, 3])).tolist() == [True, False]
-    assert metrics.labels_correct(torch.tensor([1.0001, 1.1]), torch.tensor([1.0, 1.0])).tolist() == [True, False]
+    assert metrics.labels_correct(torch.tensor([1, 2]), torch.tensor([1, 3])).tolist() == [
+        True,
+        False,
+    ]
+    assert metrics.labels_correct(
+        torch.tensor([1.0001, 1.1]), torch.tensor([1.0, 1.0])
+    ).tolist() == [True, False]
     with pytest.raises(LeakauditError, match="same length"):
         metrics.labels_correct(torch.tensor([1]), torch.tensor([1, 2]))
 
@@ -117,7 +140,9 @@ def test_identification_equals_a_plain_count(seed: int, noise: float) -> None:
 
 def test_a_copy_of_the_true_record_stands_for_it_and_a_tie_counts_against() -> None:
     records = torch.tensor([[0.0, 0.0], [0.0, 0.0], [2.0, 0.0], [0.0, 9.0]])
-    rank, candidates = metrics.identification(torch.tensor([[0.1, 0.0], [1.0, 0.0]]), records[:1].repeat(2, 1), records)
+    rank, candidates = metrics.identification(
+        torch.tensor([[0.1, 0.0], [1.0, 0.0]]), records[:1].repeat(2, 1), records
+    )
     assert candidates.tolist() == [3, 3]
     assert rank.tolist() == [1, 2]
 

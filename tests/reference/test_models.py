@@ -10,20 +10,28 @@ import pytest
 import torch
 from torch import Generator, nn
 
-from leakaudit import _compat, models
 from leakaudit.errors import LeakauditError
-from leakaudit.task import Task
+from leakaudit.tasks import _torchvision, models
+from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
 
-def build(model: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, **args: object) -> Task:
+def build(
+    model: str, shape: tuple[int, ...] = (3, 32, 32), classes: int = 10, **args: object
+) -> Task:
     return Task.build(TaskSpec(model, args, shape=shape, classes=classes))
 
 
 def python(code: str, path: Path | None = None) -> str:
     """Run code in a fresh interpreter and return what it prints."""
     start = f"import sys; sys.path.insert(0, {str(path)!r})\n" if path else ""
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", start + code], capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", start + code],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
     return done.stdout.strip() or done.stderr
 
 
@@ -40,8 +48,18 @@ def test_lenet_is_the_one_of_dlg() -> None:
         "fc.bias": (10,),
     }
     published = nn.Sequential(
-        *(nn.Conv2d(3, 12, 5, padding=2, stride=2), nn.Sigmoid(), nn.Conv2d(12, 12, 5, padding=2, stride=2), nn.Sigmoid()),
-        *(nn.Conv2d(12, 12, 5, padding=2, stride=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(768, 10)),
+        *(
+            nn.Conv2d(3, 12, 5, padding=2, stride=2),
+            nn.Sigmoid(),
+            nn.Conv2d(12, 12, 5, padding=2, stride=2),
+            nn.Sigmoid(),
+        ),
+        *(
+            nn.Conv2d(12, 12, 5, padding=2, stride=1),
+            nn.Sigmoid(),
+            nn.Flatten(),
+            nn.Linear(768, 10),
+        ),
     )
     g = Generator().manual_seed(0)
     theta, x = task.init(g), torch.rand(2, 3, 32, 32, generator=g)
@@ -56,7 +74,9 @@ def test_lenet_starts_uniform_between_minus_and_plus_half() -> None:
     theta = task.init(Generator().manual_seed(1)).double()
     assert abs(float(theta.mean())) < 0.01  # 5 standard errors of 15,826 draws: 0.0115
     assert abs(float(theta.var()) - 1 / 12) < 0.003
-    biases = torch.cat([p.flatten() for n, p in task.layout.split(theta).items() if n.endswith("bias")])
+    biases = torch.cat(
+        [p.flatten() for n, p in task.layout.split(theta).items() if n.endswith("bias")]
+    )
     assert float(biases.abs().max()) > 0.4
 
 
@@ -65,12 +85,21 @@ def test_lenet_on_28x28_gray_has_588_features() -> None:
 
 
 def test_convnet_layout() -> None:
-    assert build("convnet").layout.size == (27 * 16 + 16) + (144 * 32 + 32) + (288 * 32 + 32) + (2048 * 10 + 10)
+    assert build("convnet").layout.size == (27 * 16 + 16) + (144 * 32 + 32) + (288 * 32 + 32) + (
+        2048 * 10 + 10
+    )
     assert build("convnet", (1, 25, 25), 4, width=8).layout.shapes[-2] == (4, 16 * 7 * 7)
 
 
 @pytest.mark.parametrize(
-    ("hidden", "widths"), [(256, [256]), ("256", [256]), ("256,64", [256, 64]), ("256, 64", [256, 64]), ([9, 8, 7], [9, 8, 7])]
+    ("hidden", "widths"),
+    [
+        (256, [256]),
+        ("256", [256]),
+        ("256,64", [256, 64]),
+        ("256, 64", [256, 64]),
+        ([9, 8, 7], [9, 8, 7]),
+    ],
 )
 def test_mlp_takes_numbers_lists_and_text(hidden: object, widths: list[int]) -> None:
     shapes = build("mlp", hidden=hidden).layout.shapes
@@ -85,7 +114,10 @@ def test_mlp_refuses_other_widths(hidden: object) -> None:
 
 
 def test_activations_are_the_ones_named() -> None:
-    theta, x = build("mlp", (4,)).init(Generator().manual_seed(0)), torch.randn(5, 4, generator=Generator().manual_seed(1))
+    theta, x = (
+        build("mlp", (4,)).init(Generator().manual_seed(0)),
+        torch.randn(5, 4, generator=Generator().manual_seed(1)),
+    )
     for act, f in (("relu", torch.relu), ("sigmoid", torch.sigmoid), ("tanh", torch.tanh)):
         task = build("mlp", (4,), act=act)
         w1, b1, w2, b2 = task.layout.split(theta).values()
@@ -94,14 +126,19 @@ def test_activations_are_the_ones_named() -> None:
         build("mlp", act="gelu")
 
 
-@pytest.mark.parametrize(("name", "blocks"), [("resnet10", [1, 1, 1, 1]), ("resnet18", [2, 2, 2, 2])])
+@pytest.mark.parametrize(
+    ("name", "blocks"), [("resnet10", [1, 1, 1, 1]), ("resnet18", [2, 2, 2, 2])]
+)
 def test_resnets_are_torchvisions(name: str, blocks: list[int]) -> None:
-    resnet = _compat.torchvision().models.resnet
+    resnet = _torchvision.torchvision().models.resnet
     theirs = resnet.ResNet(resnet.BasicBlock, blocks, num_classes=7)
     task = build(name, classes=7, bn="eval")
     assert task.layout.names == tuple(n for n, _ in theirs.named_parameters())
     assert task.layout.shapes == tuple(tuple(p.shape) for p in theirs.parameters())
-    theta, x = task.init(Generator().manual_seed(0)), torch.rand(2, 3, 32, 32, generator=Generator().manual_seed(1))
+    theta, x = (
+        task.init(Generator().manual_seed(0)),
+        torch.rand(2, 3, 32, 32, generator=Generator().manual_seed(1)),
+    )
     nn.utils.vector_to_parameters(theta, theirs.parameters())
     torch.testing.assert_close(task.logits(theta, x), theirs.eval()(x), rtol=1e-4, atol=1e-5)
     trained = Task.build(TaskSpec(name, shape=(3, 32, 32), classes=7))
@@ -136,14 +173,14 @@ def test_torchvision_is_shimmed_exactly_where_the_plain_import_fails() -> None:
     )
     assert plain in ("works", "operator torchvision::nms does not exist")
     code = """
-from leakaudit import _compat
-before = _compat.shimmed()
-a, b = _compat.torchvision(), _compat.torchvision()
+from leakaudit.tasks import _torchvision
+before = _torchvision.shimmed()
+a, b = _torchvision.torchvision(), _torchvision.torchvision()
 import torchvision, torch
 from torchvision.transforms import v2
 out = torchvision.models.resnet18()(torch.rand(2, 3, 32, 32))
 v2.functional.resize(torch.rand(3, 8, 8), [4, 4])
-print(before, a is b is torchvision, tuple(out.shape), _compat.shimmed(), _compat.lpips().__name__)
+print(before, a is b is torchvision, tuple(out.shape), _torchvision.shimmed(), _torchvision.lpips().__name__)
 """
     assert python(code) == f"False True (2, 1000) {plain != 'works'} lpips"
 
@@ -151,20 +188,28 @@ print(before, a is b is torchvision, tuple(out.shape), _compat.shimmed(), _compa
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("raise RuntimeError('operator torchvision::roi_align does not exist')", "does not fit torch"),
+        (
+            "raise RuntimeError('operator torchvision::roi_align does not exist')",
+            "does not fit torch",
+        ),
         ("raise RuntimeError('operator torchvision::nms does not exist ')", "does not fit torch"),
         ("raise ImportError('no luck')", "cannot be imported (no luck)"),
-        ("import torch; raise RuntimeError('operator torchvision::nms does not exist')", "does not fit torch"),
+        (
+            "import torch; raise RuntimeError('operator torchvision::nms does not exist')",
+            "does not fit torch",
+        ),
     ],
 )
-def test_torchvision_that_is_broken_otherwise_is_not_shimmed(body: str, says: str, tmp_path: Path) -> None:
+def test_torchvision_that_is_broken_otherwise_is_not_shimmed(
+    body: str, says: str, tmp_path: Path
+) -> None:
     (tmp_path / "torchvision.py").write_text(body)
     code = """
-from leakaudit import _compat
+from leakaudit.tasks import _torchvision
 try:
-    _compat.torchvision()
+    _torchvision.torchvision()
 except Exception as error:
-    print(type(error).__name__, _compat.shimmed(), error)
+    print(type(error).__name__, _torchvision.shimmed(), error)
 """
     out = python(code, tmp_path)
     assert out.startswith("LeakauditError False")
@@ -172,7 +217,5 @@ except Exception as error:
 
 
 def test_the_core_imports_neither_torchvision_nor_lpips() -> None:
-    code = (
-        "import sys, leakaudit.task, leakaudit.models, leakaudit.data, leakaudit.graph; print({'torchvision', 'lpips'} & set(sys.modules))"
-    )
+    code = "import sys, leakaudit.tasks.task, leakaudit.tasks.models, leakaudit.tasks.data, leakaudit.protocols.topology; print({'torchvision', 'lpips'} & set(sys.modules))"
     assert python(code) == "set()"

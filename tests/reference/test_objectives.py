@@ -9,10 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leakaudit import data, features, objectives, priors
+from leakaudit.inversion.search import feature_inversion, objectives, priors
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate
-from leakaudit.task import Task
+from leakaudit.tasks import data
+from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
 D = torch.float64
@@ -20,16 +21,38 @@ D = torch.float64
 
 def small(model: str = "mlp", act: str = "tanh", **spec: object) -> Task:
     args = {"act": act, **({"hidden": "7"} if model == "mlp" else {})}
-    return Task.build(TaskSpec(model, args, shape=(1, 8, 8), classes=4, mean=(0.5,), std=(0.25,), **spec), dtype=D)  # type: ignore[arg-type]
+    return Task.build(
+        TaskSpec(model, args, shape=(1, 8, 8), classes=4, mean=(0.5,), std=(0.25,), **spec),  # type: ignore[arg-type]
+        dtype=D,
+    )
 
 
-def planted(task: Task, rows: Tensor, batch: int = 2, noise: Tensor | None = None) -> tuple[GradientLeak, Tensor, Tensor]:
+def planted(
+    task: Task, rows: Tensor, batch: int = 2, noise: Tensor | None = None
+) -> tuple[GradientLeak, Tensor, Tensor]:
     g = torch.Generator().manual_seed(1)
-    x, y = torch.rand(batch, *task.spec.shape, generator=g, dtype=D), torch.arange(batch) % task.spec.classes
+    x, y = (
+        torch.rand(batch, *task.spec.shape, generator=g, dtype=D),
+        torch.arange(batch) % task.spec.classes,
+    )
     theta = torch.stack([task.init(g) for _ in range(rows.shape[1])])
     value = rows @ torch.stack([task.gradient(w, x, y) for w in theta])
     std = torch.zeros(len(rows), dtype=D) if noise is None else noise.norm(dim=1)
-    return GradientLeak(0, torch.arange(rows.shape[1]), rows, value, std, (0, task.layout.size), noise, theta, batch=batch), x, y
+    return (
+        GradientLeak(
+            0,
+            torch.arange(rows.shape[1]),
+            rows,
+            value,
+            std,
+            (0, task.layout.size),
+            noise,
+            theta,
+            batch=batch,
+        ),
+        x,
+        y,
+    )
 
 
 PLAIN = torch.tensor([[1.0, 0.0]], dtype=D)
@@ -59,19 +82,25 @@ def test_the_residual_is_that_of_backward_on_the_bare_module(rows: Tensor) -> No
     assert objectives.misfit(target, task, other, y) == pytest.approx(expected, rel=1e-10)
     assert objectives.l2(target, task, other, y).item() == pytest.approx(expected**2, rel=1e-10)
     cosine = F.cosine_similarity(found.flatten(), leak.value.flatten(), dim=0)
-    assert objectives.cosine(target, task, other, y).item() == pytest.approx(1 - float(cosine), rel=1e-10)
+    assert objectives.cosine(target, task, other, y).item() == pytest.approx(
+        1 - float(cosine), rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("rows", [PLAIN, DIFFERENCE, MIXED])
 @pytest.mark.parametrize("kind", ["l2", "cosine"])
-def test_slopes_agree_with_finite_differences_in_inputs_and_soft_labels(rows: Tensor, kind: str) -> None:
+def test_slopes_agree_with_finite_differences_in_inputs_and_soft_labels(
+    rows: Tensor, kind: str
+) -> None:
     """Through every gradient of the combination: the only public differential attack detaches one and flips a sign."""
     task = small()
     leak, x, _ = planted(task, rows)
     target = objectives.target(leak, task, 9, D)
     soft = torch.rand(2, 4, dtype=D, generator=torch.Generator().manual_seed(2)).softmax(-1)
     start = (x.flip(0).requires_grad_(), soft.requires_grad_())
-    assert torch.autograd.gradcheck(lambda a, b: getattr(objectives, kind)(target, task, a, b), start, eps=1e-6, atol=1e-7)
+    assert torch.autograd.gradcheck(
+        lambda a, b: getattr(objectives, kind)(target, task, a, b), start, eps=1e-6, atol=1e-7
+    )
 
 
 def test_a_detached_or_added_second_gradient_would_be_noticed() -> None:
@@ -83,7 +112,9 @@ def test_a_detached_or_added_second_gradient_would_be_noticed() -> None:
     a, b = (task.gradient(w, x, y, create_graph=True) for w in target.theta)
     size = leak.value.square().sum()
     for wrong in (a - b.detach(), a.detach() - b, a + b):
-        slope = torch.autograd.grad((wrong - leak.value[0]).square().sum() / size, x, retain_graph=True)[0]
+        slope = torch.autograd.grad(
+            (wrong - leak.value[0]).square().sum() / size, x, retain_graph=True
+        )[0]
         assert float(F.cosine_similarity(slope.flatten(), right.flatten(), dim=0)) < 0.98
 
 
@@ -104,18 +135,24 @@ def test_rows_that_share_errors_are_made_independent_and_the_noise_is_known() ->
     target = objectives.target(leak, task, 9, D)
     whiten = target.mixing @ torch.linalg.pinv(MIXED)
     covariance = whiten @ noise @ noise.T @ whiten.T
-    assert torch.allclose(covariance, covariance[0, 0] * torch.eye(2, dtype=D), rtol=1e-6, atol=1e-12)
+    assert torch.allclose(
+        covariance, covariance[0, 0] * torch.eye(2, dtype=D), rtol=1e-6, atol=1e-12
+    )
     sampled = []
     for _ in range(20):
         value = leak.value + noise @ torch.randn(3, leak.value.shape[1], generator=g, dtype=D)
-        sampled.append(objectives.misfit(objectives.target(replace(leak, value=value), task, 9, D), task, x, y))
+        sampled.append(
+            objectives.misfit(objectives.target(replace(leak, value=value), task, 9, D), task, x, y)
+        )
     assert sum(sampled) / 20 == pytest.approx(target.noise, rel=0.1)
 
 
 def test_the_rows_with_the_best_signal_over_noise_are_chosen() -> None:
     rows = torch.eye(6, dtype=D)[:5] - torch.eye(6, dtype=D)[1:]
     leak, _, _ = planted(small(), rows)
-    target = objectives.target(replace(leak, std=torch.tensor([1.0, 1.0, 1e-3, 1e-3, 1.0], dtype=D)), small(), 2, D)
+    target = objectives.target(
+        replace(leak, std=torch.tensor([1.0, 1.0, 1e-3, 1e-3, 1.0], dtype=D)), small(), 2, D
+    )
     assert torch.equal(target.value, leak.value[2:4])
     assert leak.theta is not None
     assert torch.equal(target.theta, leak.theta[2:5])
@@ -132,10 +169,16 @@ def test_another_photograph_a_wrong_label_and_noise_do_not_fit(model: str, rows:
     x, y = photos.x[5:6].double(), photos.y[5:6]
     theta = torch.stack([first, first - 0.05 * task.gradient(first, x, y)])
     value = rows @ torch.stack([task.gradient(w, x, y) for w in theta])
-    leak = GradientLeak(0, torch.arange(2), rows, value, torch.zeros(1), (0, task.layout.size), theta=theta, batch=1)
+    leak = GradientLeak(
+        0, torch.arange(2), rows, value, torch.zeros(1), (0, task.layout.size), theta=theta, batch=1
+    )
     target = objectives.target(leak, task, 1, D)
     others = [(photos.x[k : k + 1].double(), y) for k in (30, 60, 90, 120)]
-    for guess, label in [*others, (torch.rand(1, 3, 32, 32, generator=g, dtype=D), y), (x, (y + 1) % 6)]:
+    for guess, label in [
+        *others,
+        (torch.rand(1, 3, 32, 32, generator=g, dtype=D), y),
+        (x, (y + 1) % 6),
+    ]:
 
         def residual(z: Tensor, label: Tensor = label) -> float:
             return objectives.misfit(target, task, z, label)
@@ -143,7 +186,9 @@ def test_another_photograph_a_wrong_label_and_noise_do_not_fit(model: str, rows:
         found = objectives.reconstruction("test", leak, task, target, guess, label, residual, "")
         assert found.certificate is Certificate.FAILED
         assert found.residual > objectives.FIT
-    found = objectives.reconstruction("test", leak, task, target, x, y, lambda z: objectives.misfit(target, task, z, y), "")
+    found = objectives.reconstruction(
+        "test", leak, task, target, x, y, lambda z: objectives.misfit(target, task, z, y), ""
+    )
     assert found.certificate is Certificate.APPROXIMATE
     assert torch.equal(found.x, x)
 
@@ -153,7 +198,9 @@ def test_a_fit_of_noise_is_not_called_a_fit_and_nan_is_not_handed_out() -> None:
     leak, x, y = planted(task, PLAIN, noise=torch.full((1, 1), 10.0, dtype=D))
     target = objectives.target(leak, task, 1, D)
     assert target.noise > 1
-    found = objectives.reconstruction("test", leak, task, target, x.fill_(torch.nan), y, lambda z: 0.0, "")
+    found = objectives.reconstruction(
+        "test", leak, task, target, x.fill_(torch.nan), y, lambda z: 0.0, ""
+    )
     assert found.certificate is Certificate.FAILED
     assert "noise" in found.note
     assert bool(found.x.isfinite().all())
@@ -177,10 +224,14 @@ def test_features_are_the_slope_of_an_output_in_its_own_weights(model: str) -> N
     assert task.last_linear is not None
     slope = torch.func.grad(lambda w: task.logits(w, x)[0, 0])(theta)
     expected = task.layout.split(slope)[task.last_linear[0]][0]
-    assert torch.allclose(features.features(task, theta, x), expected, rtol=1e-12, atol=1e-14)
-    known = features.Known(0, theta[None], expected[None] * 0.9)
+    assert torch.allclose(
+        feature_inversion.features(task, theta, x), expected, rtol=1e-12, atol=1e-14
+    )
+    known = feature_inversion.Known(0, theta[None], expected[None] * 0.9)
     away = x.clone().mul(0.5).requires_grad_()
-    assert torch.autograd.gradcheck(lambda z: features.misfit(task, known, z), (away,), eps=1e-7, atol=1e-6)
+    assert torch.autograd.gradcheck(
+        lambda z: feature_inversion.misfit(task, known, z), (away,), eps=1e-7, atol=1e-6
+    )
 
 
 def test_total_variation_and_the_box() -> None:
@@ -199,7 +250,9 @@ def test_total_variation_and_the_box() -> None:
     ("kind", "low", "high", "mean", "deviation"),
     [("gray", 0.45, 0.55, 0.5, 0.0289), ("uniform", 0, 1, 0.5, 0.289), ("normal", -9, 9, 0, 1)],
 )
-def test_searches_start_where_their_kind_says(kind: priors.Start, low: float, high: float, mean: float, deviation: float) -> None:
+def test_searches_start_where_their_kind_says(
+    kind: priors.Start, low: float, high: float, mean: float, deviation: float
+) -> None:
     x = priors.start(small(), 100, torch.Generator().manual_seed(0), kind, D)
     assert x.shape == (100, 1, 8, 8)
     assert low <= float(x.min())

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from leakaudit.accounting.pricing import price
 from leakaudit.adversary import Adversary
-from leakaudit.declared import DECLARED, Protocol
 from leakaudit.errors import LeakauditError
-from leakaudit.graph import make
-from leakaudit.pricing import price
+from leakaudit.protocols.declared import DECLARED, Protocol
+from leakaudit.protocols.topology import make
 from leakaudit.registry import get
 from leakaudit.relations import account, know
 
@@ -30,12 +30,20 @@ NOISY = [
 
 @pytest.mark.parametrize("adversary", [Adversary(), Adversary(corrupt=frozenset({1}))], ids=str)
 @pytest.mark.parametrize(("name", "constants"), NOISY)
-def test_a_nodes_own_relations_price_as_the_whole_networks(name: str, constants: dict[str, Any], adversary: Adversary) -> None:
-    protocol = Protocol(get("victims", name)(**constants), make("ring", 4, torch.Generator()), ROUNDS, {})
+def test_a_nodes_own_relations_price_as_the_whole_networks(
+    name: str, constants: dict[str, Any], adversary: Adversary
+) -> None:
+    protocol = Protocol(
+        get("victims", name)(**constants), make("ring", 4, torch.Generator()), ROUNDS, {}
+    )
     (found,) = price(protocol, adversary, [0])
     assert not found.refused
     knowledge = know(protocol.whole, adversary)
-    whole = account(knowledge, [g for g in knowledge.declared.gradients(0) if g.vector not in knowledge.known], 1.0)
+    whole = account(
+        knowledge,
+        [g for g in knowledge.declared.gradients(0) if g.vector not in knowledge.known],
+        1.0,
+    )
     lowest = min(whole.certificate)
     if lowest == 2 or whole.mu == math.inf:
         assert found.mu == pytest.approx(whole.mu, rel=1e-9)
@@ -50,9 +58,15 @@ def test_a_nodes_own_relations_price_as_the_whole_networks(name: str, constants:
 
 
 @pytest.mark.parametrize(
-    ("adversary", "words"), [(Adversary(corrupt=frozenset({7})), "no node 7"), (Adversary(hears=frozenset({(0, 2)})), "no edge 0-2")]
+    ("adversary", "words"),
+    [
+        (Adversary(corrupt=frozenset({7})), "no node 7"),
+        (Adversary(hears=frozenset({(0, 2)})), "no edge 0-2"),
+    ],
 )
 def test_an_adversary_that_is_not_in_the_graph_is_refused(adversary: Adversary, words: str) -> None:
-    protocol = Protocol(get("victims", "dpsgd")(sigma=0.5), make("ring", 4, torch.Generator()), 3, {})
+    protocol = Protocol(
+        get("victims", "dpsgd")(sigma=0.5), make("ring", 4, torch.Generator()), 3, {}
+    )
     with pytest.raises(LeakauditError, match=words):
         list(price(protocol, adversary, [0]))

@@ -16,10 +16,21 @@ import pytest
 from leakaudit.adversary import Adversary
 from leakaudit.bounds.gaussian import epsilon
 from leakaudit.errors import LeakauditError
-from leakaudit.relations import Expression, Relations, account, determined, estimate, is_determined, know, supremum
+from leakaudit.relations import (
+    Expression,
+    Relations,
+    account,
+    determined,
+    estimate,
+    is_determined,
+    know,
+    supremum,
+)
 from leakaudit.relations.certificate import certificates
 
-DECLARED: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_relations_protocols.py")))
+DECLARED: dict[str, Any] = runpy.run_path(
+    str(Path(__file__).with_name("test_relations_protocols.py"))
+)
 ALL = Adversary()
 
 
@@ -32,7 +43,10 @@ def own_unnoised(rounds: int, sigma: float = 0.3) -> Relations:
     p = Relations()
     x = {i: p.public("x", i) for i in range(6)}
     for _ in p.rounds(rounds + 1):
-        m = {i: p.send(i, DECLARED["RING"][i], x[i] + p.noise("n", sigma, i), name="x") for i in range(6)}
+        m = {
+            i: p.send(i, DECLARED["RING"][i], x[i] + p.noise("n", sigma, i), name="x")
+            for i in range(6)
+        }
         old = dict(x)
         for i in range(6):
             mixed = old[i] + sum(m[j] for j in DECLARED["RING"][i])
@@ -54,7 +68,10 @@ def test_a_model_mixed_without_its_noise_accumulates() -> None:
     """A shift d of gradient s reaches round t >= s as a 3^-(t - s) d, so M = L'L in closed form; composition alone gives 1.054."""
     p = own_unnoised(10)
     bound = account(know(p, ALL), p.gradients(0)[:10], 1.0)
-    shifts = np.array([[-0.1 / 3 ** (t - s) if s <= t else 0 for s in range(10)] for t in range(10)]) / 0.3
+    shifts = (
+        np.array([[-0.1 / 3 ** (t - s) if s <= t else 0 for s in range(10)] for t in range(10)])
+        / 0.3
+    )
     assert bound.fisher is not None
     np.testing.assert_allclose(bound.fisher, shifts.T @ shifts, atol=1e-9)
     assert bound.mu == pytest.approx(1.5104, abs=5e-5)
@@ -62,7 +79,11 @@ def test_a_model_mixed_without_its_noise_accumulates() -> None:
 
 @pytest.mark.parametrize(
     ("adversary", "mu"),
-    [(curious(1), 1.273), (curious(3), 0.448), (Adversary(hears=frozenset({(3, 2), (3, 4)})), 0.264)],
+    [
+        (curious(1), 1.273),
+        (curious(3), 0.448),
+        (Adversary(hears=frozenset({(3, 2), (3, 4)})), 0.264),
+    ],
     ids=["neighbour", "far", "tap"],
 )
 def test_who_hears_less_learns_less(adversary: Adversary, mu: float) -> None:
@@ -137,7 +158,9 @@ def test_an_estimate_and_a_mu_of_one_vector_agree() -> None:
     g = p.secret("g", 0)
     for k, std in enumerate((0.5, 1.0, 2.0)):
         p.send(0, 1, (k + 1) * g + p.noise("n", std, 0, k), "m", index=k)
-    assert account(know(p, ALL), [g], 1.0).mu == pytest.approx(1 / estimate(know(p, ALL), [g], rounding=0).std[0])
+    assert account(know(p, ALL), [g], 1.0).mu == pytest.approx(
+        1 / estimate(know(p, ALL), [g], rounding=0).std[0]
+    )
 
 
 def test_the_certificate_is_cut_by_time() -> None:
@@ -173,7 +196,12 @@ def test_the_supremum_is_the_best_choice_of_signs_and_certified() -> None:
         signs = np.array(list(itertools.product((-1, 1), repeat=size))) * limits
         best = math.sqrt(np.einsum("ks,st,kt->k", signs, m, signs).max())
         attained, upper = supremum(m, limits)
-        assert best * (1 - 1e-6) <= attained <= upper <= math.sqrt(np.abs(limits[:, None] * m * limits).sum()) * (1 + 1e-9)
+        assert (
+            best * (1 - 1e-6)
+            <= attained
+            <= upper
+            <= math.sqrt(np.abs(limits[:, None] * m * limits).sum()) * (1 + 1e-9)
+        )
         assert upper == pytest.approx(attained, rel=1e-4)
 
 
@@ -201,7 +229,10 @@ def test_a_nonlinear_step_is_accounted_as_post_processing_or_not_at_all() -> Non
     p, g = clipped(heard=True)
     assert account(know(p, ALL), [g], 1.0).mu == pytest.approx(1)
     p, g = clipped(heard=False)
-    with pytest.raises(LeakauditError, match=r"clipped\[0,0\] is a nonlinear function of x\[0,0\], which this view does not determine"):
+    with pytest.raises(
+        LeakauditError,
+        match=r"clipped\[0,0\] is a nonlinear function of x\[0,0\], which this view does not determine",
+    ):
         account(know(p, ALL), [g], 1.0)
 
 
@@ -219,7 +250,10 @@ def test_what_cannot_be_accounted_is_refused() -> None:
     with pytest.raises(LeakauditError, match="one finite sensitivity >= 0 for each of 2 targets"):
         account(know(p, ALL), g, [1.0])
     p.relate(g[0] - g[1], p.noise("drift", 0.1, 0))
-    with pytest.raises(LeakauditError, match=r"a relation between g\[0\|0,0\], g\[0\|1,0\], drift\[0,0\] alone is a prior"):
+    with pytest.raises(
+        LeakauditError,
+        match=r"a relation between g\[0\|0,0\], g\[0\|1,0\], drift\[0,0\] alone is a prior",
+    ):
         account(know(p, ALL), g, 1.0)
 
 
@@ -247,10 +281,15 @@ def test_a_view_that_hears_nothing_of_the_node_learns_nothing() -> None:
 def secret_start(rounds: int, sigma: float) -> tuple[Relations, Expression]:
     """D-PSGD as `own_unnoised`, whose node 0 starts from a model of its own."""
     p = Relations()
-    x: dict[int, Expression] = {i: p.secret("x", 0) if i == 0 else p.public("x", i) for i in range(6)}
+    x: dict[int, Expression] = {
+        i: p.secret("x", 0) if i == 0 else p.public("x", i) for i in range(6)
+    }
     start = x[0]
     for _ in p.rounds(rounds + 1):
-        m = {i: p.send(i, DECLARED["RING"][i], x[i] + p.noise("n", sigma, i), name="x") for i in range(6)}
+        m = {
+            i: p.send(i, DECLARED["RING"][i], x[i] + p.noise("n", sigma, i), name="x")
+            for i in range(6)
+        }
         mixed = {i: Q(1, 3) * (x[i] + sum(m[j] for j in DECLARED["RING"][i])) for i in range(6)}
         x = {i: p.state("x", i, eq=mixed[i] - Q(1, 10) * p.grad(i, at=x[i])) for i in range(6)}
     return p, start
@@ -261,7 +300,15 @@ def test_a_node_is_replaced_with_its_start_and_all_its_gradients_at_once() -> No
     p, start = secret_start(10, 0.3)
     targets, limits = [start, *p.gradients(0)[:10]], [0.5, *[1.0] * 10]
     bound = account(know(p, ALL), targets, limits)
-    shifts = np.array([[3.0**-t, *(-0.1 * 3.0 ** -(t - 1 - s) if s < t else 0 for s in range(10))] for t in range(11)]) / 0.3
+    shifts = (
+        np.array(
+            [
+                [3.0**-t, *(-0.1 * 3.0 ** -(t - 1 - s) if s < t else 0 for s in range(10))]
+                for t in range(11)
+            ]
+        )
+        / 0.3
+    )
     assert bound.fisher is not None
     np.testing.assert_allclose(bound.fisher, shifts.T @ shifts, atol=1e-9)
     worst = shifts @ np.array([0.5, *[-1.0] * 10])
@@ -280,11 +327,16 @@ def test_a_group_of_k_changes_costs_k_times() -> None:
 def test_larger_coalitions_and_more_taps_never_learn_less() -> None:
     p = own_unnoised(8)
     g = p.gradients(0)[:8]
-    coalitions = [account(know(p, curious(*who)), g, 1.0).mu for who in ((3,), (3, 4), (1, 3, 4), (1, 2, 3, 4, 5))]
+    coalitions = [
+        account(know(p, curious(*who)), g, 1.0).mu
+        for who in ((3,), (3, 4), (1, 3, 4), (1, 2, 3, 4, 5))
+    ]
     assert coalitions == sorted(coalitions)
     assert coalitions[0] < coalitions[1] < coalitions[2] == pytest.approx(coalitions[3])
     wires = [(2, 3), (1, 2), (4, 3), (0, 1)]
-    taps = [account(know(p, Adversary(hears=frozenset(wires[:count]))), g, 1.0).mu for count in range(5)]
+    taps = [
+        account(know(p, Adversary(hears=frozenset(wires[:count]))), g, 1.0).mu for count in range(5)
+    ]
     assert taps == sorted(taps)
     assert taps[0] == 0
     assert taps[-1] == pytest.approx(account(know(p, ALL), g, 1.0).mu, rel=0.2)
@@ -293,7 +345,9 @@ def test_larger_coalitions_and_more_taps_never_learn_less() -> None:
 def test_a_coalition_that_knows_all_other_noise_still_faces_the_nodes_own() -> None:
     p = own_unnoised(8)
     g = p.gradients(0)[:8]
-    assert account(know(p, curious(1, 2, 3, 4, 5)), g, 1.0).mu == pytest.approx(account(know(p, ALL), g, 1.0).mu)
+    assert account(know(p, curious(1, 2, 3, 4, 5)), g, 1.0).mu == pytest.approx(
+        account(know(p, ALL), g, 1.0).mu
+    )
 
 
 def test_two_sends_of_one_round_that_share_their_noise_print_what_they_give_away() -> None:
@@ -359,15 +413,21 @@ def test_a_gradient_of_another_node_that_reacts_unseen_has_no_certificate() -> N
     assert account(know(p, ALL), [g], 1.0).mu == math.inf
 
 
-@pytest.mark.parametrize(("where", "mu", "level", "eps"), [("x", 3.12548, {2}, 13.85), ("lam", 8.924, {1, 2}, 66.5)])
-def test_dp_recal_with_noise_on_the_model_or_on_the_dual(where: str, mu: float, level: set[int], eps: float) -> None:
+@pytest.mark.parametrize(
+    ("where", "mu", "level", "eps"), [("x", 3.12548, {2}, 13.85), ("lam", 8.924, {1, 2}, 66.5)]
+)
+def test_dp_recal_with_noise_on_the_model_or_on_the_dual(
+    where: str, mu: float, level: set[int], eps: float
+) -> None:
     """Sixteen activations of node 0, noise variance falling by .97 each; with noise on the dual the activations do not add up."""
     s, tau, loud, fall = Q(11413735621011765, 10**16), Q(27744349193064266, 10**17), 0.4, 0.97
     p = Relations()
     x, lam, y, total = p.public("x"), p.public("lam"), p.public("y"), p.public("s")
     for t in p.rounds(16):
         dual, new = lam + s * (x - y), p.public("y")
-        noise = p.noise("xi", loud * fall ** ((t - 1) / 2) * (float(s) if where == "lam" else 1.0), 0)
+        noise = p.noise(
+            "xi", loud * fall ** ((t - 1) / 2) * (float(s) if where == "lam" else 1.0), 0
+        )
         moved = x - tau * (p.grad(0, at=x) + dual)
         moved = p.state("x", 0, eq=moved + noise if where == "x" else moved)
         lam_new = dual + s * (moved - x - new + y)
@@ -376,7 +436,9 @@ def test_dp_recal_with_noise_on_the_model_or_on_the_dual(where: str, mu: float, 
         x, lam, y = moved, lam_new, new
     bound = account(know(p, ALL), p.gradients(0), 1.0)
     if where == "x":
-        assert bound.mu == pytest.approx(math.sqrt(sum((float(tau) / loud) ** 2 / fall**c for c in range(16))), rel=1e-8)
+        assert bound.mu == pytest.approx(
+            math.sqrt(sum((float(tau) / loud) ** 2 / fall**c for c in range(16))), rel=1e-8
+        )
     assert bound.mu == pytest.approx(mu, rel=1e-4)
     assert set(bound.certificate) == level
     assert epsilon(1e-3, bound.mu) == pytest.approx(eps, abs=0.05)
@@ -392,19 +454,31 @@ def by_definition(p: Relations, adversary: Adversary, node: int) -> tuple[int, .
         past, at = worst.before(g), p.points[g.vector].at
         seen = is_determined(past, at)
         if g.vector in own:
-            level.append(2 if seen else int(is_determined(past.also(t for t in targets if t.vector < g.vector), at)))
+            level.append(
+                2
+                if seen
+                else int(is_determined(past.also(t for t in targets if t.vector < g.vector), at))
+            )
         elif not seen:
             reacts = g.vector
     return tuple(0 if t.vector < reacts else at for t, at in zip(targets, level, strict=True))
 
 
-@pytest.mark.parametrize("adversary", [ALL, curious(1), curious(1, 5), Adversary(hears=frozenset({(1, 2), (0, 5)}))], ids=str)
+@pytest.mark.parametrize(
+    "adversary",
+    [ALL, curious(1), curious(1, 5), Adversary(hears=frozenset({(1, 2), (0, 5)}))],
+    ids=str,
+)
 @pytest.mark.parametrize("name", ["pdmm", "dpnorm", "gossip", "own"])
 def test_certificates_are_those_of_their_definition(name: str, adversary: Adversary) -> None:
     p = own_unnoised(4)
     if name != "own":
         p = Relations()
-        how = {"pdmm": {"secret": False, "noise": 0.5}, "dpnorm": {"sigma": 0.1, "steps": 2}, "gossip": {"sigma": 0.1}}[name]
+        how = {
+            "pdmm": {"secret": False, "noise": 0.5},
+            "dpnorm": {"sigma": 0.1, "steps": 2},
+            "gossip": {"sigma": 0.1},
+        }[name]
         DECLARED[name](p, DECLARED["THIRD"] if name == "gossip" else DECLARED["RING"], 5, **how)
     targets = p.gradients(0)
     others = {v for v in p.points if v not in {t.vector for t in targets}}
@@ -424,7 +498,10 @@ def test_noise_that_is_not_gaussian_is_estimated_but_has_no_mu(law: Any) -> None
     k = know(p, ALL)
     assert estimate(k, [g], rounding=0).std[0] == pytest.approx(math.hypot(0.5, 2))
     assert determined(k, [g]) == []
-    with pytest.raises(LeakauditError, match=rf"n\[0,0\] is {law} noise, and a mu is of Gaussian noise alone; declare it known") as caught:
+    with pytest.raises(
+        LeakauditError,
+        match=rf"n\[0,0\] is {law} noise, and a mu is of Gaussian noise alone; declare it known",
+    ) as caught:
         account(k, [g], 1.0)
     assert "\n" not in str(caught.value)
     assert account(k.also([n]), [g], 1.0).mu == pytest.approx(0.5)
@@ -436,7 +513,9 @@ def test_noise_of_another_law_is_no_matter_where_nothing_rests_on_it() -> None:
     far, n = p.noise("far", 1.0, 1, law="laplace"), p.noise("n", 0.5, 0)
     p.send(0, 1, g[0] + n, "m")
     p.send(1, 2, other + far, "m")
-    p.send(0, 1, g[0] + n + 2 * far, "again")  # far is known from what node 1 sends, as its secrets are
+    p.send(
+        0, 1, g[0] + n + 2 * far, "again"
+    )  # far is known from what node 1 sends, as its secrets are
     assert account(know(p, ALL), [g[0]], 1.0).mu == pytest.approx(2)
     p.send(0, 1, g[1] + p.noise("late", 1.0, 0, law="uniform"), "other")
     assert account(know(p, ALL), g, [1.0, 0.0]).mu == pytest.approx(2)

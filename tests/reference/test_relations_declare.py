@@ -30,7 +30,9 @@ from leakaudit.relations import (
 from leakaudit.relations.modular import PRIMES, rational, residue
 from leakaudit.trace import Graph, Layout, Messages, TaskSpec, Trace
 
-DECLARED: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_relations_protocols.py")))
+DECLARED: dict[str, Any] = runpy.run_path(
+    str(Path(__file__).with_name("test_relations_protocols.py"))
+)
 ALL = Adversary()
 
 
@@ -53,7 +55,9 @@ def test_coefficients_are_what_was_meant(value: Any, meant: Q) -> None:
     assert (value * x).terms == (x * value).terms == {0: meant}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.1234567890123, 1e-9, "a", None, 1j, "1/0"])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), 0.1234567890123, 1e-9, "a", None, 1j, "1/0"]
+)
 def test_coefficients_that_mean_nothing_exact_are_refused(value: Any) -> None:
     with pytest.raises(LeakauditError, match="coefficient"):
         exact(value)
@@ -64,7 +68,12 @@ def test_forms_read_like_formulas() -> None:
     x, z, m = p.secret("x", 0), p.secret("z", 0, 1), p.public("mean")
     y = p.send(0, (1, 2), x, "y")
     assert str(x - Q(3, 2) * z + m) == "x[0,0] - 3/2 z[0|1,0] + mean[0]"
-    assert [str(y), str(p.send(0, None, z, "y")), str(x - x), str(-x)] == ["y[0>1&2,0]", "y[0>*,0]", "0", "-x[0,0]"]
+    assert [str(y), str(p.send(0, None, z, "y")), str(x - x), str(-x)] == [
+        "y[0>1&2,0]",
+        "y[0>*,0]",
+        "0",
+        "-x[0,0]",
+    ]
     assert p.find("z", 0, 0, 1) == z
 
 
@@ -93,7 +102,9 @@ def errors(p: Relations, other: Expression) -> dict[str, Any]:
         "expected one vector": lambda: (x + y).vector,
         "expected a state without eq=": lambda: p.opaque(x, of=[y]),
         "there is no node 5": lambda: know(p, Adversary(corrupt=frozenset({5}))),
-        r"x\[0,0\] is no target": lambda: determined(know(p, Adversary(corrupt=frozenset({0}))), [x]),
+        r"x\[0,0\] is no target": lambda: determined(
+            know(p, Adversary(corrupt=frozenset({0}))), [x]
+        ),
     }
 
 
@@ -134,7 +145,9 @@ def test_a_contradiction_is_named() -> None:
     p.relate(a - b, p.noise("prior", 1, 0))
     consistent(p)
     p.relate(w, 2 * b)
-    with pytest.raises(LeakauditError, match=r"contradiction: the relations force a\[0,0\] - 2 b\[0,0\] = 0"):
+    with pytest.raises(
+        LeakauditError, match=r"contradiction: the relations force a\[0,0\] - 2 b\[0,0\] = 0"
+    ):
         consistent(p)
 
 
@@ -151,11 +164,17 @@ def test_residuals_find_the_relation_that_does_not_describe_the_run() -> None:
     w = p.state("w", 0, eq=x - Q(1, 3) * c)
     p.send(0, 1, 2 * w, "m")
     p.send(0, 1, p.state("hidden", 0) + x, "unrecorded")
-    run = {"x[0,0]": torch.tensor([1.0, 2.0]), "c[0]": torch.tensor([3.0, 6.0]), "m[0>1,0]": torch.tensor([0.0, 1e-9])}
+    run = {
+        "x[0,0]": torch.tensor([1.0, 2.0]),
+        "c[0]": torch.tensor([3.0, 6.0]),
+        "m[0>1,0]": torch.tensor([0.0, 1e-9]),
+    }
     found = residuals(p, lambda v: run.get(v.label), 1e-6)
     assert (found.checked, found.skipped) == (1, 1)
     run["m[0>1,0]"] = torch.tensor([0.0, 1e-2])
-    with pytest.raises(LeakauditError, match=r"round 0: the relation m\[0>1,0\] = 2 w\[0,0\] misses by 2.2e-03 of"):
+    with pytest.raises(
+        LeakauditError, match=r"round 0: the relation m\[0>1,0\] = 2 w\[0,0\] misses by 2.2e-03 of"
+    ):
         residuals(p, lambda v: run.get(v.label), 1e-6)
 
 
@@ -205,9 +224,28 @@ def test_a_part_of_the_relations_is_a_lower_bound() -> None:
 def test_a_recorded_trace_is_read_by_round_sender_receiver_and_name() -> None:
     src, dst = torch.zeros(2, dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
     open_, payload = torch.zeros(2, dtype=torch.bool), torch.tensor([[5.0, 6.0]])
-    sent = Messages(round=src + 1, src=src, dst=dst, kind=src, row=src, secure=open_, payload=payload, kinds=("x",))
+    sent = Messages(
+        round=src + 1,
+        src=src,
+        dst=dst,
+        kind=src,
+        row=src,
+        secure=open_,
+        payload=payload,
+        kinds=("x",),
+    )
     layout = Layout(("w",), ((2,),))
-    trace = Trace("p", {}, TaskSpec("linear"), Graph(3, ((0, 1), (0, 2))), layout, (0, 2), 1, (sent,), {"w0": torch.ones(2)})
+    trace = Trace(
+        "p",
+        {},
+        TaskSpec("linear"),
+        Graph(3, ((0, 1), (0, 2))),
+        layout,
+        (0, 2),
+        1,
+        (sent,),
+        {"w0": torch.ones(2)},
+    )
     p = Relations(trace.graph)
     x, w0 = p.secret("x", 0), p.public("w0")
     vectors: dict[str, Vector] = {}
@@ -217,5 +255,8 @@ def test_a_recorded_trace_is_read_by_round_sender_receiver_and_name() -> None:
     fetch = recorded(Adversary(hears=frozenset({(0, 2)})).view(trace))
     assert fetch(vectors["copy"]).tolist() == fetch(vectors["board"]).tolist() == [5, 6]
     assert fetch(p.vectors[w0.vector]).tolist() == [1, 1]
-    with pytest.raises(LeakauditError, match=r"x\[0,0\] is not recorded in a trace; build the knowledge with own=False"):
+    with pytest.raises(
+        LeakauditError,
+        match=r"x\[0,0\] is not recorded in a trace; build the knowledge with own=False",
+    ):
         fetch(p.vectors[x.vector])

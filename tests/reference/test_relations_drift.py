@@ -17,11 +17,15 @@ from leakaudit.bounds.gaussian import epsilon, power
 from leakaudit.errors import LeakauditError
 from leakaudit.relations import Relations, account, drift, know
 
-DECLARED: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_relations_protocols.py")))
+DECLARED: dict[str, Any] = runpy.run_path(
+    str(Path(__file__).with_name("test_relations_protocols.py"))
+)
 ALL = Adversary()
 SIGMA = 0.17105094168330182  # of DP-Norm's Theorem 1 at R = 2000, epsilon = 1, delta = 1e-3
 BATCH, STEP, LOCAL = 2000, Q(3, 100), 10
-FACTOR = 1 / (1 + Q(1, 5) / (STEP * 2 * LOCAL) + Q(1, LOCAL)) * (1 + Q(1, 5) / (STEP * 2 * LOCAL))  # a = gamma / (gamma + 1 / K)
+FACTOR = (
+    1 / (1 + Q(1, 5) / (STEP * 2 * LOCAL) + Q(1, LOCAL)) * (1 + Q(1, 5) / (STEP * 2 * LOCAL))
+)  # a = gamma / (gamma + 1 / K)
 
 
 @lru_cache
@@ -32,7 +36,9 @@ def dpnorm(rounds: int, local: int = LOCAL) -> Relations:
     for _ in p.rounds(rounds):
         received = p.public("z")
         for k in range(local):
-            w = p.state("w", 0, k, eq=FACTOR * (w - STEP * p.grad(0, at=w, index=k)) + Q(1, 100) * received)
+            w = p.state(
+                "w", 0, k, eq=FACTOR * (w - STEP * p.grad(0, at=w, index=k)) + Q(1, 100) * received
+            )
         p.send(0, (1, 2), w + p.noise("n", SIGMA, 0), name="y")
     return p
 
@@ -42,7 +48,10 @@ def recursion(rounds: int, smoothness: float, every: int, local: int = LOCAL) ->
     s, total, a, step = 0.0, 0.0, float(FACTOR), float(STEP)
     for r in range(rounds):
         for k in range(local):
-            s = a * (s * (1 + step * smoothness) + step * (2 / BATCH if (r * local + k) % every == 0 else 0))
+            s = a * (
+                s * (1 + step * smoothness)
+                + step * (2 / BATCH if (r * local + k) % every == 0 else 0)
+            )
         total += (s / SIGMA) ** 2
     return math.sqrt(total)
 
@@ -58,7 +67,9 @@ def members(count: int, every: int) -> list[float]:
     [(0.0, (0.209, 0.085)), (10 / 17, (0.288, 0.120)), (2.0, (1.42, 0.62)), (2.4, (10.6, 4.3))],
     ids=["convex", "paper's limit", "2", "2.4"],
 )
-def test_dp_norm_in_its_papers_setting(smoothness: float, published: tuple[float, float], every: int) -> None:
+def test_dp_norm_in_its_papers_setting(
+    smoothness: float, published: tuple[float, float], every: int
+) -> None:
     """2000 rounds of 10 steps for a claimed epsilon of 1; mu <= 1 / (c K L) with c = 17 / 3 is the paper's own limit."""
     p = dpnorm(2000)
     g = p.gradients(0)
@@ -69,7 +80,9 @@ def test_dp_norm_in_its_papers_setting(smoothness: float, published: tuple[float
 
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("smoothness", [0.0, 0.5, 2.4])
-def test_what_the_noise_hides_is_the_mu_of_the_drifted_changes(smoothness: float, every: int) -> None:
+def test_what_the_noise_hides_is_the_mu_of_the_drifted_changes(
+    smoothness: float, every: int
+) -> None:
     p = dpnorm(25, 3)
     k, g = know(p, ALL), p.gradients(0)
     found = drift(k, g, members(len(g), every), smoothness)
@@ -103,7 +116,9 @@ def test_a_loss_of_curvature_minus_l_reaches_the_bound_and_one_of_plus_l_does_no
         scores = [shift @ view / sigma**2 for view in views]
         measured.append((scores[1].mean() - scores[0].mean()) / scores[0].std())
         for rate in (0.01, 0.05, 0.2):
-            assert (scores[1] > np.quantile(scores[0], 1 - rate)).mean() <= power(rate, bound.mu) + 0.005
+            assert (scores[1] > np.quantile(scores[0], 1 - rate)).mean() <= power(
+                rate, bound.mu
+            ) + 0.005
     assert measured[0] == pytest.approx(bound.mu, rel=0.01)
     assert measured[1] < 0.6 * bound.mu
     assert account(know(p, ALL), p.gradients(0), change).mu < measured[0]
@@ -166,7 +181,10 @@ def test_a_nonlinear_step_of_what_is_seen_does_not_move() -> None:
 def test_what_drift_cannot_bound_is_refused() -> None:
     p = dpnorm(4, 2)
     k, g = know(p, ALL), p.gradients(0)
-    with pytest.raises(LeakauditError, match=r"g\[0\|1,1\] reacts to the change and is no target; name all gradients of one node"):
+    with pytest.raises(
+        LeakauditError,
+        match=r"g\[0\|1,1\] reacts to the change and is no target; name all gradients of one node",
+    ):
         drift(k, g[:1], 1.0, 1.0)
     with pytest.raises(LeakauditError, match="expected a smoothness >= 0"):
         drift(k, g, 1.0, -1.0)
@@ -178,6 +196,9 @@ def test_what_drift_cannot_bound_is_refused() -> None:
     for _ in hidden.rounds(3):
         x = hidden.state("x", 0, eq=x - hidden.grad(0, at=x) + hidden.noise("steer", 1.0, 0))
         hidden.send(0, 1, x + hidden.noise("n", 1.0, 0), "x")
-    with pytest.raises(LeakauditError, match=r"what is seen before g\[0,2\] and the node's own past do not bound where it was taken"):
+    with pytest.raises(
+        LeakauditError,
+        match=r"what is seen before g\[0,2\] and the node's own past do not bound where it was taken",
+    ):
         drift(know(hidden, ALL), hidden.gradients(0), 1.0, 1.0)
     assert account(know(hidden, ALL), hidden.gradients(0), 1.0).certificate == (2, 0, 0)

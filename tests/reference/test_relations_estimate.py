@@ -21,7 +21,9 @@ from leakaudit.relations.kkt import system
 
 Array = NDArray[np.float64]
 Update = Literal["exact", "gradient", "quadratic"]
-DECLARED: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_relations_protocols.py")))
+DECLARED: dict[str, Any] = runpy.run_path(
+    str(Path(__file__).with_name("test_relations_protocols.py"))
+)
 ALL = Adversary()
 RHO, ALPHA, MU = 0.4, 0.02, 40.0
 
@@ -72,10 +74,14 @@ class Logistic:
             w = w - np.linalg.solve(hessian, self.gradient(i, w) + pull + c * w)
         return w
 
-    def run(self, near: dict[int, list[int]], rounds: int, update: Update, theta: float) -> tuple[dict[str, Array], dict[str, Array]]:
+    def run(
+        self, near: dict[int, list[int]], rounds: int, update: Update, theta: float
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return messages and gradients by the labels of the declaration."""
         draw, width = np.random.default_rng(1), self.x.shape[2]
-        z: dict[tuple[int, int], Array] = {(i, j): draw.normal(size=(width,)) for i in near for j in near[i]}
+        z: dict[tuple[int, int], Array] = {
+            (i, j): draw.normal(size=(width,)) for i in near for j in near[i]
+        }
         w: dict[int, Array] = {i: 0.1 * draw.normal(size=(width,)) for i in near}
         sent: dict[str, Array] = {}
         gradients: dict[str, Array] = {}
@@ -91,14 +97,21 @@ class Logistic:
                 else:
                     w[i] = (MU * w[i] - g - pull) / (MU + c)
                 gradients[f"g[{i},{t}]"] = g
-            new = {(j, i): (1 - theta) * z[j, i] + theta * (z[i, j] + 2 * RHO * (1 if i < j else -1) * w[i]) for i in near for j in near[i]}
+            new = {
+                (j, i): (1 - theta) * z[j, i]
+                + theta * (z[i, j] + 2 * RHO * (1 if i < j else -1) * w[i])
+                for i in near
+                for j in near[i]
+            }
             sent |= {f"dz[{i}>{j},{t}]": new[j, i] - z[j, i] for i in near for j in near[i]}
             z = new
         return sent, gradients
 
 
 def combine(expression: Expression, values: dict[str, Array]) -> Array:
-    return np.asarray(sum(float(v) * values[expression.home[k].label] for k, v in expression.terms.items()))
+    return np.asarray(
+        sum(float(v) * values[expression.home[k].label] for k, v in expression.terms.items())
+    )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +125,9 @@ def combine(expression: Expression, values: dict[str, Array]) -> Array:
         ("quadratic", Q(1, 2), 105.52),
     ],
 )
-def test_differences_of_a_simulated_pdmm_run(update: Update, theta: Q, amplification: float) -> None:
+def test_differences_of_a_simulated_pdmm_run(
+    update: Update, theta: Q, amplification: float
+) -> None:
     near, rounds, cell = network(), 30, 1e-3
     sent, gradients = Logistic().run(near, rounds, update, float(theta))
     p = Relations()
@@ -129,8 +144,12 @@ def test_differences_of_a_simulated_pdmm_run(update: Update, theta: Q, amplifica
     assert float((exact - torch.from_numpy(truth)).abs().max()) < 1e-11
     draw, errors = np.random.default_rng(2), []
     for _ in range(20):
-        noisy = {key: value + cell * (draw.random(value.shape) - 0.5) for key, value in sent.items()}
-        errors.append(found.apply(lambda v, noisy=noisy: torch.from_numpy(noisy[v.label])).numpy() - truth)  # type: ignore[misc]
+        noisy = {
+            key: value + cell * (draw.random(value.shape) - 0.5) for key, value in sent.items()
+        }
+        errors.append(
+            found.apply(lambda v, noisy=noisy: torch.from_numpy(noisy[v.label])).numpy() - truth  # type: ignore[misc]
+        )
     predicted = math.sqrt(np.square(found.std).mean()) / 1e-7 * cell / math.sqrt(12)
     assert math.sqrt(np.square(errors).mean()) / predicted == pytest.approx(1, abs=0.04)
 
@@ -165,7 +184,10 @@ def rounds_of(steps: int) -> tuple[Relations, list[Expression]]:
     DECLARED["dpnorm"](p, DECLARED["RING"], 12, steps=steps, sigma=0.01)
     weights = [Q(5, 6) ** (steps - 1 - k) for k in range(steps)]
     g = p.gradients(2)
-    every = [sum(w * e for w, e in zip(weights, g[at : at + steps], strict=True)) for at in range(0, len(g), steps)]
+    every = [
+        sum(w * e for w, e in zip(weights, g[at : at + steps], strict=True))
+        for at in range(0, len(g), steps)
+    ]
     return p, [e for e in (*every, sum(every[1:]) / 11) if isinstance(e, Expression)]
 
 
@@ -197,11 +219,19 @@ def test_the_noise_of_d_psgd(noised: bool, one: float, mean: float | None) -> No
         for t in range(1, 17):
             gradient = np.tanh(np.einsum("nij,nj->ni", coupling, x) + np.arange(6)[:, None] / 3)
             seen = x + 0.05 * draw.normal(size=x.shape)
-            values |= {f"x[{i}>{'&'.join(map(str, DECLARED['RING'][i]))},{t}]": seen[i] for i in range(6)}
+            values |= {
+                f"x[{i}>{'&'.join(map(str, DECLARED['RING'][i]))},{t}]": seen[i] for i in range(6)
+            }
             truth.append(gradient[0])
             x = mixing @ (seen if noised else x) - 0.1 * gradient
         truth = [*truth[:15], np.mean(truth[:15], 0)]
-        runs.append((found.apply(lambda v, values=values: torch.from_numpy(values[v.label])).numpy() - truth) / found.std[:, None])  # type: ignore[misc]
+        runs.append(
+            (
+                found.apply(lambda v, values=values: torch.from_numpy(values[v.label])).numpy()  # type: ignore[misc]
+                - truth
+            )
+            / found.std[:, None]
+        )
     assert np.std(np.stack(runs)[:, :-1]) == pytest.approx(1, abs=0.02)
     assert np.std(np.stack(runs)[:, -1]) == pytest.approx(1, abs=0.05)
 
@@ -212,7 +242,9 @@ def test_a_prior_on_the_drift_of_gradients_smooths(drift: float, std: float) -> 
     DECLARED["gossip"](p, DECLARED["THIRD"], 61, sigma=0.05)
     for t, (before, after) in enumerate(itertools.pairwise(p.gradients(0)[:60])):
         p.relate(after - before, p.noise("drift", drift, 0, t))
-    assert estimate(know(p, ALL), [p.find("g", 0, 31)], rounding=0).std[0] == pytest.approx(std, abs=1e-3)
+    assert estimate(know(p, ALL), [p.find("g", 0, 31)], rounding=0).std[0] == pytest.approx(
+        std, abs=1e-3
+    )
 
 
 def test_nids_gives_absolute_gradients_with_little_amplification() -> None:
@@ -220,7 +252,9 @@ def test_nids_gives_absolute_gradients_with_little_amplification() -> None:
     DECLARED["nids"](p, DECLARED["THIRD"], 12)
     found = estimate(know(p, ALL), [p.find("g", 3, t) for t in range(3, 13)])
     assert found.amplification.max() < 30
-    np.testing.assert_allclose(found.std, dense(know(p, ALL), list(found.combinations), 1e-7), rtol=1e-6)
+    np.testing.assert_allclose(
+        found.std, dense(know(p, ALL), list(found.combinations), 1e-7), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("rounding", [0, 1e-3, 1e-7, 1e-12])
@@ -260,5 +294,9 @@ def test_the_error_of_a_channel_counts() -> None:
     found = estimate(know(p, ALL), [g], rounding=0)
     assert found.std[0] == pytest.approx((4 / 3e-3**2 + 1 / 4e-3**2) ** -0.5)
     np.testing.assert_allclose(np.linalg.norm(found.noise, axis=1), found.std)
-    values: dict[Vector, torch.Tensor] = {v: torch.full((2,), 2.0 if v.name == "fine" else 1.0) for v in found.vectors}
-    torch.testing.assert_close(found.apply(values.__getitem__), torch.ones(1, 2, dtype=torch.float64))
+    values: dict[Vector, torch.Tensor] = {
+        v: torch.full((2,), 2.0 if v.name == "fine" else 1.0) for v in found.vectors
+    }
+    torch.testing.assert_close(
+        found.apply(values.__getitem__), torch.ones(1, 2, dtype=torch.float64)
+    )

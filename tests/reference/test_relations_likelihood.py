@@ -23,7 +23,9 @@ from leakaudit.bounds.gaussian import power
 from leakaudit.relations import Relations, account, know
 
 Array = NDArray[np.float64]
-DECLARED: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_relations_protocols.py")))
+DECLARED: dict[str, Any] = runpy.run_path(
+    str(Path(__file__).with_name("test_relations_protocols.py"))
+)
 RING: dict[int, list[int]] = DECLARED["RING"]
 ALL = Adversary()
 RUNS = 200_000
@@ -49,7 +51,9 @@ def discriminant(still: Array, moved: Array) -> tuple[Array, Array]:
     """Learn a linear discriminant from the first half of the views (runs, messages); return its values on the second."""
     half = len(still) // 2
     shift = moved[:half].mean(0) - still[:half].mean(0)
-    both = np.concatenate([still[:half] - still[:half].mean(0), moved[:half] - moved[:half].mean(0)])
+    both = np.concatenate(
+        [still[:half] - still[:half].mean(0), moved[:half] - moved[:half].mean(0)]
+    )
     size, q = np.linalg.eigh(both.T @ both / len(both))
     keep = size > 1e-9 * size[-1]
     weights = q[:, keep] @ ((q[:, keep].T @ shift) / size[keep])
@@ -67,7 +71,12 @@ def told_apart(simulate: Callable[[float, np.random.Generator], Array], mu: floa
 
 def test_d_psgd_noised_with_gradients_that_depend_on_the_model() -> None:
     """Everybody mixes what was sent; the residual of node 0's next message is its shift and its noise."""
-    draw, a, sigma, mix = np.random.default_rng(1), 0.1, 0.05, np.array([[float(v) for v in row] for row in DECLARED["THIRD"]])
+    draw, a, sigma, mix = (
+        np.random.default_rng(1),
+        0.1,
+        0.05,
+        np.array([[float(v) for v in row] for row in DECLARED["THIRD"]]),
+    )
     found = []
     for change in (0.0, 1.0):
         x, total, expected = np.zeros((6, RUNS)), np.zeros(RUNS), np.zeros(RUNS)
@@ -94,11 +103,21 @@ def unnoised(rounds: int, sigma: float, *, own_only: bool) -> Relations:
     for _ in p.rounds(rounds):
         m = {i: p.send(i, RING[i], x[i] + p.noise("n", sigma, i), "x") for i in RING}
         other = m if own_only else dict(x)
-        x = {i: p.state("x", i, eq=Q(1, 3) * (x[i] + sum(other[j] for j in RING[i])) - Q(1, 10) * p.grad(i, at=x[i])) for i in RING}
+        x = {
+            i: p.state(
+                "x",
+                i,
+                eq=Q(1, 3) * (x[i] + sum(other[j] for j in RING[i]))
+                - Q(1, 10) * p.grad(i, at=x[i]),
+            )
+            for i in RING
+        }
     return p
 
 
-def simulated(rounds: int, sigma: float, senders: Sequence[int], *, own_only: bool) -> Callable[[float, np.random.Generator], Array]:
+def simulated(
+    rounds: int, sigma: float, senders: Sequence[int], *, own_only: bool
+) -> Callable[[float, np.random.Generator], Array]:
     def simulate(change: float, draw: np.random.Generator) -> Array:
         x, view = np.zeros((6, RUNS)), []
         for _ in range(rounds):
@@ -107,7 +126,9 @@ def simulated(rounds: int, sigma: float, senders: Sequence[int], *, own_only: bo
             g = np.repeat(np.arange(6)[:, None] / 3, RUNS, axis=1)
             g[0] += change
             other = sent if own_only else x
-            x = np.stack([(x[i] + sum(other[j] for j in RING[i])) / 3 - 0.1 * g[i] for i in range(6)])
+            x = np.stack(
+                [(x[i] + sum(other[j] for j in RING[i])) / 3 - 0.1 * g[i] for i in range(6)]
+            )
         return np.stack(view)
 
     return simulate
@@ -118,7 +139,9 @@ def simulated(rounds: int, sigma: float, senders: Sequence[int], *, own_only: bo
     [({(2, 3)}, [2], 1.3296), ({(2, 3), (4, 3)}, [2, 4], None), (None, range(6), None)],
     ids=["one", "two", "all"],
 )
-def test_d_psgd_that_mixes_without_noise(taps: set[tuple[int, int]] | None, senders: Sequence[int], mu: float | None) -> None:
+def test_d_psgd_that_mixes_without_noise(
+    taps: set[tuple[int, int]] | None, senders: Sequence[int], mu: float | None
+) -> None:
     p = unnoised(7, 0.05, own_only=False)
     adversary = ALL if taps is None else Adversary(hears=frozenset(taps))
     bound = account(know(p, adversary), p.gradients(0)[:6], 1.0)
@@ -130,7 +153,9 @@ def test_d_psgd_that_mixes_without_noise(taps: set[tuple[int, int]] | None, send
 def test_whoever_knows_his_own_model_sees_such_a_protocol_without_noise() -> None:
     p = unnoised(7, 0.05, own_only=False)
     for node in (1, 3):
-        bound = account(know(p, Adversary(hears="none", corrupt=frozenset({node}))), p.gradients(0)[:6], 1.0)
+        bound = account(
+            know(p, Adversary(hears="none", corrupt=frozenset({node}))), p.gradients(0)[:6], 1.0
+        )
         assert bound.mu == math.inf
         assert bound.leaking
 
@@ -139,7 +164,9 @@ def test_d_psgd_whose_own_model_is_mixed_without_noise() -> None:
     p = unnoised(11, 0.3, own_only=True)
     bound = account(know(p, ALL), p.gradients(0)[:10], 1.0)
     assert bound.mu == pytest.approx(1.5104, abs=5e-5)
-    assert [power(rate, bound.mu) for rate in RATES[:4]] == pytest.approx([0.0571, 0.2073, 0.4465, 0.7482], abs=5e-5)
+    assert [power(rate, bound.mu) for rate in RATES[:4]] == pytest.approx(
+        [0.0571, 0.2073, 0.4465, 0.7482], abs=5e-5
+    )
     told_apart(simulated(11, 0.3, range(6), own_only=True), bound.mu)
 
 
@@ -156,7 +183,9 @@ def double_or_nothing(_: Array, score: Array) -> Array:
 
 
 @pytest.mark.parametrize("choose", [stop_when_ahead, follow_the_last, double_or_nothing])
-def test_changes_that_are_chosen_from_what_was_seen_gain_nothing(choose: Callable[[Array, Array], Array]) -> None:
+def test_changes_that_are_chosen_from_what_was_seen_gain_nothing(
+    choose: Callable[[Array, Array], Array],
+) -> None:
     """The change of every gradient, at most 1, depends on the view so far; the exact likelihood ratio stays below the curve."""
     p = unnoised(11, 0.3, own_only=True)
     mu = account(know(p, ALL), p.gradients(0)[:10], 1.0).mu
@@ -176,7 +205,9 @@ def test_changes_that_are_chosen_from_what_was_seen_gain_nothing(choose: Callabl
 # --- the other rows ---------------------------------------------------------------------------------------------------
 
 
-def dpnorm_simulated(steps: int, rounds: int = 8, mu: float = 0.05, alpha: float = 0.2, sigma: float = 0.1) -> Callable[..., Array]:
+def dpnorm_simulated(
+    steps: int, rounds: int = 8, mu: float = 0.05, alpha: float = 0.2, sigma: float = 0.1
+) -> Callable[..., Array]:
     def simulate(change: float, draw: np.random.Generator) -> Array:
         z = {(i, j): np.zeros(RUNS) for i in RING for j in RING[i]}
         w, view = {i: np.zeros(RUNS) for i in RING}, []
@@ -188,9 +219,14 @@ def dpnorm_simulated(steps: int, rounds: int = 8, mu: float = 0.05, alpha: float
                 pull = sum((1 if i < j else -1) * z[i, j] for j in RING[i])
                 for _ in range(steps):
                     g = 0.3 * i - 0.5 + (change if i == 0 else 0.0)
-                    w[i] = gamma / (gamma + eta * mu * 2) * (w[i] - mu * g + mu * eta / gamma * pull)
+                    w[i] = (
+                        gamma / (gamma + eta * mu * 2) * (w[i] - mu * g + mu * eta / gamma * pull)
+                    )
                 noised = w[i] + sigma * draw.normal(size=RUNS)
-                sent |= {(i, j): 2 / gamma * (z[i, j] - (1 if i < j else -1) * noised) - z[i, j] for j in RING[i]}
+                sent |= {
+                    (i, j): 2 / gamma * (z[i, j] - (1 if i < j else -1) * noised) - z[i, j]
+                    for j in RING[i]
+                }
             view += list(sent.values())
             z = {(i, j): sent[j, i] for i, j in sent}
         return np.stack(view)
@@ -213,7 +249,10 @@ def test_gossip_that_is_noised_once(node: int) -> None:
     """Values are noised once and then averaged four times over a ring of eight, heard around node 0."""
     near, p = DECLARED["ring"](8), Relations()
     s = p.secret("s", node)
-    x = {i: p.state("x", i, eq=(s if i == node else p.public("s", i)) + p.noise("n", 1.0, i)) for i in near}
+    x = {
+        i: p.state("x", i, eq=(s if i == node else p.public("s", i)) + p.noise("n", 1.0, i))
+        for i in near
+    }
     for _ in p.rounds(4):
         for i in near:
             p.send(i, near[i], x[i], "x")
@@ -239,9 +278,19 @@ def test_dp_dkm_is_the_sum_of_its_rounds() -> None:
     x = {i: p.public("x", i) for i in range(n)}
     for t in p.rounds(rounds + 1):
         m = {i: p.send(i, near[i], x[i] + p.noise("n", 0.7, i), "x") for i in near}
-        x = {i: p.state("x", i, eq=Q(1, 3) * (m[i] + sum(m[j] for j in near[i])) + steps[t - 1] * p.grad(i, at=x[i])) for i in near}
+        x = {
+            i: p.state(
+                "x",
+                i,
+                eq=Q(1, 3) * (m[i] + sum(m[j] for j in near[i]))
+                + steps[t - 1] * p.grad(i, at=x[i]),
+            )
+            for i in near
+        }
     bound = account(know(p, ALL), p.gradients(0)[:rounds], 2.0)
-    assert bound.mu == pytest.approx(2 * math.sqrt(sum(float(a) ** 2 for a in steps[:rounds])) / 0.7, rel=1e-9)
+    assert bound.mu == pytest.approx(
+        2 * math.sqrt(sum(float(a) ** 2 for a in steps[:rounds])) / 0.7, rel=1e-9
+    )
     assert bound.mu == pytest.approx(5.576641, abs=5e-7)
     assert bound.certificate == (2, *[1] * 9)
 

@@ -28,7 +28,9 @@ DECLARED: dict[str, Any] = runpy.run_path(str(HERE.with_name("test_relations_pro
 PDMM: dict[str, Any] = runpy.run_path(str(HERE.with_name("test_relations_estimate.py")))
 RING: dict[int, list[int]] = DECLARED["RING"]
 ALL = Adversary()
-NEIGHBOUR = Adversary(hears=frozenset({(5, 4)}), corrupt=frozenset({1}))  # of node 0, who hears its other neighbour, too
+NEIGHBOUR = Adversary(
+    hears=frozenset({(5, 4)}), corrupt=frozenset({1})
+)  # of node 0, who hears its other neighbour, too
 WIDTH = 20_000
 CLOSE = 0.02
 
@@ -37,7 +39,11 @@ def applied(found: Estimate, values: Mapping[str, Array], width: int = WIDTH) ->
     """Return the estimates; public vectors that no simulator names are zero."""
 
     def fetch(vector: Vector) -> torch.Tensor:
-        value = values.get(vector.label) if vector.kind != "public" else values.get(vector.label, np.zeros(width))
+        value = (
+            values.get(vector.label)
+            if vector.kind != "public"
+            else values.get(vector.label, np.zeros(width))
+        )
         assert value is not None, vector.label
         return torch.from_numpy(np.asarray(value, dtype=np.float64))
 
@@ -81,7 +87,9 @@ def test_absolute_gradients_of_a_long_pdmm_run_do_not_lose_precision() -> None:
     near, rounds, at = PDMM["network"](), 2000, [5, 50, 500, 1000, 1990]
     sent, true = PDMM["Logistic"]().run(near, rounds, "gradient", 1.0)
     p = Relations()
-    DECLARED["pdmm"](p, {0: near[0], **{j: [0] for j in near[0]}}, rounds, update="gradient", secret=False)
+    DECLARED["pdmm"](
+        p, {0: near[0], **{j: [0] for j in near[0]}}, rounds, update="gradient", secret=False
+    )
     wanted = [p.find("g", 0, t) for t in at]
     found = estimate(know(p, ALL).near([0]), wanted)
     assert found.amplification.max() < 2 * found.amplification.min() < 200
@@ -104,13 +112,23 @@ def dpsgd(rounds: int, *, noised: bool) -> Relations:
         m = {i: p.send(i, RING[i], x[i] + p.noise("n", 0.05, i), "x") for i in RING}
         mixed = m if noised else dict(x)
         g = {i: p.grad(i, at=x[i]) for i in RING}
-        x = {i: p.state("x", i, eq=Q(1, 3) * (mixed[i] + sum(mixed[j] for j in RING[i])) - Q(1, 10) * g[i]) for i in RING}
+        x = {
+            i: p.state(
+                "x", i, eq=Q(1, 3) * (mixed[i] + sum(mixed[j] for j in RING[i])) - Q(1, 10) * g[i]
+            )
+            for i in RING
+        }
     return p
 
 
 @pytest.mark.parametrize(
     ("noised", "adversary", "one", "mean"),
-    [(True, ALL, 0.5, 0.129), (True, NEIGHBOUR, 0.5, 0.129), (False, ALL, 0.577, None), (False, NEIGHBOUR, 0.408, None)],
+    [
+        (True, ALL, 0.5, 0.129),
+        (True, NEIGHBOUR, 0.5, 0.129),
+        (False, ALL, 0.577, None),
+        (False, NEIGHBOUR, 0.408, None),
+    ],
     ids=["noised-all", "noised-neighbours", "unnoised-all", "unnoised-neighbours"],
 )
 def test_d_psgd(noised: bool, adversary: Adversary, one: float, mean: float | None) -> None:
@@ -123,9 +141,14 @@ def test_d_psgd(noised: bool, adversary: Adversary, one: float, mean: float | No
         noise = sigma * draw.normal(size=x.shape)
         step = np.stack([gradient(i, x[i]) for i in range(6)])
         source = x + noise if noised else x
-        new = np.stack([(source[i] + sum(source[j] for j in RING[i])) / 3 - 0.1 * step[i] for i in range(6)])
+        new = np.stack(
+            [(source[i] + sum(source[j] for j in RING[i])) / 3 - 0.1 * step[i] for i in range(6)]
+        )
         for i in range(6):
-            values |= {f"x[{i}>{'&'.join(map(str, RING[i]))},{t}]": x[i] + noise[i], f"n[{i},{t}]": noise[i]}
+            values |= {
+                f"x[{i}>{'&'.join(map(str, RING[i]))},{t}]": x[i] + noise[i],
+                f"n[{i},{t}]": noise[i],
+            }
             values |= {f"g[{i},{t}]": step[i], f"x[{i},{t}]": new[i]}
         truth.append(step[0])
         x = new
@@ -143,7 +166,10 @@ def test_dp_norm(steps: int, one: float, mean: float) -> None:
     p = Relations()
     DECLARED["dpnorm"](p, RING, rounds, steps=steps, sigma=sigma)
     g, a = p.gradients(node), (1 + Q(2, steps)) / (1 + Q(3, steps))
-    every: list[Any] = [sum(a ** (steps - 1 - k) * e for k, e in enumerate(g[at : at + steps])) for at in range(0, len(g), steps)]
+    every: list[Any] = [
+        sum(a ** (steps - 1 - k) * e for k, e in enumerate(g[at : at + steps]))
+        for at in range(0, len(g), steps)
+    ]
     wanted: list[Expression] = [*every, sum(every[1:]) / (rounds - 1)]
     found = estimate(know(p, ALL), wanted, rounding=0)
     draw, gradient = np.random.default_rng(4), gradients(6)
@@ -151,7 +177,10 @@ def test_dp_norm(steps: int, one: float, mean: float) -> None:
     gamma = 1 + alpha * eta
     shrink = gamma / (gamma + eta * mu * 2)
     assert shrink == pytest.approx(float(a))
-    w, z = {i: np.zeros(WIDTH) for i in RING}, {(i, j): np.zeros(WIDTH) for i in RING for j in RING[i]}
+    w, z = (
+        {i: np.zeros(WIDTH) for i in RING},
+        {(i, j): np.zeros(WIDTH) for i in RING for j in RING[i]},
+    )
     values, truth = dict[str, Array](), []
     for t in range(1, rounds + 1):
         sent = dict[tuple[int, int], Array]()
@@ -162,7 +191,10 @@ def test_dp_norm(steps: int, one: float, mean: float) -> None:
                 total += shrink ** (steps - 1 - k) * step
                 w[i] = shrink * (w[i] - mu * step + mu * eta / gamma * pull)
             noised = w[i] + sigma * draw.normal(size=WIDTH)
-            sent |= {(i, j): 2 / gamma * (z[i, j] - (1 if i < j else -1) * noised) - z[i, j] for j in RING[i]}
+            sent |= {
+                (i, j): 2 / gamma * (z[i, j] - (1 if i < j else -1) * noised) - z[i, j]
+                for j in RING[i]
+            }
             truth += [total] if i == node else []
         values |= {f"y[{i}>{j},{t}]": v for (i, j), v in sent.items()}
         z = {(i, j): sent[j, i] for i, j in sent}
@@ -187,7 +219,11 @@ def test_dp_recal(where: str) -> None:
     x, lam, y, total = np.zeros((8, WIDTH)), np.zeros((8, WIDTH)), np.zeros(WIDTH), np.zeros(WIDTH)
     values, truth = dict[str, Array](), []
     for t, i in enumerate(walk, start=1):
-        dual, step, noise = lam[i] + s[i] * (x[i] - y), gradient(i, x[i]), 0.05 * draw.normal(size=WIDTH)
+        dual, step, noise = (
+            lam[i] + s[i] * (x[i] - y),
+            gradient(i, x[i]),
+            0.05 * draw.normal(size=WIDTH),
+        )
         y_new = y + 0.03 * (total + dual - lam[i])
         y_new = np.sign(y_new) * np.maximum(np.abs(y_new) - 0.001, 0)
         x_new = x[i] - tau * (step + dual) + (noise if where == "x" else 0)
@@ -210,7 +246,10 @@ def test_nids_absolute_gradients_from_its_messages_alone() -> None:
     found = estimate(know(p, ALL), [p.find("g", node, t) for t in range(3, rounds + 1)])
     assert {v.kind for v in found.vectors} == {"message"}
     draw, gradient = np.random.default_rng(6), gradients(6, width)
-    step, w = np.array([1 / (3 + i) for i in range(6)])[:, None], np.array([[float(v) for v in row] for row in DECLARED["THIRD"]])
+    step, w = (
+        np.array([1 / (3 + i) for i in range(6)])[:, None],
+        np.array([[float(v) for v in row] for row in DECLARED["THIRD"]]),
+    )
     mix = np.eye(6) - 1.5 * step * (np.eye(6) - w)
     old = draw.normal(size=(6, width))
     last = np.stack([gradient(i, old[i]) for i in range(6)])
@@ -226,7 +265,9 @@ def test_nids_absolute_gradients_from_its_messages_alone() -> None:
     errors = applied(found, {k: v.astype(np.float32) for k, v in values.items()}) - np.stack(truth)
     assert np.abs(errors).max() < 6 * size * 2**-25 * found.amplification.max()
     dithered = {k: v + 1e-4 * (draw.random(v.shape) - 0.5) for k, v in values.items()}
-    assert ratio(applied(found, dithered) - np.stack(truth), found.amplification * 1e-4 / math.sqrt(12)) == pytest.approx(1, abs=CLOSE)
+    assert ratio(
+        applied(found, dithered) - np.stack(truth), found.amplification * 1e-4 / math.sqrt(12)
+    ) == pytest.approx(1, abs=CLOSE)
 
 
 @pytest.mark.parametrize("rho", [1, 10])
@@ -250,7 +291,11 @@ def test_one_meeting_of_secured_fl_leaves_an_interval(rho: int, meeting: int) ->
         assert width == pytest.approx([1, 0.4, 0.211, 0.123, 0.0758][meeting - 1], abs=5e-4)
 
     draw, values = np.random.default_rng(8), {"half[0]": np.zeros(200_000)}
-    weights, duals, z_now = 0.05 * draw.normal(size=(9, 200_000)), draw.random((9, 200_000)) - 0.5, np.zeros(200_000)
+    weights, duals, z_now = (
+        0.05 * draw.normal(size=(9, 200_000)),
+        draw.random((9, 200_000)) - 0.5,
+        np.zeros(200_000),
+    )
     for t in range(1, meeting + 1):
         models = (2 * weights - duals + rho * z_now) / (2 + rho)
         values[f"y[0>1,{t}]"] = models[0] + duals[0] / rho

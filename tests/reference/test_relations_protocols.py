@@ -56,12 +56,23 @@ def pdmm(
         new = {}
         for i, j in sign:
             out = w[i] + p.noise("n", noise, i, j) if noise else w[i]
-            new[j, i] = p.state("z", j, i, eq=(1 - theta) * z[j, i] + theta * (z[i, j] + 2 * rho * sign[i, j] * out))
+            new[j, i] = p.state(
+                "z", j, i, eq=(1 - theta) * z[j, i] + theta * (z[i, j] + 2 * rho * sign[i, j] * out)
+            )
             p.send(i, j, new[j, i] - z[j, i] if differential else new[j, i], name="dz")
         z = new
 
 
-def dpnorm(p: Relations, near: Around, rounds: int, *, steps: int = 1, mu: Q = Q(1, 20), alpha: Q = Q(1, 5), sigma: float = 0) -> None:
+def dpnorm(
+    p: Relations,
+    near: Around,
+    rounds: int,
+    *,
+    steps: int = 1,
+    mu: Q = Q(1, 20),
+    alpha: Q = Q(1, 5),
+    sigma: float = 0,
+) -> None:
     """DP-Norm: K local steps, then the dual goes over every wire; the noise of a round is one draw for all wires."""
     z = {(i, j): p.public(f"z{i}", j) for i in near for j in near[i]}
     w = {i: p.public("w", i) for i in near}
@@ -74,14 +85,29 @@ def dpnorm(p: Relations, near: Around, rounds: int, *, steps: int = 1, mu: Q = Q
             a = gamma / (gamma + eta * mu * degree)
             pull = sum((1 if i < j else -1) * z[i, j] for j in near[i])
             for k in range(steps):
-                w[i] = p.state("w", i, k, eq=a * (w[i] - mu * p.grad(i, at=w[i], index=k) + mu * eta / gamma * pull))
+                w[i] = p.state(
+                    "w",
+                    i,
+                    k,
+                    eq=a * (w[i] - mu * p.grad(i, at=w[i], index=k) + mu * eta / gamma * pull),
+                )
             out = w[i] + p.noise("n", sigma, i) if sigma else w[i]
             for j in near[i]:
-                sent[i, j] = p.send(i, j, 2 / gamma * (z[i, j] - (1 if i < j else -1) * out) - z[i, j], name="y")
+                sent[i, j] = p.send(
+                    i, j, 2 / gamma * (z[i, j] - (1 if i < j else -1) * out) - z[i, j], name="y"
+                )
         z = {(i, j): sent[j, i] for i, j in sent}
 
 
-def gossip(p: Relations, weights: Weights, rounds: int, *, step: Q = Q(1, 10), sigma: float = 0, noised: bool = True) -> None:
+def gossip(
+    p: Relations,
+    weights: Weights,
+    rounds: int,
+    *,
+    step: Q = Q(1, 10),
+    sigma: float = 0,
+    noised: bool = True,
+) -> None:
     """D-PSGD and DP-dKM: every node sends its model, noised or not, to its neighbours and mixes; noised=False mixes what was not noised."""
     n = len(weights)
     x = {i: p.public("x", i) for i in range(n)}
@@ -97,7 +123,9 @@ def gossip(p: Relations, weights: Weights, rounds: int, *, step: Q = Q(1, 10), s
             x[i] = p.state("x", i, eq=mixed - step * p.grad(i, at=old[i]))
 
 
-def extra(p: Relations, weights: Weights, rounds: int, *, step: Q = Q(1, 10), public: bool = True) -> None:
+def extra(
+    p: Relations, weights: Weights, rounds: int, *, step: Q = Q(1, 10), public: bool = True
+) -> None:
     """EXTRA: x^{k+2} = (I + W) x^{k+1} - (I + W)/2 x^k - a (g^{k+1} - g^k); x is sent from the first step on."""
     nodes = range(len(weights))
     half = [[(w + (i == j)) / 2 for j, w in enumerate(row)] for i, row in enumerate(weights)]
@@ -108,7 +136,9 @@ def extra(p: Relations, weights: Weights, rounds: int, *, step: Q = Q(1, 10), pu
         new = {}
         for i in nodes:
             first = sum(w * x[j] for j, w in enumerate(weights[i]) if w) - step * g[i]
-            later = sum(h * (2 * x[j] - old[j]) for j, h in enumerate(half[i]) if h) - step * (g[i] - last.get(i, g[i]))
+            later = sum(h * (2 * x[j] - old[j]) for j, h in enumerate(half[i]) if h) - step * (
+                g[i] - last.get(i, g[i])
+            )
             new[i] = p.state("x", i, eq=first if t == 1 else later)
             p.send(i, [j for j in nodes if weights[i][j] and j != i], new[i], name="x")
         old, x, last = x, new, g
@@ -118,21 +148,47 @@ def nids(p: Relations, weights: Weights, rounds: int, *, public: bool = True) ->
     """NIDS with a step 1/(3 + i) a node: m^k = 2 x^k - x^{k-1} - a (g^k - g^{k-1}) is sent, x^{k+1} = Wn m^k; round k + 1 holds g^k."""
     nodes = range(len(weights))
     step, c = [Q(1, 3 + i) for i in nodes], Q(3, 2)
-    mix = [[(i == j) - c * step[i] * ((i == j) - w) for j, w in enumerate(row)] for i, row in enumerate(weights)]
+    mix = [
+        [(i == j) - c * step[i] * ((i == j) - w) for j, w in enumerate(row)]
+        for i, row in enumerate(weights)
+    ]
     old = {i: p.public("x0", i) if public else p.secret("x0", i) for i in nodes}
     x, last = dict(old), dict[int, Expression]()
     for t in p.rounds(rounds):
         g = {i: p.grad(i, at=x[i]) for i in nodes}
-        m = {i: p.send(i, None, 2 * x[i] - old[i] - step[i] * (g[i] - last[i]), name="m") for i in nodes} if t > 1 else {}
+        m = (
+            {
+                i: p.send(i, None, 2 * x[i] - old[i] - step[i] * (g[i] - last[i]), name="m")
+                for i in nodes
+            }
+            if t > 1
+            else {}
+        )
         old, last = dict(x), g
         for i in nodes:
-            x[i] = p.state("x", i, eq=sum(v * m[j] for j, v in enumerate(mix[i]) if v) if t > 1 else x[i] - step[i] * g[i])
+            x[i] = p.state(
+                "x",
+                i,
+                eq=sum(v * m[j] for j, v in enumerate(mix[i]) if v)
+                if t > 1
+                else x[i] - step[i] * g[i],
+            )
 
 
-def recal(p: Relations, walk: Sequence[int], nodes: int, *, sigma: float = 0, where: Literal["x", "lam"] = "x") -> None:
+def recal(
+    p: Relations,
+    walk: Sequence[int],
+    nodes: int,
+    *,
+    sigma: float = 0,
+    where: Literal["x", "lam"] = "x",
+) -> None:
     """RECAL and DP-RECAL: one active node a round; y is public, its prox is nonlinear and not declared."""
     s, tau = [Q(1, 2) + Q(i, 10) for i in range(nodes)], Q(1, 4)
-    x, lam = {i: p.public("x", i) for i in range(nodes)}, {i: p.public("lam", i) for i in range(nodes)}
+    x, lam = (
+        {i: p.public("x", i) for i in range(nodes)},
+        {i: p.public("lam", i) for i in range(nodes)},
+    )
     y, total = p.public("y"), p.public("s")
     for t in p.rounds(len(walk)):
         i = walk[t - 1]
@@ -142,12 +198,16 @@ def recal(p: Relations, walk: Sequence[int], nodes: int, *, sigma: float = 0, wh
         xi = p.noise("xi", sigma, i) if sigma else None
         x_new = p.state("x", i, eq=x_new + xi if xi is not None and where == "x" else x_new)
         lam_new = dual + s[i] * (x_new - x[i] - y_new + y)
-        lam_new = p.state("lam", i, eq=lam_new + xi if xi is not None and where == "lam" else lam_new)
+        lam_new = p.state(
+            "lam", i, eq=lam_new + xi if xi is not None and where == "lam" else lam_new
+        )
         total = p.send(i, None, total + lam_new - lam[i], name="s")
         x[i], lam[i], y = x_new, lam_new, y_new
 
 
-def fedavg(p: Relations, nodes: int, rounds: int, steps: int, *, step: Q = Q(1, 10), decay: Q = Q(0)) -> None:
+def fedavg(
+    p: Relations, nodes: int, rounds: int, steps: int, *, step: Q = Q(1, 10), decay: Q = Q(0)
+) -> None:
     """FedAvg over a server, which is node `nodes`; w0 is public."""
     model: Expression = p.public("w0")
     for _ in p.rounds(rounds):
@@ -185,7 +245,9 @@ def differences(*rounds: int) -> list[str]:
 @pytest.mark.parametrize("theta", [Q(1), Q(1, 2)])
 @pytest.mark.parametrize("update", ["exact", "gradient", "quadratic"])
 def test_pdmm_on_all_edges(theta: Q, update: Literal["exact", "gradient", "quadratic"]) -> None:
-    first = 1 if update == "exact" else 2  # an inexact step starts from a model whose z is not seen either
+    first = (
+        1 if update == "exact" else 2
+    )  # an inexact step starts from a model whose z is not seen either
 
     def found(*, differential: bool, secret: bool) -> list[str]:
         p = Relations()
@@ -230,7 +292,9 @@ def test_a_coincidence_of_constants_is_not_structural(generator: torch.Generator
 
 @pytest.mark.parametrize("sigma", [0, 0.1])
 @pytest.mark.parametrize(
-    ("steps", "leak"), [(1, "g[0|0,{t}]"), (3, "g[0|0,{t}] + 6/5 g[0|1,{t}] + 36/25 g[0|2,{t}]")], ids=["one step", "three"]
+    ("steps", "leak"),
+    [(1, "g[0|0,{t}]"), (3, "g[0|0,{t}] + 6/5 g[0|1,{t}] + 36/25 g[0|2,{t}]")],
+    ids=["one step", "three"],
 )
 def test_dp_norm(steps: int, leak: str, sigma: float) -> None:
     p = Relations()
@@ -253,7 +317,9 @@ def test_recal(sigma: float, where: Literal["x", "lam"]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("adversary", "last"), [(EAVESDROPPER, 7), (curious(1), 1), (curious(2), 0), (curious(1, 5), 7)], ids=["all", "one", "far", "both"]
+    ("adversary", "last"),
+    [(EAVESDROPPER, 7), (curious(1), 1), (curious(2), 0), (curious(1, 5), 7)],
+    ids=["all", "one", "far", "both"],
 )
 def test_d_psgd_needs_all_broadcasts_that_a_node_mixes(adversary: Adversary, last: int) -> None:
     p = Relations()
@@ -272,21 +338,33 @@ def test_nids_leaks_absolute_gradients_from_the_third_on() -> None:
     for public, more in ((True, ["g[0,1] + g[0,2]"]), (False, [])):
         p = Relations()
         nids(p, THIRD, 8, public=public)
-        assert names(determined(know(p, EAVESDROPPER), p.gradients(0))) == [*more, *gradients(*range(3, 9))]
+        assert names(determined(know(p, EAVESDROPPER), p.gradients(0))) == [
+            *more,
+            *gradients(*range(3, 9)),
+        ]
 
 
-@pytest.mark.parametrize(("decay", "weights"), [(Q(0), ("", "")), (Q(1, 100), ("1000/999 ", "1000000/998001 "))])
+@pytest.mark.parametrize(
+    ("decay", "weights"), [(Q(0), ("", "")), (Q(1, 100), ("1000/999 ", "1000000/998001 "))]
+)
 def test_fedavg_leaks_the_weighted_sum_of_a_round(decay: Q, weights: tuple[str, str]) -> None:
     p = Relations()
     fedavg(p, 3, 2, 3, decay=decay)
     found = names(determined(know(p, EAVESDROPPER), p.gradients(0)))
-    assert found == [f"g[0|0,{t}] + {weights[0]}g[0|1,{t}] + {weights[1]}g[0|2,{t}]" for t in (1, 2)]
+    assert found == [
+        f"g[0|0,{t}] + {weights[0]}g[0|1,{t}] + {weights[1]}g[0|2,{t}]" for t in (1, 2)
+    ]
 
 
 def test_a_window_and_unknown_public_vectors_weaken_a_view() -> None:
     p = Relations()
     gossip(p, THIRD, 8)
-    assert names(determined(know(p, Adversary(window=range(3, 6))), p.gradients(0))) == gradients(3, 4)
+    assert names(determined(know(p, Adversary(window=range(3, 6))), p.gradients(0))) == gradients(
+        3, 4
+    )
     p = Relations()
     pdmm(p, CHORD, 8, secret=False)
-    assert rank(know(p, Adversary(knows=frozenset())), p.gradients(0)) == rank(know(p, EAVESDROPPER), p.gradients(0)) - 1
+    assert (
+        rank(know(p, Adversary(knows=frozenset())), p.gradients(0))
+        == rank(know(p, EAVESDROPPER), p.gradients(0)) - 1
+    )

@@ -28,11 +28,17 @@ def nine() -> list[list[tuple[int, ...]]]:
     """Return the four partitions of a 3 x 3 square into rows, columns and both kinds of diagonals."""
     cells = list(itertools.product(range(3), repeat=2))
     slopes = [(1, 0), (0, 1), (1, 1), (2, 1)]
-    return [[tuple(3 * r + c for r, c in cells if (a * r + b * c) % 3 == k) for k in range(3)] for a, b in slopes]
+    return [
+        [tuple(3 * r + c for r, c in cells if (a * r + b * c) % 3 == k) for k in range(3)]
+        for a, b in slopes
+    ]
 
 
 def fifteen() -> list[list[tuple[int, ...]]]:
-    return [[tuple(ord(c) - ord("A") for c in group) for group in day.split()] for day in SCHOOLGIRLS.split("|")]
+    return [
+        [tuple(ord(c) - ord("A") for c in group) for group in day.split()]
+        for day in SCHOOLGIRLS.split("|")
+    ]
 
 
 def secured(p: Relations, n: int, groups: Partitions, rounds: int, rho: Q) -> None:
@@ -48,7 +54,9 @@ def secured(p: Relations, n: int, groups: Partitions, rounds: int, rho: Q) -> No
         lam = {k: p.state("lam", k, eq=lam[k] + rho * (x[k] - z)) for k in range(n)}
 
 
-def first_breach(groups: Partitions, n: int, rounds: int, rho: float, corrupt: tuple[int, ...], *, sums: bool) -> dict[int, int]:
+def first_breach(
+    groups: Partitions, n: int, rounds: int, rho: float, corrupt: tuple[int, ...], *, sums: bool
+) -> dict[int, int]:
     """Return the first iteration at which w_k is determined, for every k that ever is."""
     a, rows, out = 2 / (2 + rho), list[np.ndarray](), dict[int, int]()
     for k in corrupt:
@@ -71,14 +79,22 @@ def first_breach(groups: Partitions, n: int, rounds: int, rho: float, corrupt: t
 
 def cases() -> Iterator[tuple[int, Partitions, list[tuple[tuple[int, ...], bool]]]]:
     for n, groups in ((9, nine()), (15, fifteen()), (15, fifteen()[:5])):
-        sizes = [list(itertools.combinations(range(n), k))[:: 1 if k < 2 else 12 if n == 9 else 45] for k in range(4)]
+        sizes = [
+            list(itertools.combinations(range(n), k))[:: 1 if k < 2 else 12 if n == 9 else 45]
+            for k in range(4)
+        ]
         coalitions = [c for size in sizes for c in size]
         yield n, groups, [(c, sums) for sums in (True, False) for c in coalitions if c or sums]
 
 
 def test_every_pair_meets_at_most_once() -> None:
     for groups, pairs in ((nine(), 36), (fifteen(), 105)):
-        met = [pair for day in groups for group in day for pair in itertools.combinations(sorted(group), 2)]
+        met = [
+            pair
+            for day in groups
+            for group in day
+            for pair in itertools.combinations(sorted(group), 2)
+        ]
         assert len(set(met)) == len(met) == pairs
 
 
@@ -92,13 +108,23 @@ def test_first_breach_of_every_node_equals_the_singular_values() -> None:
         for corrupt, sums in listed:
             expected = first_breach(groups, n, rounds, 0.8, corrupt, sums=sums)
             found: dict[int, int] = {}
-            for i in sorted({*expected.values(), *(v - 1 for v in expected.values() if v > 1), rounds}):
-                k = know(p, Adversary(hears="none", corrupt=frozenset(corrupt), window=range(i + 1)))
+            for i in sorted(
+                {*expected.values(), *(v - 1 for v in expected.values() if v > 1), rounds}
+            ):
+                k = know(
+                    p, Adversary(hears="none", corrupt=frozenset(corrupt), window=range(i + 1))
+                )
                 if not sums:
-                    k = type(k)(p, k.known - {m.vector for m in p.select("message", name="sum")}, k.rows)
+                    k = type(k)(
+                        p, k.known - {m.vector for m in p.select("message", name="sum")}, k.rows
+                    )
                 targets = [w for w in p.select("secret", name="w") if w.vector not in k.known]
                 alone = [e.vector for e in determined(k, targets) if len(e.terms) == 1]
-                found |= {owner: i for v in alone if (owner := p.vectors[v].owner) is not None and owner not in found}
+                found |= {
+                    owner: i
+                    for v in alone
+                    if (owner := p.vectors[v].owner) is not None and owner not in found
+                }
             tried += 1
             if found != expected:
                 wrong.append((n, len(groups), corrupt, sums))
@@ -120,7 +146,10 @@ def test_one_curious_node_breaks_everybody_at_the_sixth_iteration() -> None:
 def test_rank_in_floats_misses_what_exact_arithmetic_finds(rho: Q, amplification: float) -> None:
     p = Relations()
     secured(p, 9, nine(), 8, rho)
-    k, others = know(p, Adversary(hears="none", corrupt=frozenset({0}))), p.select("secret", name="w")[1:]
+    k, others = (
+        know(p, Adversary(hears="none", corrupt=frozenset({0}))),
+        p.select("secret", name="w")[1:],
+    )
     s = system(k, 0.0)
     _, size, right = np.linalg.svd(s.flat.toarray())
     null = right[int((size > 1e-9 * size[0]).sum()) :]

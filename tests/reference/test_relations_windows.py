@@ -20,9 +20,16 @@ HELP: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_relatio
 
 @pytest.mark.parametrize(
     ("update", "theta", "share", "wires", "broken"),
-    [("gradient", Q(1), 0.7, 18, 6), ("gradient", Q(1), 0.5, 12, 3), ("gradient", Q(1), 0.4, 8, 0), ("exact", Q(1, 2), 0.5, 12, 9)],
+    [
+        ("gradient", Q(1), 0.7, 18, 6),
+        ("gradient", Q(1), 0.5, 12, 3),
+        ("gradient", Q(1), 0.4, 8, 0),
+        ("exact", Q(1, 2), 0.5, 12, 9),
+    ],
 )
-def test_some_wires_are_enough_to_break_some_nodes(update: str, theta: Q, share: float, wires: int, broken: int) -> None:
+def test_some_wires_are_enough_to_break_some_nodes(
+    update: str, theta: Q, share: float, wires: int, broken: int
+) -> None:
     near, rounds = HELP["network"](), 20
     sent, gradients = HELP["Logistic"]().run(near, rounds, update, float(theta))
     draw = np.random.default_rng(4)
@@ -36,8 +43,16 @@ def test_some_wires_are_enough_to_break_some_nodes(update: str, theta: Q, share:
     if leaking:
         truth = torch.from_numpy(np.stack([HELP["combine"](e, gradients) for e in leaking]))
         found = estimate(k, leaking)
-        assert float((found.apply(lambda v: torch.from_numpy(sent[v.label])) - truth).abs().max()) < 1e-10
-        assert float((found.apply(lambda v: torch.from_numpy(sent[v.label]).float()) - truth).abs().max()) < 1e-4
+        assert (
+            float((found.apply(lambda v: torch.from_numpy(sent[v.label])) - truth).abs().max())
+            < 1e-10
+        )
+        assert (
+            float(
+                (found.apply(lambda v: torch.from_numpy(sent[v.label]).float()) - truth).abs().max()
+            )
+            < 1e-4
+        )
 
 
 def test_weights_are_used_again_in_rounds_that_repeat() -> None:
@@ -54,8 +69,13 @@ def test_weights_are_used_again_in_rounds_that_repeat() -> None:
         fresh = estimate(k.within(range(2 + by, 9 + by)).near([0]), moved.combinations)
         assert fresh.std[0] == pytest.approx(moved.std[0], rel=1e-6)
         truth = torch.from_numpy(HELP["combine"](moved.combinations[0], gradients))
-        assert float((moved.apply(lambda v: torch.from_numpy(sent[v.label]))[0] - truth).abs().max()) < 1e-10
-    with pytest.raises(LeakauditError, match=r"is not declared; the estimate cannot be moved by 9 rounds"):
+        assert (
+            float((moved.apply(lambda v: torch.from_numpy(sent[v.label]))[0] - truth).abs().max())
+            < 1e-10
+        )
+    with pytest.raises(
+        LeakauditError, match=r"is not declared; the estimate cannot be moved by 9 rounds"
+    ):
         later(first, p, 9)
 
 

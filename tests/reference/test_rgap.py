@@ -11,12 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit import chain, data, layerwise, registry
-from leakaudit.chain import Layer
+from leakaudit import registry
 from leakaudit.errors import AttackError
+from leakaudit.inversion.exact import layerwise
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.task import Task
+from leakaudit.tasks import data, layer_chain
+from leakaudit.tasks.layer_chain import Layer
+from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
 D = torch.float64
@@ -25,9 +27,14 @@ HERE = __name__
 
 def leaky(shape: tuple[int, ...], outputs: int) -> nn.Module:
     """Two convolutions with LeakyReLU, the second one with an odd kernel, no bias and a dilation."""
-    first, second = nn.Conv2d(shape[0], 12, 3, 1, 1), nn.Conv2d(12, 12, (3, 2), 1, (2, 1), dilation=2, bias=False)
+    first, second = (
+        nn.Conv2d(shape[0], 12, 3, 1, 1),
+        nn.Conv2d(12, 12, (3, 2), 1, (2, 1), dilation=2, bias=False),
+    )
     act = nn.LeakyReLU(0.2)  # one module, used twice
-    return nn.Sequential(first, act, nn.Sequential(second, act), nn.Flatten(), nn.Linear(12 * shape[1] ** 2, outputs))
+    return nn.Sequential(
+        first, act, nn.Sequential(second, act), nn.Flatten(), nn.Linear(12 * shape[1] ** 2, outputs)
+    )
 
 
 def strange(kind: str) -> Any:
@@ -54,20 +61,41 @@ def pictures(side: int, channels: int = 1) -> Tensor:
     return (data.load("photos").x[3::17, :channels, middle, middle].double() * 255).round() / 255
 
 
-def case(model: str, args: dict[str, Any], x: Tensor, seed: int = 0, loss: str = "cross_entropy") -> tuple[Task, GradientLeak, Tensor]:
+def case(
+    model: str, args: dict[str, Any], x: Tensor, seed: int = 0, loss: str = "cross_entropy"
+) -> tuple[Task, GradientLeak, Tensor]:
     """One gradient of one picture, and its label or targets."""
     classes = {"cross_entropy": 5, "binary": 2, "squared": 1}[loss]
-    spec = TaskSpec(model, args, loss=loss, shape=tuple(x.shape[1:]), classes=classes, mean=(0.5,), std=(0.5,), levels=255)
-    task = Task.build(replace(spec, mean=(0.5,) * x.shape[1], std=(0.5,) * x.shape[1]), dtype=D, trusted=True)
+    spec = TaskSpec(
+        model,
+        args,
+        loss=loss,
+        shape=tuple(x.shape[1:]),
+        classes=classes,
+        mean=(0.5,),
+        std=(0.5,),
+        levels=255,
+    )
+    task = Task.build(
+        replace(spec, mean=(0.5,) * x.shape[1], std=(0.5,) * x.shape[1]), dtype=D, trusted=True
+    )
     y = torch.tensor([0.7]) if loss == "squared" else torch.tensor([1])
     theta = task.init(torch.Generator().manual_seed(seed))
     value = task.gradient(theta, x, y)[None]
     one, zero = torch.ones(1, 1, dtype=D), torch.zeros(1, dtype=D)
-    return task, GradientLeak(0, torch.zeros(1), one, value, zero, (0, task.layout.size), theta=theta[None], batch=1), y
+    return (
+        task,
+        GradientLeak(
+            0, torch.zeros(1), one, value, zero, (0, task.layout.size), theta=theta[None], batch=1
+        ),
+        y,
+    )
 
 
 def attacked(task: Task, leak: GradientLeak, **settings: Any) -> Reconstruction:
-    found: Reconstruction = registry.configure(registry.get("attacks", "rgap"), settings)(leak, task, torch.Generator().manual_seed(0))
+    found: Reconstruction = registry.configure(registry.get("attacks", "rgap"), settings)(
+        leak, task, torch.Generator().manual_seed(0)
+    )
     return found
 
 
@@ -79,9 +107,12 @@ def psnr(found: Tensor, x: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("kernel", "stride", "padding", "dilation"), [(3, 1, 1, 1), (5, 2, 2, 1), ((3, 2), (1, 2), (0, 1), 1), (3, 2, 1, 2), (1, 1, 0, 1)]
+    ("kernel", "stride", "padding", "dilation"),
+    [(3, 1, 1, 1), (5, 2, 2, 1), ((3, 2), (1, 2), (0, 1), 1), (3, 2, 1, 2), (1, 1, 0, 1)],
 )
-def test_a_convolution_s_gradient_is_its_matrix_times_the_input(kernel: Any, stride: Any, padding: Any, dilation: Any) -> None:
+def test_a_convolution_s_gradient_is_its_matrix_times_the_input(
+    kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> None:
     g = torch.Generator().manual_seed(0)
     module = nn.Conv2d(3, 4, kernel, stride, padding, dilation).double()
     h = torch.randn(1, 3, 9, 8, generator=g, dtype=D, requires_grad=True)
@@ -89,24 +120,31 @@ def test_a_convolution_s_gradient_is_its_matrix_times_the_input(kernel: Any, str
     out = module(h)
     d = torch.randn(out.shape[1:], generator=g, dtype=D)
     weight, slope = torch.autograd.grad(out, [module.weight, h], d[None])
-    found = (layerwise.matrix(layer, d) @ h.detach()[0].flatten(1).T).reshape(4, *module.kernel_size, 3).permute(0, 3, 1, 2)
+    found = (
+        (layerwise.matrix(layer, d) @ h.detach()[0].flatten(1).T)
+        .reshape(4, *module.kernel_size, 3)
+        .permute(0, 3, 1, 2)
+    )
     assert torch.allclose(found, weight, rtol=1e-12, atol=1e-12)
     assert torch.allclose(layer.back(d), slope[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("model", "args"), [("lenet", {"act": a}) for a in ("sigmoid", "tanh", "relu")] + [(f"{HERE}:leaky", {})])
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [("lenet", {"act": a}) for a in ("sigmoid", "tanh", "relu")] + [(f"{HERE}:leaky", {})],
+)
 def test_relations_hold_at_the_true_activations_alone(model: str, args: dict[str, Any]) -> None:
     x = pictures(8)[:1]
     task, leak, _ = case(model, args, x)
     assert leak.theta is not None
-    layers = chain.layers(task, leak.theta[0])
+    layers = layer_chain.layers(task, leak.theta[0])
     h, held = layerwise.descend(layers, task.layout.split(leak.value[0]), 1e-12)
     assert h is not None
     assert len(held) == sum(isinstance(m.module, nn.Conv2d) for m in layers)
     for relations in held:
-        true = chain.run(layers[: relations.at], (x - 0.5) / 0.5)
+        true = layer_chain.run(layers[: relations.at], (x - 0.5) / 0.5)
         assert float(relations.misfit(true)) < 1e-16
-        other = chain.run(layers[: relations.at], (pictures(8)[1:2] - 0.5) / 0.5)
+        other = layer_chain.run(layers[: relations.at], (pictures(8)[1:2] - 0.5) / 0.5)
         assert float(relations.misfit(other)) > 1e-3
         solved = relations.solve()
         assert solved is not None
@@ -117,22 +155,31 @@ def test_the_rank_in_the_note_is_that_of_the_equations() -> None:
     x = pictures(12)[:1]
     task, leak, _ = case("convnet", {"width": 4}, x)
     assert leak.theta is not None
-    layers = chain.layers(task, leak.theta[0])
+    layers = layer_chain.layers(task, leak.theta[0])
     parts = task.layout.split(leak.value[0])
-    h3 = chain.run(layers[:-1], (x - 0.5) / 0.5)[0].reshape(8, 3, 3)
-    d3 = (task.layout.split(leak.theta[0])["fc.weight"].T @ parts["fc.bias"]).reshape(8, 3, 3) * (h3 > 0)
+    h3 = layer_chain.run(layers[:-1], (x - 0.5) / 0.5)[0].reshape(8, 3, 3)
+    d3 = (task.layout.split(leak.theta[0])["fc.weight"].T @ parts["fc.bias"]).reshape(8, 3, 3) * (
+        h3 > 0
+    )
     rank = int(np.linalg.matrix_rank(layerwise.matrix(layers[4], d3).numpy()))
     assert rank < 36  # pixels of the third convolution's input
     found = attacked(task, leak, steps=1, restarts=1)
-    assert f"conv3: rank {8 * rank} of {8 * 36}, {int((h3 > 0).sum())} outputs; L-BFGS" in found.note
+    assert (
+        f"conv3: rank {8 * rank} of {8 * 36}, {int((h3 > 0).sum())} outputs; L-BFGS" in found.note
+    )
     assert found.certificate is not Certificate.EXACT
 
 
 # --- the attack -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("model", "args"), [("lenet", {"act": "sigmoid"}), ("lenet", {"act": "relu"}), (f"{HERE}:leaky", {}), ("mlp", {})])
-def test_layers_with_enough_equations_give_the_picture_bit_by_bit(model: str, args: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("model", "args"),
+    [("lenet", {"act": "sigmoid"}), ("lenet", {"act": "relu"}), (f"{HERE}:leaky", {}), ("mlp", {})],
+)
+def test_layers_with_enough_equations_give_the_picture_bit_by_bit(
+    model: str, args: dict[str, Any]
+) -> None:
     for k in range(3):
         x = pictures(8)[k : k + 1]
         task, leak, y = case(model, args, x, k)
@@ -144,7 +191,9 @@ def test_layers_with_enough_equations_give_the_picture_bit_by_bit(model: str, ar
             assert torch.equal(found.y, y)
 
 
-@pytest.mark.parametrize(("loss", "l2"), [("binary", 0.0), ("squared", 0.0), ("cross_entropy", 0.1)])
+@pytest.mark.parametrize(
+    ("loss", "l2"), [("binary", 0.0), ("squared", 0.0), ("cross_entropy", 0.1)]
+)
 def test_any_loss_and_weight_decay(loss: str, l2: float) -> None:
     x = pictures(8)[2:3]
     task, leak, y = case("mlp", {"hidden": "20,10", "l2": l2}, x, loss=loss)
@@ -186,18 +235,29 @@ def test_what_cannot_be_taken_apart_is_said() -> None:
     task, leak, _ = case("lenet", {}, x)
     two = leak.value.expand(2, -1).clone()
     difference = replace(
-        leak, rounds=torch.zeros(2), combination=torch.tensor([[1.0, -1.0]], dtype=D), value=two[:1], theta=torch.zeros(2, task.layout.size)
+        leak,
+        rounds=torch.zeros(2),
+        combination=torch.tensor([[1.0, -1.0]], dtype=D),
+        value=two[:1],
+        theta=torch.zeros(2, task.layout.size),
     )
     for wrong, words in (
         (difference, "use differential"),
         (replace(leak, batch=2), "takes one sample apart"),
         (replace(leak, theta=None), "needs the models"),
-        (replace(leak, value=leak.value[:, 3:], columns=(3, task.layout.size)), "gradients of all layers"),
+        (
+            replace(leak, value=leak.value[:, 3:], columns=(3, task.layout.size)),
+            "gradients of all layers",
+        ),
         (replace(leak, value=leak.value.abs()), "does not show one label"),
     ):
         with pytest.raises(AttackError, match=words):
             attacked(task, wrong)
-    for model, words in (("pool", "MaxPool2d"), ("groups", "groups"), ("twice", "activation follows")):
+    for model, words in (
+        ("pool", "MaxPool2d"),
+        ("groups", "groups"),
+        ("twice", "activation follows"),
+    ):
         task, leak, _ = case(f"{HERE}:{model}", {}, x)
         with pytest.raises(AttackError, match=words):
             attacked(task, leak)

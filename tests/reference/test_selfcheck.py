@@ -12,7 +12,7 @@ import pytest
 from scipy.special import expit
 from scipy.stats import binom, kstest, laplace, norm
 
-from leakaudit.bounds import empirical, onerun
+from leakaudit.bounds import empirical, one_run
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
 from leakaudit.selfcheck import ESTIMATORS, PLANTED, SLACK, TRUE, Mechanism, check, planting
@@ -31,7 +31,9 @@ def test_scores_are_normal_around_their_ends(there: bool, rounds: int, opposite:
     assert kstest(scores, norm(centre, math.sqrt(rounds)).cdf).pvalue > 1e-3
     for wrong in (norm(centre + 0.1, math.sqrt(rounds)), norm(centre, 1.1 * math.sqrt(rounds))):
         assert kstest(scores, wrong.cdf).pvalue < 1e-6
-    assert mechanism.known == pytest.approx((mechanism.ends[1] - mechanism.ends[0]) / math.sqrt(rounds))
+    assert mechanism.known == pytest.approx(
+        (mechanism.ends[1] - mechanism.ends[0]) / math.sqrt(rounds)
+    )
 
 
 def test_laplace_scores_have_the_privacy_loss_that_they_say() -> None:
@@ -53,8 +55,10 @@ def test_a_rate_is_the_exact_one() -> None:
     """Randomised response by the surest half: v ~ Binomial(r, e^eps / (1 + e^eps)), so the false alarms can be summed."""
     trials, alpha, eps, runs = 200, 0.1, 1.0, 4000
     chance = binom.pmf(np.arange(101), 100, expit(eps))
-    exact = sum(chance[v] for v in range(101) if onerun.p_value(trials, 100, v, eps, 0.0) <= alpha)
-    refuted = RUN.refuted(Mechanism("laplace", eps), eps, runs, trials, alpha, np.random.default_rng(0))
+    exact = sum(chance[v] for v in range(101) if one_run.p_value(trials, 100, v, eps, 0.0) <= alpha)
+    refuted = RUN.refuted(
+        Mechanism("laplace", eps), eps, runs, trials, alpha, np.random.default_rng(0)
+    )
     assert 0.03 < exact <= alpha
     assert abs(refuted / runs - exact) < 4 * math.sqrt(exact / runs)
 
@@ -82,7 +86,11 @@ def test_what_is_claimed_of_a_mistake_is_less_than_what_is_true() -> None:
 
 def test_an_estimator_without_an_interval_fails_the_check() -> None:
     """log(TPR / FPR) as it is counts noise as a violation about every second time."""
-    bare = replace(BY_NAME["epsilon, both error rates"], name="bare", refutes=lambda c, n, claimed, alpha: c[0] > math.exp(claimed) * c[1])
+    bare = replace(
+        BY_NAME["epsilon, both error rates"],
+        name="bare",
+        refutes=lambda c, n, claimed, alpha: c[0] > math.exp(claimed) * c[1],
+    )
     true = [r for r in check(200, 500, 0.05, 0, [bare]) if not r.planted]
     assert any(r.rate > 0.4 for r in true)
     assert not all(r.ok for r in true)
@@ -91,7 +99,9 @@ def test_an_estimator_without_an_interval_fails_the_check() -> None:
 
 def test_an_estimator_that_never_refutes_fails_the_check() -> None:
     blind = replace(MU, refutes=lambda *_: False)
-    assert [r.ok for r in check(100, 10, 0.05, 0, [blind])] == [True] * len(TRUE) + [False] * len(PLANTED)
+    assert [r.ok for r in check(100, 10, 0.05, 0, [blind])] == [True] * len(TRUE) + [False] * len(
+        PLANTED
+    )
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: e.name)
@@ -103,7 +113,10 @@ def test_every_outcome_is_decided(estimator: Estimator) -> None:
             for b in range(most + 1):
                 assert estimator.refutes((a, b), trials, 50.0, 0.05) is False
                 assert estimator.refutes((a, b), trials, 0.0, 0.05) in (True, False)
-    assert estimator.refuted(Mechanism(estimator.law, 0.0), 0.0, 3, 1, 0.05, np.random.default_rng(0)) == 0
+    assert (
+        estimator.refuted(Mechanism(estimator.law, 0.0), 0.0, 3, 1, 0.05, np.random.default_rng(0))
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -129,8 +142,15 @@ def test_seeds_decide_the_rates() -> None:
     assert figures(0) != figures(1)
 
 
-def test_the_command_line_says_what_is_within_its_limits(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["selfcheck", "--runs", "200", "--trials", "600", "--alpha", "0.2", "-q", "-f", "json"]) == 0
+def test_the_command_line_says_what_is_within_its_limits(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (
+        main(
+            ["selfcheck", "--runs", "200", "--trials", "600", "--alpha", "0.2", "-q", "-f", "json"]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is True
     assert {r["planted"] for r in found["rows"]} == {None, *PLANTED}
@@ -142,7 +162,11 @@ def test_the_command_line_says_what_is_within_its_limits(capsys: pytest.CaptureF
     assert "more --runs" in " ".join(said.split())
 
 
-@pytest.mark.parametrize("given", [["--runs", "0"], ["--trials", "0"], ["--alpha", "0"], ["--alpha", "nan"]])
-def test_numbers_that_mean_nothing_are_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "given", [["--runs", "0"], ["--trials", "0"], ["--alpha", "0"], ["--alpha", "nan"]]
+)
+def test_numbers_that_mean_nothing_are_refused(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["selfcheck", *given, "-q"]) == 2
     assert "expected runs, trials >= 1 and 0 < alpha < 1" in capsys.readouterr().err

@@ -6,8 +6,8 @@ import numpy as np
 import scipy.fft
 import torch
 
-from leakaudit import data
-from leakaudit.spectrum import Spectrum
+from leakaudit.inversion.search.cosine_transform import Spectrum
+from leakaudit.tasks import data
 
 D = torch.float64
 

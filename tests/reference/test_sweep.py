@@ -11,25 +11,43 @@ from typing import Any
 
 import pytest
 
-from leakaudit import registry, results
-from leakaudit.audit.levels import levels
-from leakaudit.audit.plan import AuditPlan
+from leakaudit import registry
+from leakaudit.auditing.levels import levels
+from leakaudit.auditing.plan import AuditPlan
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
-from leakaudit.scenario import Scenario
-from leakaudit.sweep import merge, points, tables
-from leakaudit.sweep.cells import Cell, expand, versions
-from leakaudit.sweep.plan import SweepPlan
-from leakaudit.sweep.run import Options, part, sweep
-from leakaudit.sweep.store import Planned, Store
-from leakaudit.sweep.work import Job
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.results import record_file
+from leakaudit.sweeping import merge, points, tables
+from leakaudit.sweeping.cells import Cell, expand, versions
+from leakaudit.sweeping.plan import SweepPlan
+from leakaudit.sweeping.run import Options, part, sweep
+from leakaudit.sweeping.store import Planned, Store
+from leakaudit.sweeping.work import Job
 
 HERE = Options(workers=0)
-SMALL = Scenario("dpsgd", nodes=3, graph="ring", rounds=3, data="faces", model="mlp", set={"hidden": 8, "alpha": 0.1})
+SMALL = Scenario(
+    "dpsgd",
+    nodes=3,
+    graph="ring",
+    rounds=3,
+    data="faces",
+    model="mlp",
+    set={"hidden": 8, "alpha": 0.1},
+)
 
 
 def plan(**changes: Any) -> SweepPlan:
-    return replace(SweepPlan(SMALL, attacks=("analytic", "labels"), nodes=(0,), over={"sigma": (0.0, 0.01)}, seeds=(0, 1)), **changes)
+    return replace(
+        SweepPlan(
+            SMALL,
+            attacks=("analytic", "labels"),
+            nodes=(0,),
+            over={"sigma": (0.0, 0.01)},
+            seeds=(0, 1),
+        ),
+        **changes,
+    )
 
 
 def keys(p: SweepPlan) -> list[str]:
@@ -39,7 +57,9 @@ def keys(p: SweepPlan) -> list[str]:
 # --- the grid ---------------------------------------------------------------------------------------------------------
 
 
-def test_there_is_one_cell_for_each_attack_adversary_seed_and_place_on_the_axes_that_concern_it() -> None:
+def test_there_is_one_cell_for_each_attack_adversary_seed_and_place_on_the_axes_that_concern_it() -> (
+    None
+):
     p = plan(
         attacks=("analytic", "dlg"),
         adversaries=("eavesdropper", "node:1"),
@@ -49,12 +69,16 @@ def test_there_is_one_cell_for_each_attack_adversary_seed_and_place_on_the_axes_
         seeds=(3, 4, 9),
     )
     shared, own = 2 * 2 * 3, {"analytic": 1, "dlg": 3}  # adversaries x samples x seeds
-    assert len(expand(p)) == sum(shared * own[a] * {"dpsgd": 1, "pdmm": 2}[v] for a in own for v in ("dpsgd", "pdmm"))
+    assert len(expand(p)) == sum(
+        shared * own[a] * {"dpsgd": 1, "pdmm": 2}[v] for a in own for v in ("dpsgd", "pdmm")
+    )
     assert len({*keys(p)}) == len(expand(p))
     one = [c for c in expand(p) if c.at.get("pdmm.rho") == 0.2 and c.at.get("dlg.steps") == 20]
     assert {c.scenario.set["rho"] for c in one} == {0.2}
     assert {c.settings["steps"] for c in one} == {20}
-    assert [c.scenario.seed for c in expand(p)] == sorted(c.scenario.seed for c in expand(p))  # the whole grid before the next seed
+    assert [c.scenario.seed for c in expand(p)] == sorted(
+        c.scenario.seed for c in expand(p)
+    )  # the whole grid before the next seed
 
 
 @pytest.mark.parametrize(
@@ -88,7 +112,9 @@ def test_more_values_keep_the_names_of_the_cells_that_were_there() -> None:
 
 
 def test_a_plan_is_the_same_after_json() -> None:
-    p = plan(epsilon=(1.0, math.inf), own={"dlg": {"steps": (5,)}}, attacks=("dlg",), over={}, delta=1e-6)
+    p = plan(
+        epsilon=(1.0, math.inf), own={"dlg": {"steps": (5,)}}, attacks=("dlg",), over={}, delta=1e-6
+    )
     again = tables.of_json(json.loads(json.dumps(tables.to_json(p), allow_nan=False)))
     assert keys(again) == keys(p)
     assert tables.to_json(again) == tables.to_json(p)
@@ -101,15 +127,21 @@ def test_a_plan_is_the_same_after_json() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_cell_is_what_record_and_attack_give(tmp_path: Path, seed: int) -> None:
-    chosen = [c for c in expand(plan()) if (c.attack, c.at["sigma"], c.scenario.seed) == ("analytic", 0.01, seed)]
+    chosen = [
+        c
+        for c in expand(plan())
+        if (c.attack, c.at["sigma"], c.scenario.seed) == ("analytic", 0.01, seed)
+    ]
     cell = Job(tmp_path).measure(chosen[0])
     (tmp_path / "s.toml").write_text(chosen[0].scenario.to_toml())
     trace = str(tmp_path / "trace.pt")
     assert main(["record", "--scenario", str(tmp_path / "s.toml"), "-o", trace, "-q"]) == 0
     words = ["--attack", "analytic", "--node", "0", "--seed", str(seed), "--gradients", "8"]
     assert main(["attack", trace, *words, "-o", str(tmp_path / "out"), "-q", "-f", "json"]) == 0
-    (finding,) = results.read(tmp_path / "out" / "results.json")["findings"]
-    assert {k: v for k, v in finding.items() if k not in ("seconds", "labels", "images")} == cell["findings"][0]
+    (finding,) = record_file.read(tmp_path / "out" / "results.json")["findings"]
+    assert {k: v for k, v in finding.items() if k not in ("seconds", "labels", "images")} == cell[
+        "findings"
+    ][0]
 
 
 def test_an_epsilon_is_set_as_an_audit_sets_it(tmp_path: Path) -> None:
@@ -136,11 +168,17 @@ def test_what_an_attack_cannot_use_is_a_reason_and_no_failure(tmp_path: Path) ->
 def test_records_are_counted_from_what_the_scores_say(tmp_path: Path) -> None:
     p = plan()
     assert sweep(p, tmp_path, HERE).troubles == []
-    record = results.read(tmp_path / "results.json")
+    record = record_file.read(tmp_path / "results.json")
     store, keyed = Store(tmp_path), Store(tmp_path).planned().keyed
     for point in record["sweep"]["points"]:
-        mine = [k for k, c in keyed.items() if (c.attack, dict(c.at)) == (point["attack"], point["at"])]
-        scores = [f["scores"]["psnr"]["per_image"] for k in mine for f in (store.load(k) or {})["findings"]]
+        mine = [
+            k for k, c in keyed.items() if (c.attack, dict(c.at)) == (point["attack"], point["at"])
+        ]
+        scores = [
+            f["scores"]["psnr"]["per_image"]
+            for k in mine
+            for f in (store.load(k) or {})["findings"]
+        ]
         values = [v for column in scores for v in column if v is not None]
         cells = [store.load(k) or {} for k in mine]
         every = [s for c in cells for s in (*(f["scores"] for f in c["findings"]), *c["refused"])]
@@ -150,7 +188,10 @@ def test_records_are_counted_from_what_the_scores_say(tmp_path: Path) -> None:
         assert ("psnr" in point) == bool(values)
         if values:
             assert len(counted) == 2
-            assert (point["psnr"]["best"], point["psnr"]["mean"]) == (max(counted), pytest.approx(fmean(counted)))
+            assert (point["psnr"]["best"], point["psnr"]["mean"]) == (
+                max(counted),
+                pytest.approx(fmean(counted)),
+            )
     best = max(record["sweep"]["points"], key=lambda point: point["exact"])
     assert (best["attack"], best["at"], best["exact"]) == ("analytic", {"sigma": 0.0}, 2)
     assert record["complete"]
@@ -159,7 +200,9 @@ def test_records_are_counted_from_what_the_scores_say(tmp_path: Path) -> None:
 
 def test_data_that_are_no_images_count_by_their_ratio_of_signal_to_noise() -> None:
     scores = {"relative_error": {"per_image": [0.09, 0.11, None]}, "matched": [0, 1, None]}
-    found = points.columns([{"scores": scores, "certified": 0}], 3, 20.0)  # 20 dB are a relative error of 0.1
+    found = points.columns(
+        [{"scores": scores, "certified": 0}], 3, 20.0
+    )  # 20 dB are a relative error of 0.1
     assert (found["records"], found["recovered"]) == (3, 1)
 
 
@@ -181,7 +224,7 @@ def test_parts_in_several_folders_give_the_same_file_as_one_run(tmp_path: Path) 
     for i, folder in enumerate(folders, 1):
         assert sweep(p, folder, replace(HERE, shard=(i, 3))).results is None
     merge.write(folders[:2], tmp_path / "some.json")
-    some = results.read(tmp_path / "some.json")
+    some = record_file.read(tmp_path / "some.json")
     assert not some["complete"]
     assert some["sweep"]["missing"] == len(shares[2])
     merge.write(folders, tmp_path / "all.json")
@@ -191,7 +234,9 @@ def test_parts_in_several_folders_give_the_same_file_as_one_run(tmp_path: Path) 
         merge.write([*folders, tmp_path / "other"], tmp_path / "no.json")
 
 
-def test_a_second_run_does_what_is_left_and_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_run_does_what_is_left_and_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sweep(plan(seeds=(0,)), tmp_path, HERE)
     before = {f: f.read_bytes() for f in (tmp_path / "cells").iterdir()}
     made = list[Cell]()
@@ -215,7 +260,9 @@ def test_a_second_run_does_what_is_left_and_nothing_twice(tmp_path: Path, monkey
     assert not [*(tmp_path / "cells").glob(".*")]
 
 
-def test_ctrl_c_keeps_what_is_done_and_says_that_it_is_not_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_what_is_done_and_says_that_it_is_not_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     measure = Job.measure
     count = iter(range(100))
 
@@ -227,7 +274,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_that_it_is_not_all(tmp_path: Path, m
     monkeypatch.setattr(Job, "measure", three)
     swept = sweep(plan(), tmp_path, HERE)
     assert (swept.interrupted, swept.left) == (True, 5)
-    assert not results.read(tmp_path / "results.json")["complete"]
+    assert not record_file.read(tmp_path / "results.json")["complete"]
     assert not sweep(plan(), tmp_path, HERE).left
     whole = (tmp_path / "results.json").read_bytes()
     sweep(plan(), tmp_path / "again", HERE)
@@ -237,13 +284,17 @@ def test_ctrl_c_keeps_what_is_done_and_says_that_it_is_not_all(tmp_path: Path, m
 # --- what goes wrong --------------------------------------------------------------------------------------------------
 
 
-def test_a_cell_that_raises_is_recorded_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cell_that_raises_is_recorded_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, call = registry.get("attacks", "analytic"), registry.get("attacks", "analytic").__call__
     monkeypatch.setattr(kind, "__call__", lambda *a: [][1])
     swept = sweep(plan(), tmp_path, HERE)
     assert [why for _, why in swept.troubles] == ["IndexError: list index out of range"] * 4
-    record = results.read(tmp_path / "results.json")
-    assert [c["attack"] for c in record["sweep"]["cells"] if c["status"] == "failed"] == ["analytic"] * 4
+    record = record_file.read(tmp_path / "results.json")
+    assert [c["attack"] for c in record["sweep"]["cells"] if c["status"] == "failed"] == [
+        "analytic"
+    ] * 4
     assert all(p["attack"] == "labels" for p in record["sweep"]["points"])
     files = [*(tmp_path / "errors").iterdir()]
     assert len(files) == 4
@@ -261,7 +312,10 @@ def test_a_cell_that_raises_is_recorded_and_the_others_go_on(tmp_path: Path, mon
         ({"attacks": ("analitic",)}, "did you mean 'analytic'"),
         ({"seeds": (1, 1)}, "different whole numbers"),
         ({"over": {"sigmma": (1,)}}, "did you mean 'sigma'"),
-        ({"over": {"victim": ("dpsgd", "pdmm"), "sigma": (0.0,)}}, r"neither pdmm nor mlp has a parameter .sigma.*\[sweep\.set\.VICTIM\]"),
+        (
+            {"over": {"victim": ("dpsgd", "pdmm"), "sigma": (0.0,)}},
+            r"neither pdmm nor mlp has a parameter .sigma.*\[sweep\.set\.VICTIM\]",
+        ),
         ({"over": {"rounds": ("three",)}}, "rounds: expected a whole number, got 'three'"),
         ({"own": {"dgl": {"steps": (1,)}}}, "neither such an attack nor such a victim"),
         ({"own": {"labels": {"stepz": (1,)}}}, "stepz"),
@@ -274,7 +328,9 @@ def test_a_cell_that_raises_is_recorded_and_the_others_go_on(tmp_path: Path, mon
         ({"attacks": ("auto",), "set": {"auto": {"steps": 3}}}, "auto: takes no hyper-parameters"),
     ],
 )
-def test_a_plan_that_cannot_be_used_is_refused_before_anything_runs(change: dict[str, Any], words: str) -> None:
+def test_a_plan_that_cannot_be_used_is_refused_before_anything_runs(
+    change: dict[str, Any], words: str
+) -> None:
     with pytest.raises(LeakauditError, match=words) as caught:
         expand(plan(**change))
     assert "\n" not in str(caught.value)

@@ -12,24 +12,28 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit import tracefile
+from leakaudit.capture.tap import description, merge, wires
+from leakaudit.capture.tap.fit import image, widths
+from leakaudit.capture.tap.guess import guess
+from leakaudit.capture.tap.log import Log
+from leakaudit.capture.tap.reading import read_logs
 from leakaudit.errors import LeakauditError
-from leakaudit.tap import description, merge, wires
-from leakaudit.tap.fit import image, widths
-from leakaudit.tap.guess import guess
-from leakaudit.tap.log import Log
-from leakaudit.tap.reading import read_logs
-from leakaudit.task import Task
+from leakaudit.tasks.task import Task
 from leakaudit.trace import Trace
+from leakaudit.traces import trace_file
 
 MODEL: dict[str, Any] = {"name": "mlp", "args": {"hidden": "6"}, "shape": [1, 4, 4], "classes": 3}
-TASK = Task.build(la.TaskSpec("mlp", {"hidden": "6"}, shape=(1, 4, 4), classes=3), dtype=torch.float64)
+TASK = Task.build(
+    la.TaskSpec("mlp", {"hidden": "6"}, shape=(1, 4, 4), classes=3), dtype=torch.float64
+)
 D = TASK.layout.size
 Write = Callable[[Sequence[Log]], None]
 
 
 def described(**values: Any) -> description.Description:
-    return description.of({"payload": "weights", "params": {"alpha": 0.1}, "model": MODEL, **values})
+    return description.of(
+        {"payload": "weights", "params": {"alpha": 0.1}, "model": MODEL, **values}
+    )
 
 
 def logged(folder: Path, ranks: int, write: Write) -> tuple[Any, ...]:
@@ -43,13 +47,15 @@ def logged(folder: Path, ranks: int, write: Write) -> tuple[Any, ...]:
 def trace_of(folder: Path, ranks: int, write: Write, **values: Any) -> Trace:
     logs = logged(folder / "log", ranks, write)
     merge.write(wires.plan(described(**values), logs), logs, folder / "trace.pt")
-    return tracefile.load(folder / "trace.pt")
+    return trace_file.load(folder / "trace.pt")
 
 
 def data(nodes: int) -> tuple[Tensor, Tensor]:
     """One record in k/255 for every node, x (N, 1, 1, 4, 4), y (N, 1)."""
     random = Generator().manual_seed(5)
-    return torch.randint(0, 256, (nodes, 1, 1, 4, 4), generator=random).double() / 255, torch.arange(nodes)[:, None] % 3
+    return torch.randint(
+        0, 256, (nodes, 1, 1, 4, 4), generator=random
+    ).double() / 255, torch.arange(nodes)[:, None] % 3
 
 
 def start() -> Tensor:
@@ -62,7 +68,11 @@ def averaging(order: str = "combine", own_start: bool = False, rounds: int = 5) 
     def write(logs: Sequence[Log]) -> None:
         x, y = data(3)
         w = start().repeat(3, 1)
-        w = w + 0.01 * torch.randn(3, D, generator=Generator().manual_seed(2), dtype=w.dtype) if own_start else w
+        w = (
+            w + 0.01 * torch.randn(3, D, generator=Generator().manual_seed(2), dtype=w.dtype)
+            if own_start
+            else w
+        )
         for _ in range(rounds):
             mean = w.mean(0, keepdim=True).expand(3, -1)
             if order == "combine":
@@ -94,27 +104,47 @@ def test_the_examples_descriptions_can_be_read(name: str, project: Path) -> None
         ('payload = "weight"', "payload: expected weights"),
         ('payload = "weights"\npaylod = 1', "paylod: unknown key; did you mean 'payload'"),
         ('payload = "weights"\nfirst = "last"', "first: expected start or update"),
-        ('payload = "weights"\nprotocol = "dpsdg"', "there is no victim 'dpsdg'; did you mean 'dpsgd'"),
+        (
+            'payload = "weights"\nprotocol = "dpsdg"',
+            "there is no victim 'dpsdg'; did you mean 'dpsgd'",
+        ),
         ('payload = "weights"\nprotocol = 7', "protocol: expected the name of a victim"),
         ('payload = "weights"\nparams = 3', r"params: expected a table \[params\]"),
-        ('payload = "weights"\n[params]\nalfa = 1', "params.alfa: unknown key; did you mean 'alpha'"),
+        (
+            'payload = "weights"\n[params]\nalfa = 1',
+            "params.alfa: unknown key; did you mean 'alpha'",
+        ),
         ('payload = "weights"\n[params]\nalpha = -1', "expected alpha > 0"),
         ('payload = "weights"', "model.name: is missing"),
         ('payload = "weights"\n[model]\nname = "mlp"', "model.shape: is missing"),
         ('payload = "weights"\n[model]\nname = "mpl"\nshape = [4]', "mpl"),
         ('payload = "weights"\n[model]\nname = "mlp"\nshape = 4', "model.shape: expected list"),
-        ('payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\nclasses = true', "model.classes: expected int"),
+        (
+            'payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\nclasses = true',
+            "model.classes: expected int",
+        ),
         (
             'payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\n[messages]\norder = ["x"]',
             "messages.order: expected each parameter once",
         ),
-        ('payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\n[messages]\nscale = 0.0', "messages.scale: expected a finite number"),
-        ('payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\n[messages]\nkinds = {a = "w"}', "expected whole numbers as tags"),
-        ('payload = "weights"\n[model]\nname = "no.such:thing"\nshape = [4]', "No module named 'no'"),
+        (
+            'payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\n[messages]\nscale = 0.0',
+            "messages.scale: expected a finite number",
+        ),
+        (
+            'payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\n[messages]\nkinds = {a = "w"}',
+            "expected whole numbers as tags",
+        ),
+        (
+            'payload = "weights"\n[model]\nname = "no.such:thing"\nshape = [4]',
+            "No module named 'no'",
+        ),
         ("payload = ", "Invalid value"),
     ],
 )
-def test_a_description_that_does_not_fit_is_refused_by_key(tmp_path: Path, text: str, complaint: str) -> None:
+def test_a_description_that_does_not_fit_is_refused_by_key(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
     path = tmp_path / "tap.toml"
     path.write_text(text)
     with pytest.raises(LeakauditError, match=complaint) as error:
@@ -124,8 +154,12 @@ def test_a_description_that_does_not_fit_is_refused_by_key(tmp_path: Path, text:
 
 
 def test_a_models_own_factory_is_found_beside_the_description(tmp_path: Path) -> None:
-    (tmp_path / "my_tapped_net.py").write_text("from torch import nn\ndef net(shape, classes): return nn.Linear(shape[0], classes)\n")
-    (tmp_path / "tap.toml").write_text('payload = "weights"\n[model]\nname = "my_tapped_net:net"\nshape = [5]\nclasses = 3\n')
+    (tmp_path / "my_tapped_net.py").write_text(
+        "from torch import nn\ndef net(shape, classes): return nn.Linear(shape[0], classes)\n"
+    )
+    (tmp_path / "tap.toml").write_text(
+        'payload = "weights"\n[model]\nname = "my_tapped_net:net"\nshape = [5]\nclasses = 3\n'
+    )
     assert description.read(tmp_path / "tap.toml").sizes == (15, 3, 18)
 
 
@@ -133,7 +167,9 @@ def test_a_models_own_factory_is_found_beside_the_description(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_model_may_travel_whole_or_in_parts_with_other_tensors_between(tmp_path: Path, whole: bool) -> None:
+def test_a_model_may_travel_whole_or_in_parts_with_other_tensors_between(
+    tmp_path: Path, whole: bool
+) -> None:
     sent = torch.randn(3, 2, D, generator=Generator().manual_seed(0))
 
     def write(logs: Sequence[Log]) -> None:
@@ -148,11 +184,17 @@ def test_a_model_may_travel_whole_or_in_parts_with_other_tensors_between(tmp_pat
     trace = trace_of(tmp_path, 2, write, first="update")
     (m,) = trace.messages
     assert trace.rounds == 3
-    assert all(torch.equal(m.payload[int(m.row[k])], sent[int(m.round[k]) - 1, int(m.src[k])]) for k in range(6))
+    assert all(
+        torch.equal(m.payload[int(m.row[k])], sent[int(m.round[k]) - 1, int(m.src[k])])
+        for k in range(6)
+    )
 
 
 def test_parameters_may_be_sent_in_another_order(tmp_path: Path) -> None:
-    vector, names = torch.randn(D, generator=Generator().manual_seed(0)), list(TASK.layout.names)[::-1]
+    vector, names = (
+        torch.randn(D, generator=Generator().manual_seed(0)),
+        list(TASK.layout.names)[::-1],
+    )
     parts = TASK.layout.split(vector)
 
     def write(logs: Sequence[Log]) -> None:
@@ -170,11 +212,21 @@ def test_tags_choose_messages_and_say_their_kinds(tmp_path: Path) -> None:
                 log.write("send", torch.full((D,), float(tag)), peer=1 - i, tag=tag)
 
     params: Mapping[str, Any] = {"alpha": 0.1}
-    trace = trace_of(tmp_path, 2, write, first="update", protocol="tracking", params=params, messages={"kinds": {"4": "w", "6": "y"}})
+    trace = trace_of(
+        tmp_path,
+        2,
+        write,
+        first="update",
+        protocol="tracking",
+        params=params,
+        messages={"kinds": {"4": "w", "6": "y"}},
+    )
     (m,) = trace.messages
     kinds = {(m.kinds[int(m.kind[k])], float(m.payload[int(m.row[k]), 0])) for k in range(len(m))}
     assert kinds == {("w", 4.0), ("y", 6.0)}
-    with pytest.raises(LeakauditError, match=r"tracking sends 2 kinds of messages \(w, y\); say which tag is which"):
+    with pytest.raises(
+        LeakauditError, match=r"tracking sends 2 kinds of messages \(w, y\); say which tag is which"
+    ):
         trace_of(tmp_path, 2, write, first="update", protocol="tracking", params=params)
 
 
@@ -183,11 +235,16 @@ def test_a_log_without_the_model_is_refused_and_says_what_it_holds(tmp_path: Pat
         for log in logs:
             log.write("send", torch.ones(7), peer=1)
 
-    with pytest.raises(LeakauditError, match=f"no message has the size of the model, {D} numbers.*heard were 2 send of 7 numbers"):
+    with pytest.raises(
+        LeakauditError,
+        match=f"no message has the size of the model, {D} numbers.*heard were 2 send of 7 numbers",
+    ):
         trace_of(tmp_path, 2, others)
 
 
-def test_what_a_program_says_of_a_message_goes_before_the_count_and_is_not_believed_blindly(tmp_path: Path) -> None:
+def test_what_a_program_says_of_a_message_goes_before_the_count_and_is_not_believed_blindly(
+    tmp_path: Path,
+) -> None:
     def write(logs: Sequence[Log], far: int = 0) -> None:
         for i, log in enumerate(logs):
             for t in (2, 4):
@@ -196,7 +253,10 @@ def test_what_a_program_says_of_a_message_goes_before_the_count_and_is_not_belie
     trace = trace_of(tmp_path / "near", 2, write, first="update")
     assert trace.messages[0].round.tolist() == [2, 2, 4, 4]
     assert {tuple(m["rounds"]) for m in trace.provenance["missing"]} == {(1, 1), (3, 3)}
-    with pytest.raises(LeakauditError, match="a message says that it is of round 2000000004, and the log holds 4 messages"):
+    with pytest.raises(
+        LeakauditError,
+        match="a message says that it is of round 2000000004, and the log holds 4 messages",
+    ):
         trace_of(tmp_path / "far", 2, lambda logs: write(logs, 2_000_000_000), first="update")
 
 
@@ -208,7 +268,10 @@ def test_a_node_that_never_sent_is_named(tmp_path: Path) -> None:
 
     trace = trace_of(tmp_path, 3, write, first="update")
     assert not trace.complete
-    assert {(m["src"], m["dst"], *m["rounds"]) for m in trace.provenance["missing"]} == {(1, 0, 1, 3), (1, 2, 1, 3)}
+    assert {(m["src"], m["dst"], *m["rounds"]) for m in trace.provenance["missing"]} == {
+        (1, 0, 1, 3),
+        (1, 2, 1, 3),
+    }
 
 
 def test_a_log_that_does_not_fit_max_bytes_leaves_no_file(tmp_path: Path) -> None:
@@ -227,8 +290,12 @@ def test_first_models_of_their_own_make_the_first_gradient_unknown(tmp_path: Pat
     for leak in la.leaks(trace):
         assert leak.theta is not None
         assert (leak.combination != 0).sum() == 4
-        for theta, value in zip(leak.theta, torch.linalg.pinv(leak.combination) @ leak.value, strict=True):
-            assert torch.allclose(value, TASK.gradient(theta, x[leak.node], y[leak.node]), atol=1e-10)
+        for theta, value in zip(
+            leak.theta, torch.linalg.pinv(leak.combination) @ leak.value, strict=True
+        ):
+            assert torch.allclose(
+                value, TASK.gradient(theta, x[leak.node], y[leak.node]), atol=1e-10
+            )
 
 
 # --- a server, or a sum -----------------------------------------------------------------------------------------------
@@ -257,8 +324,12 @@ def gathering(server: int | None, step: float, divided: bool = False) -> Write:
 
 
 @pytest.mark.parametrize(("server", "ranks"), [(0, 4), (2, 4), (None, 3)])
-def test_gradients_to_a_server_or_into_a_sum_are_leaks_of_single_gradients(tmp_path: Path, server: int | None, ranks: int) -> None:
-    trace = trace_of(tmp_path, ranks, gathering(server, 0.2), payload="gradients", params={"samples": 1})
+def test_gradients_to_a_server_or_into_a_sum_are_leaks_of_single_gradients(
+    tmp_path: Path, server: int | None, ranks: int
+) -> None:
+    trace = trace_of(
+        tmp_path, ranks, gathering(server, 0.2), payload="gradients", params={"samples": 1}
+    )
     assert (trace.protocol, trace.graph.nodes, trace.rounds) == ("fedsgd", 4, 4)
     assert torch.equal(trace.public["w0"], start())
     x, y = data(3)
@@ -273,7 +344,9 @@ def test_gradients_to_a_server_or_into_a_sum_are_leaks_of_single_gradients(tmp_p
             own = [TASK.gradient(theta, x[leak.node], y[leak.node]) for theta in leak.theta]
             assert torch.allclose(values, torch.stack(own), atol=1e-10)
         else:
-            assert torch.allclose(values[0], TASK.gradient(start(), x[leak.node], y[leak.node]), atol=1e-10)
+            assert torch.allclose(
+                values[0], TASK.gradient(start(), x[leak.node], y[leak.node]), atol=1e-10
+            )
 
 
 def test_nothing_is_derived_from_a_step_that_is_not_known(tmp_path: Path) -> None:
@@ -284,12 +357,23 @@ def test_nothing_is_derived_from_a_step_that_is_not_known(tmp_path: Path) -> Non
     x, y = data(3)
     for leak in la.leaks(trace):
         assert leak.theta is not None
-        for theta, value in zip(leak.theta, torch.linalg.pinv(leak.combination) @ leak.value, strict=True):
-            assert torch.allclose(value, TASK.gradient(theta, x[leak.node], y[leak.node]), atol=1e-10)
+        for theta, value in zip(
+            leak.theta, torch.linalg.pinv(leak.combination) @ leak.value, strict=True
+        ):
+            assert torch.allclose(
+                value, TASK.gradient(theta, x[leak.node], y[leak.node]), atol=1e-10
+            )
 
 
 def test_a_scale_makes_the_gradient_of_what_was_sent(tmp_path: Path) -> None:
-    sent = trace_of(tmp_path, 3, gathering(None, 0.2, divided=True), payload="gradients", params={}, messages={"scale": 3.0})
+    sent = trace_of(
+        tmp_path,
+        3,
+        gathering(None, 0.2, divided=True),
+        payload="gradients",
+        params={},
+        messages={"scale": 3.0},
+    )
     (leak, *_) = la.leaks(sent)
     x, y = data(3)
     value = (torch.linalg.pinv(leak.combination) @ leak.value)[0]
@@ -298,14 +382,18 @@ def test_a_scale_makes_the_gradient_of_what_was_sent(tmp_path: Path) -> None:
 
 def test_a_server_that_is_none_of_the_ranks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(LeakauditError, match="there is no rank 9, the program had ranks 0 to 3"):
-        trace_of(tmp_path, 4, gathering(0, 0.2), payload="gradients", params={}, messages={"server": 9})
+        trace_of(
+            tmp_path, 4, gathering(0, 0.2), payload="gradients", params={}, messages={"server": 9}
+        )
 
 
 # --- guesses ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["combine", "adapt"])
-def test_a_guess_finds_step_order_and_model_and_its_text_says_the_same(tmp_path: Path, order: str) -> None:
+def test_a_guess_finds_step_order_and_model_and_its_text_says_the_same(
+    tmp_path: Path, order: str
+) -> None:
     found = guess(logged(tmp_path, 3, averaging(order)))
     assert found.description is not None
     assert dict(found.description.params) == {"alpha": 0.05, "order": order, "samples": 1}
@@ -325,7 +413,12 @@ def consensus(sign: int, rounds: int = 4) -> Write:
         z = dict.fromkeys(arcs, torch.zeros(D, dtype=torch.float64))  # z[i, j]: held by i
         for _ in range(rounds):
             g = TASK.gradients(w, x, y)
-            pull = torch.stack([torch.stack([a[i, j] * z[i, j] for j in range(3) if j != i]).sum(0) for i in range(3)])
+            pull = torch.stack(
+                [
+                    torch.stack([a[i, j] * z[i, j] for j in range(3) if j != i]).sum(0)
+                    for i in range(3)
+                ]
+            )
             w = w - 0.03 * (g + pull + 0.7 * 2 * w)
             sent = {(i, j): z[i, j] + 2 * 0.7 * a[i, j] * w[i] for i, j in arcs}
             for i, j in arcs:
@@ -347,12 +440,16 @@ def test_a_guess_finds_the_constants_behind_duals_of_either_sign(tmp_path: Path,
     assert found.description.scale == sign
     merge.write(wires.plan(found.description, logs), logs, tmp_path / "trace.pt")
     x, y = data(3)
-    leaks = la.leaks(tracefile.load(tmp_path / "trace.pt"))
+    leaks = la.leaks(trace_file.load(tmp_path / "trace.pt"))
     assert len(leaks) == 3
     for leak in leaks:
         assert leak.theta is not None
-        for theta, value in zip(leak.theta, torch.linalg.pinv(leak.combination) @ leak.value, strict=True):
-            assert torch.allclose(value, TASK.gradient(theta, x[leak.node], y[leak.node]), atol=1e-9)
+        for theta, value in zip(
+            leak.theta, torch.linalg.pinv(leak.combination) @ leak.value, strict=True
+        ):
+            assert torch.allclose(
+                value, TASK.gradient(theta, x[leak.node], y[leak.node]), atol=1e-9
+            )
 
 
 def test_a_guess_takes_the_model_that_is_named(tmp_path: Path) -> None:
@@ -367,7 +464,10 @@ def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
     """Messages without a gradient in them: weights are seen, step and model are asked for."""
 
     def write(logs: Sequence[Log]) -> None:
-        random, w = Generator().manual_seed(0), torch.randn(500, generator=Generator().manual_seed(1))
+        random, w = (
+            Generator().manual_seed(0),
+            torch.randn(500, generator=Generator().manual_seed(1)),
+        )
         for _ in range(4):
             for i, log in enumerate(logs):
                 log.write("send", w + 0.01 * torch.randn(500, generator=random), peer=1 - i)
@@ -386,6 +486,9 @@ def test_a_model_of_another_size_is_refused_by_a_guess(tmp_path: Path) -> None:
 
 def test_widths_are_all_networks_of_a_size() -> None:
     assert (625, 128, 2) in set(widths(80386, ()))
-    assert all((n + 1) * h + (h + 1) * c == 80386 for n, h, c in (w for w in widths(80386, ()) if len(w) == 3))
+    assert all(
+        (n + 1) * h + (h + 1) * c == 80386
+        for n, h, c in (w for w in widths(80386, ()) if len(w) == 3)
+    )
     assert list(widths(80386, (80000, 128, 256, 2))) == [(625, 128, 2)]
     assert (image(625), image(3072), image(17)) == ((1, 25, 25), (3, 32, 32), (17,))

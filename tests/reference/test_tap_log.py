@@ -13,16 +13,25 @@ import numpy as np
 import pytest
 import torch
 
+from leakaudit.capture.tap.capture import Capture
+from leakaudit.capture.tap.log import DTYPES, Log
+from leakaudit.capture.tap.reading import RankLog, read_logs
 from leakaudit.errors import LeakauditError
-from leakaudit.tap.capture import Capture
-from leakaudit.tap.log import DTYPES, Log
-from leakaudit.tap.reading import RankLog, read_logs
 
 
 def values() -> list[torch.Tensor]:
     random = torch.Generator().manual_seed(0)
     plain = torch.randn(3, 5, generator=random)
-    return [plain, plain.bfloat16(), plain.half(), plain.double().T, plain > 0, torch.arange(7), torch.zeros(0), torch.tensor(2.5)]
+    return [
+        plain,
+        plain.bfloat16(),
+        plain.half(),
+        plain.double().T,
+        plain > 0,
+        torch.arange(7),
+        torch.zeros(0),
+        torch.tensor(2.5),
+    ]
 
 
 def written(folder: Path, **options: Any) -> RankLog:
@@ -43,7 +52,10 @@ def test_payloads_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_every_number_format_of_the_log_is_torchs(tmp_path: Path) -> None:
-    assert {str(getattr(torch, name)).removeprefix("torch."): getattr(torch, name).itemsize for name in DTYPES} == DTYPES
+    assert {
+        str(getattr(torch, name)).removeprefix("torch."): getattr(torch, name).itemsize
+        for name in DTYPES
+    } == DTYPES
     with Log(tmp_path, 0) as log:
         assert not log.write("send", torch.zeros(2, dtype=torch.complex64))
         assert log.write("send", np.arange(4.0))
@@ -70,7 +82,10 @@ def test_the_same_bytes_again_are_kept_once_and_other_bytes_are_not(tmp_path: Pa
     offsets = [e.offset for e in found.events]
     assert offsets[0] == offsets[1]
     assert len(set(offsets)) == 3
-    assert all(torch.equal(found.tensor(e), v) for e, v in zip(found.events, (first, first, late, first), strict=True))
+    assert all(
+        torch.equal(found.tensor(e), v)
+        for e, v in zip(found.events, (first, first, late, first), strict=True)
+    )
 
 
 @pytest.mark.parametrize("cut", [1, 30, 100])
@@ -103,10 +118,15 @@ def test_a_log_that_is_still_being_written_can_be_read(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_closed_log_keeps_nothing_and_touches_no_file_that_was_opened_since(tmp_path: Path) -> None:
+def test_a_closed_log_keeps_nothing_and_touches_no_file_that_was_opened_since(
+    tmp_path: Path,
+) -> None:
     log = Log(tmp_path / "log", 0)
     log.close()
-    with open(tmp_path / "other", "wb"), open(tmp_path / "another", "wb"):  # they get the numbers of the log's files
+    with (
+        open(tmp_path / "other", "wb"),
+        open(tmp_path / "another", "wb"),
+    ):  # they get the numbers of the log's files
         assert not log.write("send", torch.ones(8))
         log.close()
     assert (tmp_path / "other").stat().st_size == (tmp_path / "another").stat().st_size == 0
@@ -114,13 +134,20 @@ def test_a_closed_log_keeps_nothing_and_touches_no_file_that_was_opened_since(tm
 
 def test_payloads_beyond_max_bytes_are_left_out_and_said_so(tmp_path: Path) -> None:
     with Log(tmp_path, 0, max_bytes=1000) as log:
-        assert [log.write("send", torch.full((100,), float(k))) for k in range(4)] == [True, True, False, False]
+        assert [log.write("send", torch.full((100,), float(k))) for k in range(4)] == [
+            True,
+            True,
+            False,
+            False,
+        ]
     (found,) = read_logs(tmp_path)
     assert [e.notes.get("left_out") for e in found.events] == [None, None, "max_bytes", "max_bytes"]
     assert not found.events[2].kept
 
 
-def test_a_full_disk_ends_the_payloads_and_not_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_payloads_and_not_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log, real = Log(tmp_path, 0), os.write
     assert log.write("send", torch.ones(8))
 
@@ -134,7 +161,10 @@ def test_a_full_disk_ends_the_payloads_and_not_the_program(tmp_path: Path, monke
     assert not log.write("send", torch.zeros(8))
     log.close()
     (found,) = read_logs(tmp_path)
-    assert [e.notes.get("left_out") for e in found.events] == [None, *["No space left on device"] * 2]
+    assert [e.notes.get("left_out") for e in found.events] == [
+        None,
+        *["No space left on device"] * 2,
+    ]
     assert found.tensor(found.events[0]).sum() == 8
 
 
@@ -178,7 +208,9 @@ def spoil(**changes: Any) -> Callable[[list[dict[str, Any]]], None]:
         lambda lines: lines[0].update(rank=5),
     ],
 )
-def test_lines_that_we_would_not_have_written_are_refused(tmp_path: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+def test_lines_that_we_would_not_have_written_are_refused(
+    tmp_path: Path, change: Callable[[list[dict[str, Any]]], None]
+) -> None:
     path = written(tmp_path).path
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     change(lines)
@@ -203,7 +235,9 @@ def test_a_folder_without_logs_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank0.0.bin").touch()
     with pytest.raises(LeakauditError, match="holds no log of a tap"):
         read_logs(tmp_path)
-    with pytest.raises(LeakauditError, match="No such file or directory; expected the folder of a tap"):
+    with pytest.raises(
+        LeakauditError, match="No such file or directory; expected the folder of a tap"
+    ):
         read_logs(tmp_path / "none")
 
 
@@ -233,7 +267,13 @@ def test_rounds_are_counted_by_wire(tmp_path: Path) -> None:
 
 
 def test_the_initial_model_is_kept_whatever_the_rounds(tmp_path: Path) -> None:
-    assert captured(tmp_path, rounds=(2, 4), start=0, sizes=[4, 4]) == [None, None, *["rounds"] * 2, *[None] * 4, *["rounds"] * 6]
+    assert captured(tmp_path, rounds=(2, 4), start=0, sizes=[4, 4]) == [
+        None,
+        None,
+        *["rounds"] * 2,
+        *[None] * 4,
+        *["rounds"] * 6,
+    ]
 
 
 def test_a_round_is_a_whole_model_where_it_is_sent_in_parts(tmp_path: Path) -> None:
@@ -244,7 +284,17 @@ def test_a_round_is_a_whole_model_where_it_is_sent_in_parts(tmp_path: Path) -> N
         capture.event("send", torch.tensor(0.5), 1, 9)
     capture.end()
     (log,) = read_logs(tmp_path)
-    assert [e.notes.get("left_out") for e in log.events] == ["rounds", "rounds", None, None, None, None, "rounds", "rounds", None]
+    assert [e.notes.get("left_out") for e in log.events] == [
+        "rounds",
+        "rounds",
+        None,
+        None,
+        None,
+        None,
+        "rounds",
+        "rounds",
+        None,
+    ]
 
 
 def test_ranks_that_are_not_asked_for_leave_no_payload(tmp_path: Path) -> None:
@@ -270,7 +320,9 @@ def test_a_forked_child_writes_a_log_of_its_own(tmp_path: Path) -> None:
     assert child.closed
 
 
-def test_trouble_of_the_tap_does_not_reach_the_program(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_trouble_of_the_tap_does_not_reach_the_program(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     capture = Capture(str(tmp_path / "file" / "log"))
     capture.event("send", torch.ones(4), 1)

@@ -16,12 +16,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 import leakaudit as la
-from leakaudit import tracefile
+from leakaudit.capture.tap.guess import guess
+from leakaudit.capture.tap.reading import read_logs
 from leakaudit.cli import main
-from leakaudit.metrics import psnr
-from leakaudit.tap.guess import guess
-from leakaudit.tap.reading import read_logs
-from leakaudit.task import Task
+from leakaudit.scoring.metrics import psnr
+from leakaudit.tasks.task import Task
+from leakaudit.traces import trace_file
 
 pytestmark = pytest.mark.slow
 
@@ -90,7 +90,7 @@ class Run:
 
     @property
     def trace(self) -> la.Trace:
-        return tracefile.load(self.folder / "trace.pt")
+        return trace_file.load(self.folder / "trace.pt")
 
     def sent(self, rank: int) -> dict[int, list[Tensor]]:
         """What the program itself says it sent, by receiver."""
@@ -110,7 +110,14 @@ def tapped(folder: Path, ranks: int, options: list[str], program: list[str]) -> 
     before = Path.cwd()
     os.chdir(folder)
     try:
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        torchrun = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+        ]
         return Run(folder, main(["tap", "-q", *options, "--", *torchrun, *program]))
     finally:
         os.chdir(before)
@@ -119,8 +126,19 @@ def tapped(folder: Path, ranks: int, options: list[str], program: list[str]) -> 
 def example(name: str, folder: Path, project: Path, **options: str) -> Run:
     (folder / "wrapper.py").write_text(WRAPPER)
     here = project / "examples" / "tap"
-    description = ["--describe", str(here / f"{name.split('_')[0]}.toml"), "--truth", "records.npz", "--keep"]
-    run = tapped(folder, 4, description, ["wrapper.py", str(here / f"{name}.py"), "--rounds", "6", "--save", "records.npz"])
+    description = [
+        "--describe",
+        str(here / f"{name.split('_')[0]}.toml"),
+        "--truth",
+        "records.npz",
+        "--keep",
+    ]
+    run = tapped(
+        folder,
+        4,
+        description,
+        ["wrapper.py", str(here / f"{name}.py"), "--rounds", "6", "--save", "records.npz"],
+    )
     assert run.code == 0
     return run
 
@@ -138,7 +156,10 @@ def ecl(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Run:
 def payloads(trace: la.Trace) -> dict[tuple[int, int, int], Tensor]:
     """Payload by (round, src, dst)."""
     (m,) = trace.messages
-    return {(int(m.round[k]), int(m.src[k]), int(m.dst[k])): m.payload[int(m.row[k])] for k in range(len(m))}
+    return {
+        (int(m.round[k]), int(m.src[k]), int(m.dst[k])): m.payload[int(m.row[k])]
+        for k in range(len(m))
+    }
 
 
 def network(act: nn.Module, hidden: int) -> nn.Module:
@@ -183,7 +204,10 @@ def test_the_gradients_of_dpsgd_are_recovered(dpsgd: Run) -> None:
         assert leak.batch == 1
         assert leak.is_plain
         for t, value in enumerate(torch.linalg.pinv(leak.combination) @ leak.value):
-            assert relative(value, gradient(model, sent[t], records["x"][mine], records["y"][mine])) < 1e-5
+            assert (
+                relative(value, gradient(model, sent[t], records["x"][mine], records["y"][mine]))
+                < 1e-5
+            )
 
 
 @pytest.mark.parametrize("which", ["dpsgd", "ecl"])
@@ -199,7 +223,7 @@ def test_single_records_are_recovered(which: str, request: pytest.FixtureRequest
 
 
 def test_the_truth_beside_the_trace_is_the_programs(dpsgd: Run) -> None:
-    truth = tracefile.load_truth(dpsgd.folder / "trace.truth.pt", id=dpsgd.trace.id)
+    truth = trace_file.load_truth(dpsgd.folder / "trace.truth.pt", id=dpsgd.trace.id)
     assert np.array_equal(truth.x.numpy(), dpsgd.records["x"])
     assert truth.node.tolist() == [0, 1, 2, 3]
 
@@ -218,7 +242,13 @@ def test_dpsgd_is_guessed_from_its_messages_alone(dpsgd: Run) -> None:
     assert (described.payload, described.protocol, described.first) == ("weights", "dpsgd", "start")
     assert dict(described.params) == {"alpha": 0.1, "order": "combine", "samples": 1}
     spec = described.task.spec
-    assert (spec.model, spec.args, spec.shape, spec.classes, spec.levels) == ("mlp", {"hidden": "128", "act": "relu"}, (1, 25, 25), 2, 255)
+    assert (spec.model, spec.args, spec.shape, spec.classes, spec.levels) == (
+        "mlp",
+        {"hidden": "128", "act": "relu"},
+        (1, 25, 25),
+        2,
+        255,
+    )
     assert "sure" in found.said
 
 
@@ -238,7 +268,10 @@ def test_the_trace_of_ecl_is_bit_equal_to_what_was_sent_tensor_by_tensor(ecl: Ru
         for peer, tensors in ecl.sent(rank).items():
             assert len(tensors) == 4 * 6
             for t in range(6):
-                assert torch.equal(held[t + 1, rank, peer], torch.cat([v.flatten() for v in tensors[4 * t : 4 * t + 4]]))
+                assert torch.equal(
+                    held[t + 1, rank, peer],
+                    torch.cat([v.flatten() for v in tensors[4 * t : 4 * t + 4]]),
+                )
 
 
 def test_the_gradients_of_ecl_are_recovered(ecl: Run) -> None:
@@ -252,19 +285,41 @@ def test_the_gradients_of_ecl_are_recovered(ecl: Run) -> None:
         mine, sign = records["node"] == i, 1 if i < j else -1
         values = torch.linalg.pinv(leak.combination) @ leak.value
         for t, value in zip(leak.theta_rounds.tolist(), values, strict=True):
-            before = held[t - 1, j, i].double() if t > 1 else torch.zeros(trace.layout.size, dtype=torch.float64)
+            before = (
+                held[t - 1, j, i].double()
+                if t > 1
+                else torch.zeros(trace.layout.size, dtype=torch.float64)
+            )
             w = (held[t, i, j].double() - before) / (2 * 0.2 * sign)
-            assert relative(value, gradient(model, w, records["x"][mine], records["y"][mine])) < 1e-5
+            assert (
+                relative(value, gradient(model, w, records["x"][mine], records["y"][mine])) < 1e-5
+            )
 
 
 def test_ecl_is_guessed_from_its_messages_alone(ecl: Run) -> None:
     found = guess(read_logs(ecl.folder / "trace.tap"))
     described = found.description
     assert described is not None
-    assert (described.payload, described.protocol, described.first, described.scale) == ("duals", "pdmm", "update", 1.0)
-    assert dict(described.params) == {"alpha": 0.1, "rho": 0.2, "theta": 1.0, "differential": False, "z0": 0.0, "samples": 1}
+    assert (described.payload, described.protocol, described.first, described.scale) == (
+        "duals",
+        "pdmm",
+        "update",
+        1.0,
+    )
+    assert dict(described.params) == {
+        "alpha": 0.1,
+        "rho": 0.2,
+        "theta": 1.0,
+        "differential": False,
+        "z0": 0.0,
+        "samples": 1,
+    }
     spec = described.task.spec
-    assert (spec.args, spec.shape, spec.levels) == ({"hidden": "64", "act": "sigmoid"}, (1, 25, 25), 255)
+    assert (spec.args, spec.shape, spec.levels) == (
+        {"hidden": "64", "act": "sigmoid"},
+        (1, 25, 25),
+        255,
+    )
 
 
 # --- DistributedDataParallel ------------------------------------------------------------------------------------------
@@ -289,7 +344,9 @@ def kept(run: Run, rank: int) -> Any:
 
 
 @pytest.mark.parametrize("momentum", ["0", "0.9"])
-def test_each_ranks_own_gradient_is_heard_before_it_is_averaged(ddp: Callable[[str], Run], momentum: str) -> None:
+def test_each_ranks_own_gradient_is_heard_before_it_is_averaged(
+    ddp: Callable[[str], Run], momentum: str
+) -> None:
     run = ddp(momentum)
     assert run.code == 0
     trace = run.trace
@@ -303,7 +360,9 @@ def test_each_ranks_own_gradient_is_heard_before_it_is_averaged(ddp: Callable[[s
         assert leak.theta is not None
         for theta, known, value in zip(own["models"], leak.theta, values, strict=True):
             assert relative(known, theta.double()) < 1e-6
-            assert relative(value, task.gradient(theta.double(), own["x"].double(), own["y"])) < 1e-5
+            assert (
+                relative(value, task.gradient(theta.double(), own["x"].double(), own["y"])) < 1e-5
+            )
 
 
 def test_a_programs_own_communication_hook_is_called_as_before(ddp: Callable[[str], Run]) -> None:

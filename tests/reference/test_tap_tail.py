@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leakaudit.tap import tail
-from leakaudit.tap.log import Log
-from leakaudit.tap.reading import read_logs
+from leakaudit.capture.tap import tail
+from leakaudit.capture.tap.log import Log
+from leakaudit.capture.tap.reading import read_logs
 
 SIZE = 3_180_040  # bytes of a payload: 795,010 numbers
 
@@ -36,18 +36,26 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return calls
 
 
-def test_what_was_given_to_the_disk_early_is_read_back(tmp_path: Path, given: list[tuple[int, int]]) -> None:
+def test_what_was_given_to_the_disk_early_is_read_back(
+    tmp_path: Path, given: list[tuple[int, int]]
+) -> None:
     with Log(tmp_path, 0) as log:
         for k in range(16):
             assert log.write("send", payload(k // 2))  # each to two receivers
-            assert all(0 < n <= (k // 2) * SIZE + 16 * 8 for _, n in given)  # never the last payload, which may come again
+            assert all(
+                0 < n <= (k // 2) * SIZE + 16 * 8 for _, n in given
+            )  # never the last payload, which may come again
     (found,) = read_logs(tmp_path)
     assert len(given) == 3
     assert [e.offset for e in found.events[::2]] == [e.offset for e in found.events[1::2]]
-    assert all(np.array_equal(found.tensor(e).numpy(), payload(k // 2)) for k, e in enumerate(found.events))
+    assert all(
+        np.array_equal(found.tensor(e).numpy(), payload(k // 2)) for k, e in enumerate(found.events)
+    )
 
 
-def test_cheap_writing_is_left_to_the_kernel(tmp_path: Path, given: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cheap_writing_is_left_to_the_kernel(
+    tmp_path: Path, given: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tail, "DEAR", 1.0)
     with Log(tmp_path, 0) as log:
         for k in range(8):
@@ -55,7 +63,9 @@ def test_cheap_writing_is_left_to_the_kernel(tmp_path: Path, given: list[tuple[i
     assert given == []
 
 
-def test_a_slow_disk_is_not_waited_for_twice(tmp_path: Path, given: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_is_not_waited_for_twice(
+    tmp_path: Path, given: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tail, "PATIENCE", 0.0)
     with Log(tmp_path, 0) as log:
         for k in range(12):
@@ -65,7 +75,7 @@ def test_a_slow_disk_is_not_waited_for_twice(tmp_path: Path, given: list[tuple[i
 
 def test_a_killed_process_leaves_all_that_it_wrote(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys\nimport numpy as np\nfrom leakaudit.tap import tail\nfrom leakaudit.tap.log import Log\n"
+        "import os, signal, sys\nimport numpy as np\nfrom leakaudit.capture.tap import tail\nfrom leakaudit.capture.tap.log import Log\n"
         "tail.DEAR = 0.0\nlog = Log(sys.argv[1], 0)\n"
         f"for k in range(10): log.write('send', np.random.default_rng(k).random({SIZE // 4}, dtype=np.float32))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -73,4 +83,6 @@ def test_a_killed_process_leaves_all_that_it_wrote(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == -9
     (found,) = read_logs(tmp_path)
     assert (found.closed, found.torn, len(found.events)) == (False, False, 10)
-    assert all(np.array_equal(found.tensor(e).numpy(), payload(k)) for k, e in enumerate(found.events))
+    assert all(
+        np.array_equal(found.tensor(e).numpy(), payload(k)) for k, e in enumerate(found.events)
+    )

@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 from torch.func import vmap
 
 from leakaudit.errors import LeakauditError
-from leakaudit.task import LOOP_ABOVE, Problem, Task
+from leakaudit.tasks.task import LOOP_ABOVE, Problem, Task
 from leakaudit.trace import Layout, TaskSpec
 
 F64 = torch.float64
@@ -22,11 +22,17 @@ NODES, BATCH = 4, 3
 SPECS = {
     "logistic-binary": TaskSpec("logistic", loss="binary", shape=(5,), classes=2),
     "logistic-multinomial": TaskSpec("logistic", {"bias": False, "l2": 0.3}, shape=(5,), classes=4),
-    "linear": TaskSpec("linear", {"l2": 0.1}, loss="squared", shape=(5,), classes=1, mean=(0.2,), std=(3.0,)),
+    "linear": TaskSpec(
+        "linear", {"l2": 0.1}, loss="squared", shape=(5,), classes=1, mean=(0.2,), std=(3.0,)
+    ),
     "linear-many": TaskSpec("linear", loss="squared", shape=(5,), classes=3),
-    "mlp-relu": TaskSpec("mlp", {"hidden": "7,6"}, shape=IMAGE, classes=4, mean=(0.5, 0.4, 0.3), std=(0.5, 0.6, 0.7)),
+    "mlp-relu": TaskSpec(
+        "mlp", {"hidden": "7,6"}, shape=IMAGE, classes=4, mean=(0.5, 0.4, 0.3), std=(0.5, 0.6, 0.7)
+    ),
     "mlp-tanh": TaskSpec("mlp", {"hidden": 6, "act": "tanh", "l2": 0.01}, shape=IMAGE, classes=4),
-    "mlp-sigmoid": TaskSpec("mlp", {"hidden": [5], "act": "sigmoid"}, loss="binary", shape=(1, 4, 4), classes=2),
+    "mlp-sigmoid": TaskSpec(
+        "mlp", {"hidden": [5], "act": "sigmoid"}, loss="binary", shape=(1, 4, 4), classes=2
+    ),
     "lenet": TaskSpec("lenet", shape=IMAGE, classes=4, mean=(0.5,) * 3, std=(0.5,) * 3),
     "lenet-relu": TaskSpec("lenet", {"act": "relu"}, shape=(1, 7, 9), classes=4),
     "convnet": TaskSpec("convnet", {"width": 4, "l2": 0.2}, shape=IMAGE, classes=4),
@@ -40,7 +46,9 @@ def make(spec: TaskSpec, seed: int = 0, batch: int = BATCH) -> tuple[Task, Tenso
     thetas = torch.stack([task.init(g) for _ in range(NODES)])
     x = torch.rand(NODES, batch, *spec.shape, generator=g, dtype=F64)
     if spec.loss == "squared":
-        y = torch.randn(NODES, batch, *([spec.classes] if spec.classes > 1 else []), generator=g, dtype=F64)
+        y = torch.randn(
+            NODES, batch, *([spec.classes] if spec.classes > 1 else []), generator=g, dtype=F64
+        )
     else:
         y = torch.randint(spec.classes, (NODES, batch), generator=g)
     return task, thetas, x, y
@@ -65,7 +73,9 @@ def plain(task: Task, theta: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tens
         loss = -out.softmax(1).log()[torch.arange(len(x)), y].mean()
     loss = loss + spec.args.get("l2", 0.0) / 2 * sum((p**2).sum() for p in module.parameters())
     loss.backward()
-    return loss.detach(), torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+    return loss.detach(), torch.cat(
+        [p.grad.flatten() for p in module.parameters() if p.grad is not None]
+    )
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -76,8 +86,12 @@ def test_gradients_equal_those_of_a_plain_module(name: str) -> None:
     torch.testing.assert_close(task.losses(thetas, x, y), losses, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(task.gradients(thetas, x, y), grads, rtol=1e-12, atol=1e-13)
     for i in range(NODES):
-        torch.testing.assert_close(task.gradient(thetas[i], x[i], y[i]), grads[i], rtol=1e-12, atol=1e-13)
-        torch.testing.assert_close(task.grad_fn(thetas[i], x[i], y[i]), grads[i], rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(
+            task.gradient(thetas[i], x[i], y[i]), grads[i], rtol=1e-12, atol=1e-13
+        )
+        torch.testing.assert_close(
+            task.grad_fn(thetas[i], x[i], y[i]), grads[i], rtol=1e-12, atol=1e-13
+        )
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -122,7 +136,10 @@ def test_float32_models_and_inputs_of_another_dtype_work(name: str) -> None:
 def test_gradients_leave_no_graph_behind() -> None:
     for name in ("mlp-relu", "convnet"):
         task, thetas, x, y = make(SPECS[name])
-        for got in (task.gradients(thetas.requires_grad_(), x, y), task.gradient(thetas[0], x[0], y[0])):
+        for got in (
+            task.gradients(thetas.requires_grad_(), x, y),
+            task.gradient(thetas[0], x[0], y[0]),
+        ):
             assert not got.requires_grad
 
 
@@ -130,14 +147,18 @@ def test_soft_labels_equal_hard_ones_where_they_are_one_hot() -> None:
     for name in ("mlp-relu", "lenet"):
         task, thetas, x, y = make(SPECS[name])
         soft = F.one_hot(y, 4).double()
-        torch.testing.assert_close(task.gradients(thetas, x, soft), task.gradients(thetas, x, y), rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(
+            task.gradients(thetas, x, soft), task.gradients(thetas, x, y), rtol=1e-12, atol=1e-13
+        )
         assert task.accuracy(thetas[0], x[0], soft[0]) == task.accuracy(thetas[0], x[0], y[0])
 
 
 def test_soft_labels_that_do_not_sum_to_one() -> None:
     task, thetas, x, _ = make(SPECS["mlp-tanh"])
     soft = torch.rand(NODES, BATCH, 4, dtype=F64, generator=Generator().manual_seed(1))
-    torch.testing.assert_close(task.gradients(thetas, x, soft), vmap(task.grad_fn)(thetas, x, soft), rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(
+        task.gradients(thetas, x, soft), vmap(task.grad_fn)(thetas, x, soft), rtol=1e-12, atol=1e-13
+    )
 
 
 def test_hessian_of_logistic_regression_is_its_closed_form() -> None:
@@ -145,7 +166,9 @@ def test_hessian_of_logistic_regression_is_its_closed_form() -> None:
     for theta, xi, h in zip(thetas, x, task.hessians(thetas, x, y), strict=True):
         z = torch.cat([xi, torch.ones(BATCH, 1, dtype=F64)], 1)  # the bias comes after the weights
         p = (z @ theta).sigmoid()
-        torch.testing.assert_close(h, z.T @ torch.diag(p * (1 - p)) @ z / BATCH, rtol=1e-12, atol=1e-13)
+        torch.testing.assert_close(
+            h, z.T @ torch.diag(p * (1 - p)) @ z / BATCH, rtol=1e-12, atol=1e-13
+        )
     assert task.convex
 
 
@@ -153,7 +176,9 @@ def test_hessian_of_logistic_regression_is_its_closed_form() -> None:
 def test_hessians_equal_autograd(name: str) -> None:
     task, thetas, x, y = make(SPECS[name])
     for theta, xi, yi, h in zip(thetas, x, y, task.hessians(thetas, x, y), strict=True):
-        want = torch.autograd.functional.hessian(lambda t, xi=xi, yi=yi: task.loss(t, xi, yi), theta)
+        want = torch.autograd.functional.hessian(
+            lambda t, xi=xi, yi=yi: task.loss(t, xi, yi), theta
+        )
         torch.testing.assert_close(h, want, rtol=1e-12, atol=1e-13)
     assert task.convex
     assert not make(SPECS["mlp-tanh"])[0].convex
@@ -175,7 +200,10 @@ def test_double_backward_equals_finite_differences(name: str) -> None:
 @pytest.mark.parametrize("name", ["lenet", "mlp-tanh", "convnet"])
 def test_matching_loss_differentiates_the_same_in_vmap_and_one_by_one(name: str) -> None:
     task, thetas, x, _ = make(SPECS[name])
-    theta, restarts = thetas[0], torch.rand(5, 1, *task.spec.shape, dtype=F64, generator=Generator().manual_seed(2))
+    theta, restarts = (
+        thetas[0],
+        torch.rand(5, 1, *task.spec.shape, dtype=F64, generator=Generator().manual_seed(2)),
+    )
     soft = torch.rand(5, 1, 4, dtype=F64, generator=Generator().manual_seed(3))
     target = task.gradient(theta, x[0, :1], torch.tensor([1]))
 
@@ -185,7 +213,11 @@ def test_matching_loss_differentiates_the_same_in_vmap_and_one_by_one(name: str)
     got = vmap(torch.func.grad(misfit, argnums=(0, 1)))(restarts, soft)
     for i in range(5):
         dummy, label = restarts[i].clone().requires_grad_(), soft[i].clone().requires_grad_()
-        loss = (task.gradient(theta, dummy, label.softmax(-1), create_graph=True) - target).square().sum()
+        loss = (
+            (task.gradient(theta, dummy, label.softmax(-1), create_graph=True) - target)
+            .square()
+            .sum()
+        )
         for g, w in zip(got, torch.autograd.grad(loss, (dummy, label)), strict=True):
             torch.testing.assert_close(g[i], w, rtol=1e-9, atol=1e-11)
 
@@ -198,22 +230,34 @@ def test_grad_fn_keeps_the_form_of_the_parameters() -> None:
 
 
 @pytest.mark.parametrize("mode", ["train", "eval"])
-def test_batch_normalisation_under_vmap_equals_a_plain_module(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_normalisation_under_vmap_equals_a_plain_module(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own(tmp_path, monkeypatch, f"bn_{mode}")
     spec = TaskSpec(f"bn_{mode}:normed", {"bn": mode}, shape=IMAGE, classes=4)
     g = Generator().manual_seed(0)
     task = Task.build(spec, g, dtype=F64, trusted=True)
     assert ("1.running_mean" in task.buffers) == (mode == "eval")
     thetas = torch.stack([task.init(g) for _ in range(NODES)])
-    x, y = torch.rand(NODES, BATCH, *IMAGE, generator=g, dtype=F64), torch.randint(4, (NODES, BATCH), generator=g)
+    x, y = (
+        torch.rand(NODES, BATCH, *IMAGE, generator=g, dtype=F64),
+        torch.randint(4, (NODES, BATCH), generator=g),
+    )
     for theta, xi, yi, got in zip(thetas, x, y, task.gradients(thetas, x, y), strict=True):
         norm = nn.BatchNorm2d(5)
         if mode == "eval":
-            norm.load_state_dict({"running_mean": torch.full((5,), 0.25), "running_var": torch.full((5,), 4.0)}, strict=False)
-        module = nn.Sequential(nn.Conv2d(3, 5, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(180, 4)).double()
+            norm.load_state_dict(
+                {"running_mean": torch.full((5,), 0.25), "running_var": torch.full((5,), 4.0)},
+                strict=False,
+            )
+        module = nn.Sequential(
+            nn.Conv2d(3, 5, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(180, 4)
+        ).double()
         module.train(mode == "train")
         with torch.no_grad():
-            for p, value in zip(module.parameters(), task.layout.split(theta).values(), strict=True):
+            for p, value in zip(
+                module.parameters(), task.layout.split(theta).values(), strict=True
+            ):
                 p.copy_(value)
         F.cross_entropy(module(xi), yi).backward()
         want = torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
@@ -238,7 +282,9 @@ def test_resnet_gradients_for_all_nodes_equal_one_node_at_a_time(mode: str) -> N
 def test_batch_statistics_of_one_pixel_are_refused_in_words() -> None:
     task = Task.build(TaskSpec("resnet10", shape=(3, 16, 16), classes=4))
     with pytest.raises(LeakauditError, match="bn=eval"):
-        task.gradient(task.init(Generator().manual_seed(0)), torch.rand(1, 3, 16, 16), torch.tensor([1]))
+        task.gradient(
+            task.init(Generator().manual_seed(0)), torch.rand(1, 3, 16, 16), torch.tensor([1])
+        )
 
 
 def test_init_is_the_architectures_own_and_leaves_the_global_state() -> None:
@@ -272,7 +318,9 @@ def test_build_leaves_the_global_state() -> None:
         ("lenet", None, ("fc.weight", "fc.bias")),
     ],
 )
-def test_ends_that_are_fully_connected(name: str, first: tuple[str, str | None] | None, last: tuple[str, str | None]) -> None:
+def test_ends_that_are_fully_connected(
+    name: str, first: tuple[str, str | None] | None, last: tuple[str, str | None]
+) -> None:
     task = Task.build(SPECS[name])
     assert (task.first_linear, task.last_linear) == (first, last)
 
@@ -282,7 +330,9 @@ def test_first_layer_rows_are_combinations_of_the_normalised_inputs() -> None:
     weight, bias = task.first_linear or ("", None)
     grads = task.layout.split(task.gradients(thetas, x, y)[0])
     row = int(grads[bias or ""].abs().argmax())
-    mean, std = (torch.tensor(v, dtype=F64).reshape(3, 1, 1) for v in (task.spec.mean, task.spec.std))
+    mean, std = (
+        torch.tensor(v, dtype=F64).reshape(3, 1, 1) for v in (task.spec.mean, task.spec.std)
+    )
     got = (grads[weight][row] / grads[bias or ""][row]).reshape(IMAGE) * std + mean
     torch.testing.assert_close(got, x[0, 0], rtol=1e-10, atol=1e-12)
 
@@ -304,7 +354,10 @@ def test_check_layout_names_the_first_parameter_that_differs() -> None:
     task = Task.build(SPECS["mlp-relu"])
     task.check_layout(Layout(task.layout.names, task.layout.shapes))
     shapes = (*task.layout.shapes[:2], (9, 7), *task.layout.shapes[3:])
-    with pytest.raises(LeakauditError, match=r"wrong model for the trace: parameter 2 is 'layer2.weight' \(9, 7\) .* \(6, 7\)"):
+    with pytest.raises(
+        LeakauditError,
+        match=r"wrong model for the trace: parameter 2 is 'layer2.weight' \(9, 7\) .* \(6, 7\)",
+    ):
         task.check_layout(Layout(task.layout.names, shapes))
     with pytest.raises(LeakauditError, match="parameter 5 is nothing in the trace"):
         task.check_layout(Layout(task.layout.names[:5], task.layout.shapes[:5]))
@@ -432,33 +485,55 @@ def test_a_users_own_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert not task.convex
     g = Generator().manual_seed(0)
     thetas = torch.stack([task.init(g) for _ in range(NODES)])
-    x, y = torch.rand(NODES, 2, *IMAGE, generator=g, dtype=F64), torch.randint(4, (NODES, 2), generator=g)
+    x, y = (
+        torch.rand(NODES, 2, *IMAGE, generator=g, dtype=F64),
+        torch.randint(4, (NODES, 2), generator=g),
+    )
     want = torch.stack([plain(task, *node)[1] for node in zip(thetas, x, y, strict=True)])
     torch.testing.assert_close(task.gradients(thetas, x, y), want, rtol=1e-12, atol=1e-13)
 
 
-def test_frozen_parameters_are_constants_and_dropout_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_parameters_are_constants_and_dropout_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own(tmp_path, monkeypatch, "mine_frozen")
-    task = Task.build(TaskSpec("mine_frozen:Frozen", shape=IMAGE, classes=4), Generator().manual_seed(3), trusted=True)
+    task = Task.build(
+        TaskSpec("mine_frozen:Frozen", shape=IMAGE, classes=4),
+        Generator().manual_seed(3),
+        trusted=True,
+    )
     assert task.layout.names == ("head.weight", "head.bias")
     assert set(task.buffers) == {"basis.weight", "basis.bias"}
     assert (task.first_linear, task.last_linear) == (None, ("head.weight", "head.bias"))
-    theta, x = task.init(Generator().manual_seed(0)), torch.rand(2, *IMAGE, generator=Generator().manual_seed(1))
+    theta, x = (
+        task.init(Generator().manual_seed(0)),
+        torch.rand(2, *IMAGE, generator=Generator().manual_seed(1)),
+    )
     assert theta.shape == (28,)
     hidden = (x.flatten(1) @ task.buffers["basis.weight"].T + task.buffers["basis.bias"]).tanh()
-    torch.testing.assert_close(task.logits(theta, x), hidden @ theta[:24].reshape(4, 6).T + theta[24:])
+    torch.testing.assert_close(
+        task.logits(theta, x), hidden @ theta[:24].reshape(4, 6).T + theta[24:]
+    )
     thetas, y = theta.expand(2, -1).contiguous(), torch.tensor([[0, 1], [0, 1]])
     both = task.gradients(thetas, torch.stack([x, x]), y)
     torch.testing.assert_close(both[0], task.gradient(theta, x, y[0]))
 
 
 @pytest.mark.parametrize("factory", ["Twice", "tied", "pixels"])
-def test_layers_that_are_used_twice_are_no_ends(factory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_are_used_twice_are_no_ends(
+    factory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own(tmp_path, monkeypatch, f"mine_{factory}")
-    task = Task.build(TaskSpec(f"mine_{factory}:{factory}", shape=IMAGE, classes=4), dtype=F64, trusted=True)
+    task = Task.build(
+        TaskSpec(f"mine_{factory}:{factory}", shape=IMAGE, classes=4), dtype=F64, trusted=True
+    )
     assert task.first_linear is None
     assert task.last_linear is not None
-    theta, x, y = task.init(Generator().manual_seed(0)), torch.rand(2, *IMAGE, dtype=F64), torch.tensor([0, 3])
+    theta, x, y = (
+        task.init(Generator().manual_seed(0)),
+        torch.rand(2, *IMAGE, dtype=F64),
+        torch.tensor([0, 3]),
+    )
     thetas = torch.stack([theta, theta])
     got = task.gradients(thetas, torch.stack([x, x]), torch.stack([y, y]))
     torch.testing.assert_close(got[1], plain(task, theta, x, y)[1], rtol=1e-11, atol=1e-12)

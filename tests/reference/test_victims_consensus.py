@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 
 import leakaudit as la
-from leakaudit import declared, registry
-from leakaudit.recorder import Recorder
+from leakaudit import registry
+from leakaudit.protocols import declared
 from leakaudit.relations import Relations, determined, know
-from leakaudit.task import Problem, Task
+from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph, TaskSpec
+from leakaudit.traces.recorder import Recorder
 
 Array = NDArray[np.float64]
 DTYPES = (torch.float64, torch.float32)
@@ -37,8 +38,13 @@ class LeastSquares:
     def __init__(self) -> None:
         draw = np.random.default_rng(0)
         self.x = np.stack([draw.normal(size=(30, 10)) for _ in range(8)])
-        self.y = np.stack([x @ (2 * draw.normal(size=10)) + 0.1 * draw.normal(size=30) for x in self.x])
-        self.h, self.c = np.einsum("nma,nmb->nab", self.x, self.x) / 30, np.einsum("nma,nm->na", self.x, self.y) / 30
+        self.y = np.stack(
+            [x @ (2 * draw.normal(size=10)) + 0.1 * draw.normal(size=30) for x in self.x]
+        )
+        self.h, self.c = (
+            np.einsum("nma,nmb->nab", self.x, self.x) / 30,
+            np.einsum("nma,nm->na", self.x, self.y) / 30,
+        )
         self.smooth = np.linalg.eigvalsh(self.h)[:, -1]
         self.best = np.linalg.solve(self.h.sum(0), self.c.sum(0))
 
@@ -53,7 +59,11 @@ class LeastSquares:
         """Return by how much the mean model misses the optimality conditions of the sum with 8 l1 |w|_1."""
         x = np.where(np.abs(w.mean(0)) < 1e-9, 0, w.mean(0))
         slope = (self.h @ x - self.c).sum(0)
-        return float(np.abs(np.where(x != 0, slope + 8 * l1 * np.sign(x), np.maximum(np.abs(slope) - 8 * l1, 0))).max())
+        return float(
+            np.abs(
+                np.where(x != 0, slope + 8 * l1 * np.sign(x), np.maximum(np.abs(slope) - 8 * l1, 0))
+            ).max()
+        )
 
 
 LS = LeastSquares()
@@ -62,7 +72,14 @@ OWN = ",".join(repr(float(v)) for v in 1 / LS.smooth)
 
 
 def train(
-    name: str, rounds: int, *, graph: Graph = RING, dtype: torch.dtype = torch.float64, wires: bool = True, seed: int = 0, **constants: Any
+    name: str,
+    rounds: int,
+    *,
+    graph: Graph = RING,
+    dtype: torch.dtype = torch.float64,
+    wires: bool = True,
+    seed: int = 0,
+    **constants: Any,
 ) -> Recorder:
     """Run a victim on the least squares, its states and gradients kept."""
     task = Task.build(TaskSpec("linear", {"bias": False}, "squared", (10,), 1), dtype=dtype)
@@ -86,7 +103,9 @@ def train(
     with recorder:
         for i in range(8):
             recorder.truth(i, x[i], y[i])
-        victim.run(Problem(task, x, y), graph, rounds, recorder, torch.Generator().manual_seed(seed), edges)
+        victim.run(
+            Problem(task, x, y), graph, rounds, recorder, torch.Generator().manual_seed(seed), edges
+        )
     return recorder
 
 
@@ -106,7 +125,9 @@ def gradient(recorder: Recorder, node: int, t: int) -> torch.Tensor:
     return x.double().T @ (x.double() @ w - y.double()) / len(x)
 
 
-def miss(recorder: Recorder, adversary: la.Adversary | None = None, node: int = 0) -> tuple[list[int], float]:
+def miss(
+    recorder: Recorder, adversary: la.Adversary | None = None, node: int = 0
+) -> tuple[list[int], float]:
     """Return the rounds of a node's gradients that are recovered, and the largest error of what is said of them."""
     (leak,) = la.leaks(recorder.trace, adversary, nodes=[node])
     truth = torch.stack([gradient(recorder, node, t) for t in leak.theta_rounds.tolist()])
@@ -114,7 +135,9 @@ def miss(recorder: Recorder, adversary: la.Adversary | None = None, node: int = 
 
 
 def declare(name: str, graph: Graph, rounds: int, **constants: Any) -> Relations:
-    out: Relations = registry.configure(registry.get("victims", name), constants).relations(graph, rounds, {})
+    out: Relations = registry.configure(registry.get("victims", name), constants).relations(
+        graph, rounds, {}
+    )
     return out
 
 
@@ -197,7 +220,11 @@ def loop_gossip(w: Array, rounds: int) -> Array:
 
 def loop_muffliato(w: Array, rounds: int) -> Array:
     gap = 1 - np.sort(np.linalg.eigvalsh(w))[-2]
-    speed, x, old = 2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2, np.zeros((8, 10)), np.zeros((8, 10))
+    speed, x, old = (
+        2 * (1 - math.sqrt(gap * (1 - gap / 4))) / (1 - gap / 2) ** 2,
+        np.zeros((8, 10)),
+        np.zeros((8, 10)),
+    )
     for t in range(rounds):
         if t % 3 == 0:
             old = x = x - 0.1 * LS.gradients(x)
@@ -209,7 +236,11 @@ def loop_muffliato(w: Array, rounds: int) -> Array:
     ("name", "constants", "loop"),
     [
         *(
-            ("dpsgd", {"alpha": 0.1, "order": o, "steps": k}, lambda w, t, o=o, k=k: loop_dpsgd(w, t, o, k))
+            (
+                "dpsgd",
+                {"alpha": 0.1, "order": o, "steps": k},
+                lambda w, t, o=o, k=k: loop_dpsgd(w, t, o, k),
+            )
             for o in ("combine", "adapt")
             for k in (1, 3)
         ),
@@ -220,10 +251,16 @@ def loop_muffliato(w: Array, rounds: int) -> Array:
         ("nids", {"alphas": OWN}, loop_nids),
         ("nids", {"alphas": OWN, "l1": 0.2}, lambda w, t: loop_nids(w, t, 0.2)),
         ("gossip", {"lr": 0.1}, loop_gossip),
-        ("muffliato", {"lr": 0.1, "gossips": 3, "sigma": 0.0, "clip": 0.0, "accelerate": True}, loop_muffliato),
+        (
+            "muffliato",
+            {"lr": 0.1, "gossips": 3, "sigma": 0.0, "clip": 0.0, "accelerate": True},
+            loop_muffliato,
+        ),
     ],
 )
-def test_a_run_is_the_plain_loop_of_its_paper(name: str, constants: dict[str, Any], loop: Callable[[Array, int], Array]) -> None:
+def test_a_run_is_the_plain_loop_of_its_paper(
+    name: str, constants: dict[str, Any], loop: Callable[[Array, int], Array]
+) -> None:
     run = train(name, 25, graph=CHORDS, wires=False, **constants)
     np.testing.assert_allclose(models(run), loop(metropolis(CHORDS), 25), rtol=1e-8, atol=1e-9)
 
@@ -239,14 +276,21 @@ def test_fedavg_steps_on_mini_batches_that_hold_every_record_once_an_epoch() -> 
     for epoch in ((1, 2, 3), (4, 5, 6)):  # at a step of 1e-9 the model stands still
         mean = torch.stack([states[f"g.{k}"][1] for k in epoch]).mean(0)
         np.testing.assert_allclose(mean.numpy(), whole, atol=1e-6)
-    torch.testing.assert_close(states["g.1"][1], states["g.4"][1], rtol=1e-6, atol=1e-6)  # one split a round
+    torch.testing.assert_close(
+        states["g.1"][1], states["g.4"][1], rtol=1e-6, atol=1e-6
+    )  # one split a round
     assert not torch.allclose(states["g.1"][1], states["g.1"][2])
     (leak,) = la.leaks(run.trace, nodes=[2])
     total = torch.stack([states[f"g.{k}"][1, 2] for k in range(1, 7)]).sum(0)
-    assert float((leak.value[0] - total).abs().max()) < 1e-5 * float(total.norm())  # 1 / lr times the wire's rounding
+    assert float((leak.value[0] - total).abs().max()) < 1e-5 * float(
+        total.norm()
+    )  # 1 / lr times the wire's rounding
     decayed = train("fedavg", 1, lr=0.1, epochs=3, decay=0.01)
     p = relations(decayed)
-    assert str(determined(know(p, la.Adversary()), p.gradients(0))[0]) == "g[0|1,1] + 1000/999 g[0|2,1] + 1000000/998001 g[0|3,1]"
+    assert (
+        str(determined(know(p, la.Adversary()), p.gradients(0))[0])
+        == "g[0|1,1] + 1000/999 g[0|2,1] + 1000000/998001 g[0|3,1]"
+    )
 
 
 def test_clipping_cuts_every_record_and_not_their_mean() -> None:
@@ -269,7 +313,9 @@ def test_exact_methods_reach_the_optimum(name: str, constants: dict[str, Any]) -
     assert LS.error(models(train(name, 1500, wires=False, **constants)))[1] < 1e-10
 
 
-@pytest.mark.parametrize("constants", [{"update": "exact"}, {"update": "exact", "theta": 0.5}, {"alpha": 0.3 * STEP}])
+@pytest.mark.parametrize(
+    "constants", [{"update": "exact"}, {"update": "exact", "theta": 0.5}, {"alpha": 0.3 * STEP}]
+)
 def test_pdmm_reaches_the_optimum(constants: dict[str, Any]) -> None:
     assert LS.error(models(train("pdmm", 2000, wires=False, **constants)))[1] < 1e-12
 
@@ -298,7 +344,13 @@ def test_noise_must_be_in_the_state() -> None:
     assert LS.unmet(models(train("nids", 1200, alphas=OWN, **fading)), 0.2) < 1e-11
     assert LS.unmet(models(train("nids", 1200, alphas=OWN, noise="message", **fading)), 0.2) > 0.1
     for noise in ("state", "message"):  # EXTRA's telescopes by itself
-        assert LS.unmet(models(train("extra", 1200, alpha=0.6 * STEP, noise=noise, **fading)), 0.2) < 1e-10
+        assert (
+            LS.unmet(models(train("extra", 1200, alpha=0.6 * STEP, noise=noise, **fading)), 0.2)
+            < 1e-10
+        )
     shaken: dict[str, Any] = {"wires": False, "alpha": 0.05 * STEP, "sigma": 1e-3}
-    late = {noise: LS.error(models(train("tracking", 1500, noise=noise, **shaken)))[0] for noise in ("state", "message")}
+    late = {
+        noise: LS.error(models(train("tracking", 1500, noise=noise, **shaken)))[0]
+        for noise in ("state", "message")
+    }
     assert late["state"] < 5e-3 < 8e-3 < late["message"]

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from leakaudit import declared, registry
+from leakaudit import registry
 from leakaudit.errors import LeakauditError
+from leakaudit.protocols import declared
 
 RUNS: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_victims_consensus.py")))
 train, models, declare = (RUNS[n] for n in ("train", "models", "declare"))
@@ -20,8 +21,15 @@ RING, CHORDS, OWN, DTYPES = (RUNS[n] for n in ("RING", "CHORDS", "OWN", "DTYPES"
 NOISY: dict[str, Any] = {"sigma": 0.1}
 CHECKED: list[tuple[str, dict[str, Any]]] = [
     *(("gossip", c) for c in ({}, {"steps": 3, **NOISY})),
-    *(("muffliato", c) for c in ({}, {"accelerate": True, "gossips": 3}, {"sigma": 0.0, "clip": 0.0})),
-    *(("dpsgd", {"order": o, **c}) for o in ("combine", "adapt") for c in ({}, {"steps": 3, "slow": 0.1}, {**NOISY, "own": "plain"})),
+    *(
+        ("muffliato", c)
+        for c in ({}, {"accelerate": True, "gossips": 3}, {"sigma": 0.0, "clip": 0.0})
+    ),
+    *(
+        ("dpsgd", {"order": o, **c})
+        for o in ("combine", "adapt")
+        for c in ({}, {"steps": 3, "slow": 0.1}, {**NOISY, "own": "plain"})
+    ),
     ("dpsgd", NOISY | {"noise": "step", "steps": 2, "clip": 0.5, "batch": 7}),
     ("dpsgd", {"epsilon": 1.0, "noise": "step", "horizon": 6, "order": "adapt"}),
     *(("tracking", {"alpha": 0.02, **c}) for c in ({}, NOISY, {**NOISY, "noise": "message"})),
@@ -40,12 +48,17 @@ CHECKED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float64", "float32"])
 @pytest.mark.parametrize(("name", "constants"), CHECKED)
-def test_the_declaration_describes_the_run(name: str, constants: dict[str, Any], dtype: torch.dtype) -> None:
+def test_the_declaration_describes_the_run(
+    name: str, constants: dict[str, Any], dtype: torch.dtype
+) -> None:
     run = train(name, 5, dtype=dtype, graph=CHORDS, **constants)
     found = declared.check(run.trace, run.truth_record)
     assert found.skipped == 0
     assert found.checked > 0
-    assert found.worst < (1e-12 if dtype == torch.float64 else 3e-4) or "quantize" in constants.values()
+    assert (
+        found.worst < (1e-12 if dtype == torch.float64 else 3e-4)
+        or "quantize" in constants.values()
+    )
 
 
 def test_noise_is_not_redrawn_where_only_the_wires_differ() -> None:
@@ -76,7 +89,9 @@ def test_wrong_constants_are_refused(name: str, constants: dict[str, Any], words
 
 
 def test_what_a_declaration_lacks_is_said() -> None:
-    with pytest.raises(LeakauditError, match="expected 8 positive numbers separated by commas, got '1,2'"):
+    with pytest.raises(
+        LeakauditError, match="expected 8 positive numbers separated by commas, got '1,2'"
+    ):
         declare("nids", RING, 3, alphas="1,2")
     with pytest.raises(LeakauditError, match="epsilon=1 needs samples"):
         declare("dpsgd", RING, 3, epsilon=1.0, noise="step", horizon=3)

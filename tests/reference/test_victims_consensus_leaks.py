@@ -13,12 +13,14 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit.recorder import Recorder
 from leakaudit.relations import Expression, Vector, determined, estimate, explain, know
 from leakaudit.relations.estimate import recorded
+from leakaudit.traces.recorder import Recorder
 
 RUNS: dict[str, Any] = runpy.run_path(str(Path(__file__).with_name("test_victims_consensus.py")))
-train, relations, gradient, miss, curious = (RUNS[n] for n in ("train", "relations", "gradient", "miss", "curious"))
+train, relations, gradient, miss, curious = (
+    RUNS[n] for n in ("train", "relations", "gradient", "miss", "curious")
+)
 STEP, OWN, DTYPES = RUNS["STEP"], RUNS["OWN"], RUNS["DTYPES"]
 
 RECOVERED: list[tuple[str, dict[str, Any], list[int]]] = [
@@ -36,7 +38,9 @@ RECOVERED: list[tuple[str, dict[str, Any], list[int]]] = [
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float64", "float32"])
 @pytest.mark.parametrize(("name", "constants", "rounds"), RECOVERED)
-def test_the_eavesdropper_recovers_gradients(name: str, constants: dict[str, Any], rounds: list[int], dtype: torch.dtype) -> None:
+def test_the_eavesdropper_recovers_gradients(
+    name: str, constants: dict[str, Any], rounds: list[int], dtype: torch.dtype
+) -> None:
     run = train(name, 30, dtype=dtype, **constants)
     found, error = miss(run)
     assert found == rounds
@@ -45,8 +49,12 @@ def test_the_eavesdropper_recovers_gradients(name: str, constants: dict[str, Any
     assert leak.kind == ("difference" if name == "extra" and "spread" in constants else "gradient")
 
 
-@pytest.mark.parametrize(("name", "constants"), [(n, c) for n, c, _ in RECOVERED if "spread" not in c])
-def test_the_formula_in_rationals_is_as_exact_as_the_wire(name: str, constants: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("name", "constants"), [(n, c) for n, c, _ in RECOVERED if "spread" not in c]
+)
+def test_the_formula_in_rationals_is_as_exact_as_the_wire(
+    name: str, constants: dict[str, Any]
+) -> None:
     run = train(name, 12, **constants)
     p, fetch = relations(run), recorded(la.Adversary().view(run.trace))
     g = p.gradients(0)[-1]
@@ -78,14 +86,21 @@ def between(run: Recorder, node: int, column: int) -> list[tuple[Expression, flo
     """Return the sums of gradients that one column of one node's messages gives away, with their values on that column."""
     p, fetch = relations(run), recorded(la.Adversary().view(run.trace))
     k = know(p, la.Adversary(), own=False)
-    sent = [m for m in p.select("message", node, "q") if float(fetch(p.vectors[m.vector])[column]) != 0]
-    left = {p.find("r", node, p.vectors[m.vector].round).vector: torch.zeros(10, dtype=torch.float64) for m in sent}
+    sent = [
+        m for m in p.select("message", node, "q") if float(fetch(p.vectors[m.vector])[column]) != 0
+    ]
+    left = {
+        p.find("r", node, p.vectors[m.vector].round).vector: torch.zeros(10, dtype=torch.float64)
+        for m in sent
+    }
     more = replace(k, known=k.known | left.keys())
     rows = determined(more, p.gradients(node))
     if not rows:
         return []
     places = {p.vectors[v].label: value for v, value in left.items()}
-    got = estimate(more, rows).apply(lambda v: places[v.label] if v.label in places else fetch(v).double())
+    got = estimate(more, rows).apply(
+        lambda v: places[v.label] if v.label in places else fetch(v).double()
+    )
     return [(row, float(got[j, column])) for j, row in enumerate(rows)]
 
 
@@ -97,7 +112,10 @@ def test_compression_hides_nothing_but_the_timing(compress: str, dtype: torch.dt
     seen, widest = 0, 0
     for column in range(3):
         for row, value in between(run, 2, column):
-            truth = sum(float(c) * float(gradient(run, 2, row.home[k].round - 1)[column]) for k, c in row.terms.items())
+            truth = sum(
+                float(c) * float(gradient(run, 2, row.home[k].round - 1)[column])
+                for k, c in row.terms.items()
+            )
             assert value == pytest.approx(truth, abs=1e-11 if dtype == torch.float64 else 2e-5)
             seen, widest = seen + 1, max(widest, len(row.terms))
     assert seen >= 5
@@ -128,7 +146,9 @@ def test_with_l1_gradients_leak_where_models_are_not_zero() -> None:
     def value(v: Vector) -> torch.Tensor:
         if v.kind != "state":
             return fetch(v).double()
-        x: torch.Tensor = fetch(replace(v, kind="message", name="w", dst=tuple(run.graph.neighbours[v.owner or 0])))
+        x: torch.Tensor = fetch(
+            replace(v, kind="message", name="w", dst=tuple(run.graph.neighbours[v.owner or 0]))
+        )
         return x + alpha * l1 * x.sign()
 
     got, zero = estimate(more, rows).apply(value), run.truth_record.states["w"][:, 0] == 0

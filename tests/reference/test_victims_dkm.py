@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from scipy import integrate, stats
 
 import leakaudit as la
-from leakaudit import declared, recording
-from leakaudit import graph as graphs
-from leakaudit.recorder import Recorder
-from leakaudit.recording import generators
+from leakaudit.protocols import declared, recording
+from leakaudit.protocols import topology as graphs
+from leakaudit.protocols.noises import Noise, calibrated
+from leakaudit.protocols.recording import generators
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations import account, determined, know
-from leakaudit.scenario import Scenario
-from leakaudit.task import Problem, Task
+from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph, TaskSpec, Trace, Truth
-from leakaudit.victims._noises import Noise, calibrated
+from leakaudit.traces.recorder import Recorder
 from leakaudit.victims.dkm import DKM
 
 Array = NDArray[np.float64]
@@ -62,9 +62,17 @@ def graph(kind: str) -> Graph:
 
 
 def record(
-    victim: DKM, kind: str, rounds: int, dtype: torch.dtype = torch.float64, seed: int = 0, wires: bool = True
+    victim: DKM,
+    kind: str,
+    rounds: int,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    wires: bool = True,
 ) -> tuple[Trace, Truth]:
-    task, random = Task.build(TaskSpec("linear", {"bias": False}, "squared", (8,), 1), dtype=dtype), generators(seed, "model", "run")
+    task, random = (
+        Task.build(TaskSpec("linear", {"bias": False}, "squared", (8,), 1), dtype=dtype),
+        generators(seed, "model", "run"),
+    )
     around = graph(kind)
     recorder = Recorder(
         None,
@@ -81,7 +89,14 @@ def record(
     with recorder:
         for i in range(5):
             recorder.truth(i, x[i], y[i])
-        victim.run(Problem(task, x, y), around, rounds, recorder, random["run"], around.edges if wires else [])
+        victim.run(
+            Problem(task, x, y),
+            around,
+            rounds,
+            recorder,
+            random["run"],
+            around.edges if wires else [],
+        )
     return recorder.trace, recorder.truth_record
 
 
@@ -105,9 +120,15 @@ def operator(victim: DKM) -> Callable[[int, Array], Array]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("settings", [{}, {"operator": "pgd", "l1": L1}, {"operator": "dr", "l1": L1}], ids=["gd", "pgd", "dr"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"operator": "pgd", "l1": L1}, {"operator": "dr", "l1": L1}],
+    ids=["gd", "pgd", "dr"],
+)
 @pytest.mark.parametrize("mechanism", ["none", "truncated_gaussian"])
-def test_it_broadcasts_what_algorithm_1_broadcasts(kind: str, settings: dict[str, Any], mechanism: Any) -> None:
+def test_it_broadcasts_what_algorithm_1_broadcasts(
+    kind: str, settings: dict[str, Any], mechanism: Any
+) -> None:
     victim = DKM(gamma=LASSO.gamma, alpha=0.8, fade=5.0, mechanism=mechanism, **settings)
     trace, truth = record(victim, kind, 10)
     w, t_of, view = metropolis(graph(kind)), operator(victim), la.Adversary().view(trace)
@@ -135,7 +156,9 @@ def test_it_broadcasts_what_algorithm_1_broadcasts(kind: str, settings: dict[str
     ],
     ids=["gd", "sgd", "spgd", "pgd without l1", "dr", "dr without l1"],
 )
-def test_the_declaration_is_what_runs(settings: dict[str, Any], mechanism: Any, dtype: torch.dtype) -> None:
+def test_the_declaration_is_what_runs(
+    settings: dict[str, Any], mechanism: Any, dtype: torch.dtype
+) -> None:
     found = declared.check(*record(DKM(mechanism=mechanism, **settings), "ring", 4, dtype))
     assert found.skipped == 0
     assert found.worst < 20 * torch.finfo(dtype).eps
@@ -145,8 +168,14 @@ def test_the_declaration_is_what_runs(settings: dict[str, Any], mechanism: Any, 
 def test_gd_reaches_the_optimum_and_pgd_stops_at_its_bias(kind: str) -> None:
     def off(rounds: int, **settings: Any) -> Array:
         """Return how far the agents' mean is from the optimum after every round."""
-        _, truth = record(DKM(gamma=LASSO.gamma, alpha=1.0, fade=20.0, **settings), kind, rounds, wires=False)
-        return np.asarray(np.abs(truth.states["w"].mean(1).numpy() - LASSO.optimum(settings.get("l1", 0.0))).max(1))
+        _, truth = record(
+            DKM(gamma=LASSO.gamma, alpha=1.0, fade=20.0, **settings), kind, rounds, wires=False
+        )
+        return np.asarray(
+            np.abs(truth.states["w"].mean(1).numpy() - LASSO.optimum(settings.get("l1", 0.0))).max(
+                1
+            )
+        )
 
     plain = off(3000)
     assert plain[3000] < 0.6 * plain[1500] < 3e-5
@@ -167,16 +196,23 @@ def gradients(truth: Truth, node: int, rounds: torch.Tensor, at: str = "w") -> A
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-13), (torch.float32, 1e-4)], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float64, 1e-13), (torch.float32, 1e-4)], ids=["float64", "float32"]
+)
 @pytest.mark.parametrize(("how", "at"), [("gd", "w"), ("pgd", "w"), ("dr", "v")])
-def test_an_eavesdropper_computes_every_gradient(kind: str, how: Any, at: str, dtype: torch.dtype, limit: float) -> None:
+def test_an_eavesdropper_computes_every_gradient(
+    kind: str, how: Any, at: str, dtype: torch.dtype, limit: float
+) -> None:
     trace, truth = record(DKM(operator=how, gamma=LASSO.gamma, fade=5.0), kind, 20, dtype)
     leaks = la.leaks(trace, rounds=20)
     assert [leak.node for leak in leaks] == list(range(5))
     for leak in leaks:
         assert leak.combination.shape == (20, 20)
         assert leak.is_plain
-        assert np.abs(leak.value.numpy() - gradients(truth, leak.node, leak.theta_rounds, at)).max() < limit
+        assert (
+            np.abs(leak.value.numpy() - gradients(truth, leak.node, leak.theta_rounds, at)).max()
+            < limit
+        )
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -188,7 +224,10 @@ def test_the_noise_of_one_round_is_all_that_is_on_it(mechanism: Any) -> None:
         trace, truth = record(victim, "ring", 40, seed=seed)
         for leak in la.leaks(trace, rounds=40):
             assert leak.std.numpy() == pytest.approx(noise.std / (0.5 * LASSO.gamma), rel=1e-6)
-            ratios.append((leak.value.numpy() - gradients(truth, leak.node, leak.theta_rounds)) / leak.std.numpy()[:, None])
+            ratios.append(
+                (leak.value.numpy() - gradients(truth, leak.node, leak.theta_rounds))
+                / leak.std.numpy()[:, None]
+            )
     assert np.stack(ratios).std() == pytest.approx(1, abs=0.03)
 
 
@@ -228,14 +267,18 @@ def density(noise: Noise) -> Callable[[float], float]:
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-3), (2.0, 1e-6)])
-def test_noise_has_the_density_and_the_std_that_it_says(mechanism: Any, epsilon: float, delta: float) -> None:
+def test_noise_has_the_density_and_the_std_that_it_says(
+    mechanism: Any, epsilon: float, delta: float
+) -> None:
     noise = calibrated(mechanism, epsilon, delta, 0.3)
     assert noise is not None
     assert noise.law == mechanism
     edge, f = min(noise.width, 50 * noise.scale), density(noise)
     variance = 2 * integrate.quad(lambda z: z * z * f(z), 0, edge, epsabs=1e-14, limit=200)[0]
     assert noise.std == pytest.approx(math.sqrt(variance), rel=1e-6)
-    drawn = noise.draw(torch.zeros(20000, dtype=torch.float64), torch.Generator().manual_seed(1)).numpy()
+    drawn = noise.draw(
+        torch.zeros(20000, dtype=torch.float64), torch.Generator().manual_seed(1)
+    ).numpy()
     grid = np.linspace(-edge, edge, 40001)
     cumulative = integrate.cumulative_trapezoid([f(z) for z in grid], grid, initial=0)
     assert np.abs(drawn).max() <= noise.width
@@ -273,11 +316,16 @@ def true_delta(noise: Noise, epsilon: float) -> float:
     return float(integrate.trapezoid(np.maximum(p - math.exp(epsilon) * q, 0), z))
 
 
-@pytest.mark.parametrize(("epsilon", "delta", "true"), [(0.5, 1e-3, 0.238), (1.0, 1e-3, 0.286), (0.5, 1e-5, 0.238), (2.0, 1e-3, 0.332)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "true"),
+    [(0.5, 1e-3, 0.238), (1.0, 1e-3, 0.286), (0.5, 1e-5, 0.238), (2.0, 1e-3, 0.332)],
+)
 def test_truncated_laplace_keeps_its_delta_on_one_coordinate_and_truncated_gaussian_does_not(
     epsilon: float, delta: float, true: float
 ) -> None:
-    laplace, gauss = (calibrated(m, epsilon, delta, 1.0) for m in ("truncated_laplace", "truncated_gaussian"))
+    laplace, gauss = (
+        calibrated(m, epsilon, delta, 1.0) for m in ("truncated_laplace", "truncated_gaussian")
+    )
     assert laplace is not None
     assert gauss is not None
     assert true_delta(laplace, epsilon) == pytest.approx(delta, rel=0.1)
@@ -287,7 +335,9 @@ def test_truncated_laplace_keeps_its_delta_on_one_coordinate_and_truncated_gauss
 def test_claims() -> None:
     assert DKM().claims(graph("ring"), 10) == ()
     for mechanism in MECHANISMS:
-        release, total = la.registry.configure(DKM, {"mechanism": mechanism}).claims(graph("ring"), 10)
+        release, total = la.registry.configure(DKM, {"mechanism": mechanism}).claims(
+            graph("ring"), 10
+        )
         assert release.epsilon == 0.5
         assert (release.delta == 0) == (mechanism == "laplace")
         assert total.epsilon == pytest.approx(0.5 * 50)
@@ -296,9 +346,14 @@ def test_claims() -> None:
     double = sum(1.2 * 0.1 for k in range(1, 10))  # with lambda = 0 the last term alone
     assert f"{2 * 10 * 0.1 / 500 + 4 * double:.4g}" in first.promise
     ring = DKM(records=100, alpha=0.1, fade=7.0)._theorem_1(graph("ring"), 6)
-    alpha, mixing = [0.1 / (1 + k / 7) for k in range(6)], float(np.sort(np.abs(np.linalg.eigvalsh(metropolis(graph("ring")))))[-2])
+    alpha, mixing = (
+        [0.1 / (1 + k / 7) for k in range(6)],
+        float(np.sort(np.abs(np.linalg.eigvalsh(metropolis(graph("ring")))))[-2]),
+    )
     assert mixing == pytest.approx(0.539, abs=5e-4)
-    pairs = sum((1 + 2 * alpha[k]) * alpha[j] * mixing ** (k - 1 - j) for k in range(6) for j in range(k))
+    pairs = sum(
+        (1 + 2 * alpha[k]) * alpha[j] * mixing ** (k - 1 - j) for k in range(6) for j in range(k)
+    )
     assert ring == pytest.approx(2 * sum(alpha) / 500 + 4 * pairs)
     assert ring > 2 * sum(alpha)  # above the trivial bound
 

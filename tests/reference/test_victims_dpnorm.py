@@ -14,15 +14,15 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import leakaudit as la
-from leakaudit import declared, recording
-from leakaudit.recorder import Recorder
-from leakaudit.recording import generators
+from leakaudit.protocols import declared, recording
+from leakaudit.protocols.dpnorm_family import guaranteed, level, sensitivity
+from leakaudit.protocols.recording import generators
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations import account, estimate, know
 from leakaudit.relations import recorded as messages
-from leakaudit.scenario import Scenario
-from leakaudit.task import Problem, Task
+from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph, TaskSpec, Trace, Truth
-from leakaudit.victims._dpnorm import guaranteed, level, sensitivity
+from leakaudit.traces.recorder import Recorder
 from leakaudit.victims.dpnorm import DPNorm
 from leakaudit.victims.single import Single
 
@@ -51,7 +51,14 @@ class Squares:
 SQUARES = Squares()
 
 
-def record(victim: DPNorm, graph: Graph, rounds: int, dtype: torch.dtype = torch.float64, seed: int = 0, wires: bool = True) -> Recorder:
+def record(
+    victim: DPNorm,
+    graph: Graph,
+    rounds: int,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    wires: bool = True,
+) -> Recorder:
     spec = TaskSpec("linear", {"bias": False}, "squared", (5,), 1)
     task, random = Task.build(spec, dtype=dtype), generators(seed, "model", "run", "schedule")
     recorder = Recorder(
@@ -62,19 +69,33 @@ def record(victim: DPNorm, graph: Graph, rounds: int, dtype: torch.dtype = torch
         params={**la.registry.values(victim), "samples": 40},
         rounds=rounds,
         dtype=dtype,
-        public={"w0": task.init(random["model"]), **victim.schedule(graph, rounds, random["schedule"])},
+        public={
+            "w0": task.init(random["model"]),
+            **victim.schedule(graph, rounds, random["schedule"]),
+        },
         keep_states=True,
     )
     x, y = torch.tensor(SQUARES.x, dtype=dtype), torch.tensor(SQUARES.y, dtype=dtype)
     with recorder:
         for i in range(6):
             recorder.truth(i, x[i], y[i])
-        victim.run(Problem(task, x, y), graph, rounds, recorder, random["run"], graph.edges if wires else [])
+        victim.run(
+            Problem(task, x, y),
+            graph,
+            rounds,
+            recorder,
+            random["run"],
+            graph.edges if wires else [],
+        )
     return recorder
 
 
 def recorded(
-    victim: DPNorm, graph: Graph = RING, rounds: int = 30, dtype: torch.dtype = torch.float64, seed: int = 0
+    victim: DPNorm,
+    graph: Graph = RING,
+    rounds: int = 30,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
 ) -> tuple[Trace, Truth]:
     recorder = record(victim, graph, rounds, dtype, seed)
     return recorder.trace, recorder.truth_record
@@ -86,7 +107,9 @@ def noise_of(truth: Truth, victim: DPNorm, t: int, k: int, i: int) -> Array:
     return np.asarray(truth.states[name][t, i].double()) if name in truth.states else np.zeros(5)
 
 
-def replay(victim: DPNorm, graph: Graph, rounds: int, w0: Array, truth: Truth) -> tuple[dict[tuple[int, ...], Array], Array, Array]:
+def replay(
+    victim: DPNorm, graph: Graph, rounds: int, w0: Array, truth: Truth
+) -> tuple[dict[tuple[int, ...], Array], Array, Array]:
     """Run Algorithm 1 line by line with the noise that was drawn.
 
     Returns y by (round, i, j), the models, and sum_k a^{K-1-k} g_k of every round and node (rounds, 6, 5).
@@ -104,7 +127,9 @@ def replay(victim: DPNorm, graph: Graph, rounds: int, w0: Array, truth: Truth) -
             for k in range(victim.inner):
                 n, g = noise_of(truth, victim, t, k, i), SQUARES.gradient(i, w[i])
                 sums[t - 1, i] = a * sums[t - 1, i] + g
-                pull = sum((1 if i < j else -1) * z[i, j] for j in near[i]) - (len(near[i]) * n if victim.noise == "inner" else 0)
+                pull = sum((1 if i < j else -1) * z[i, j] for j in near[i]) - (
+                    len(near[i]) * n if victim.noise == "inner" else 0
+                )
                 w[i] = a * (w[i] - victim.mu * g + victim.mu * eta / gamma * pull)
             for j in near[i]:
                 dual = eta / gamma * (z[i, j] - (1 if i < j else -1) * (w[i] + n))
@@ -147,7 +172,9 @@ def test_the_declaration_is_what_runs(settings: dict[str, Any], dtype: torch.dty
 
 
 @pytest.mark.parametrize(("inner", "rounds"), [(1, 1500), (5, 300)])
-def test_the_optimum_on_a_ring_and_not_on_a_star_unless_eta_is_common(inner: int, rounds: int) -> None:
+def test_the_optimum_on_a_ring_and_not_on_a_star_unless_eta_is_common(
+    inner: int, rounds: int
+) -> None:
     def ending(graph: Graph, eta: Any) -> Array:
         recorder = record(DPNorm(sigma=0.0, inner=inner, eta=eta), graph, rounds, wires=False)
         w = recorder.truth_record.states["w"][-1].numpy()
@@ -163,7 +190,11 @@ def test_the_optimum_on_a_ring_and_not_on_a_star_unless_eta_is_common(inner: int
 
 @pytest.mark.parametrize(("alpha", "apart"), [(0.01, 0.038), (0.1, 0.32), (1.0, 1.27)])
 def test_the_denoising_term_moves_the_models_apart(alpha: float, apart: float) -> None:
-    w = record(DPNorm(sigma=0.0, alpha=alpha), RING, 1000, wires=False).truth_record.states["w"][-1].numpy()
+    w = (
+        record(DPNorm(sigma=0.0, alpha=alpha), RING, 1000, wires=False)
+        .truth_record.states["w"][-1]
+        .numpy()
+    )
     assert np.abs(w - w.mean(0)).max() == pytest.approx(apart, rel=0.02)
 
 
@@ -176,7 +207,13 @@ class Heard:
     std: Array
 
 
-def heard(victim: DPNorm, graph: Graph = RING, rounds: int = 30, dtype: torch.dtype = torch.float64, seed: int = 0) -> Heard:
+def heard(
+    victim: DPNorm,
+    graph: Graph = RING,
+    rounds: int = 30,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> Heard:
     trace, truth = recorded(victim, graph, rounds, dtype, seed)
     _, _, sums = replay(victim, graph, rounds, trace.public["w0"].double().numpy(), truth)
     found = []
@@ -189,10 +226,14 @@ def heard(victim: DPNorm, graph: Graph = RING, rounds: int = 30, dtype: torch.dt
     return Heard(*(np.stack(part) for part in zip(*found, strict=True)))
 
 
-@pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 2e-13), (torch.float32, 1e-4)], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("dtype", "limit"), [(torch.float64, 2e-13), (torch.float32, 1e-4)], ids=["float64", "float32"]
+)
 @pytest.mark.parametrize("graph", [RING, STAR], ids=["ring", "star"])
 @pytest.mark.parametrize("inner", [1, 3])
-def test_without_noise_the_weighted_sum_of_a_round_is_on_the_wire(graph: Graph, inner: int, dtype: torch.dtype, limit: float) -> None:
+def test_without_noise_the_weighted_sum_of_a_round_is_on_the_wire(
+    graph: Graph, inner: int, dtype: torch.dtype, limit: float
+) -> None:
     found = heard(DPNorm(sigma=0.0, alpha=0.2, inner=inner), graph, dtype=dtype)
     assert found.error.shape == (6, 30, 5)
     assert np.abs(found.error).max() < limit
@@ -205,7 +246,9 @@ def test_the_noise_of_the_leak_is_as_predicted(inner: int, std: float, median: f
     error, predicted = np.stack([r.error for r in runs]), runs[0].std
     assert predicted[:, 1:] == pytest.approx(std, rel=0.005)
     assert error[:, :, 1:].std() / predicted[0, 1] == pytest.approx(1, abs=0.02)
-    assert error[:, :, 0].std() / predicted[0, 0] == pytest.approx(1, abs=0.08)  # the first step starts from a model without noise
+    assert error[:, :, 0].std() / predicted[0, 0] == pytest.approx(
+        1, abs=0.08
+    )  # the first step starts from a model without noise
     long = heard(victim)
     relative = np.linalg.norm(long.error, axis=2) / np.linalg.norm(long.true, axis=2)
     assert np.median(relative) == pytest.approx(median, rel=0.1)
@@ -217,15 +260,22 @@ def test_the_mean_over_rounds_is_far_quieter(inner: int) -> None:
     p = victim.relations(RING, rounds, {})
     a = 0.75 if inner == 1 else 5 / 6
     weights = [a ** (inner - 1 - k) / rounds for k in range(inner)] * rounds
-    mean = sum((str(w) * g for w, g in zip(weights, p.gradients(0), strict=True)), start=0 * p.gradients(0)[0])
+    mean = sum(
+        (str(w) * g for w, g in zip(weights, p.gradients(0), strict=True)),
+        start=0 * p.gradients(0)[0],
+    )
     predicted = float(estimate(know(p, la.Adversary()), [mean]).std[0])
     found = [heard(victim, rounds=rounds, seed=seed) for seed in range(24)]
     assert predicted < 0.4 * found[0].std[0, 1]
-    assert np.stack([f.error.mean(1) for f in found]).std() / predicted == pytest.approx(1, abs=0.08)
+    assert np.stack([f.error.mean(1) for f in found]).std() / predicted == pytest.approx(
+        1, abs=0.08
+    )
 
 
 @pytest.mark.parametrize(("inner", "expected"), [(1, 2.9522), (3, 6.0160)])
-def test_exact_mu_is_the_sum_of_the_shifts_that_add_up_in_the_model(inner: int, expected: float) -> None:
+def test_exact_mu_is_the_sum_of_the_shifts_that_add_up_in_the_model(
+    inner: int, expected: float
+) -> None:
     victim = DPNorm(sigma=0.1, alpha=0.2, inner=inner)
     p = victim.relations(RING, 8, {})
     found = account(know(p, la.Adversary()), p.gradients(0), 1.0)
@@ -249,8 +299,12 @@ def test_sending_twice_in_a_round_cancels_its_noise(noise: Any, exact: int) -> N
     assert len(bound.leaking) == exact
     assert math.isinf(bound.mu) == bool(exact)
     once = DPNorm(inner=2, alpha=0.2).relations(RING, 3, {})
-    assert math.isfinite(account(know(once, la.Adversary()), once.gradients(0), 1.0, certify=False).mu)
-    g = {f"g[0|{k},{t}]": truth.states[f"g.{k}"][t, 0].numpy() for k in range(2) for t in range(1, 4)}
+    assert math.isfinite(
+        account(know(once, la.Adversary()), once.gradients(0), 1.0, certify=False).mu
+    )
+    g = {
+        f"g[0|{k},{t}]": truth.states[f"g.{k}"][t, 0].numpy() for k in range(2) for t in range(1, 4)
+    }
     for row in bound.leaking:
         quiet = estimate(know(p, la.Adversary(), own=False), [row], rounding=1e-16)
         assert quiet.std[0] < 1e-12
@@ -261,7 +315,9 @@ def test_sending_twice_in_a_round_cancels_its_noise(noise: Any, exact: int) -> N
 
 def exact_delta(mu: float, epsilon: float) -> float:
     """Return delta(epsilon) of a Gaussian mechanism of shift mu."""
-    return float(norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu))
+    return float(
+        norm.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * norm.cdf(-mu / 2 - epsilon / mu)
+    )
 
 
 def test_theorem_1_at_the_papers_constants() -> None:
@@ -289,7 +345,9 @@ def test_theorem_1_as_printed_is_too_quiet_below_epsilon_04(nominal: float, true
 @pytest.mark.parametrize("form", ["eq8", "printed"])
 def test_the_epsilon_of_a_noise_level_inverts_the_theorem(form: Any) -> None:
     for epsilon in (0.05, 1.0, 20.0):
-        assert guaranteed(level(epsilon, 1e-3, 300, form), 1e-3, 300, form) == pytest.approx(epsilon, rel=1e-9)
+        assert guaranteed(level(epsilon, 1e-3, 300, form), 1e-3, 300, form) == pytest.approx(
+            epsilon, rel=1e-9
+        )
 
 
 def test_claims_in_both_forms() -> None:
@@ -300,7 +358,9 @@ def test_claims_in_both_forms() -> None:
     assert printed.std is not None
     assert eq8.std is not None
     assert printed.std * 3 < eq8.std
-    assert float(victim.schedule(RING, 2000, torch.Generator())["sigma"][0]) == pytest.approx(eq8.std)
+    assert float(victim.schedule(RING, 2000, torch.Generator())["sigma"][0]) == pytest.approx(
+        eq8.std
+    )
     given = DPNorm(mu=0.03, inner=10, alpha=0.2, sigma=eq8.std, batch=2000, records=4000)
     assert sorted(c.epsilon or 0 for c in given.claims(RING, 2000))[1] == pytest.approx(0.1)
     (optimum,) = DPNorm(sigma=0.0).claims(STAR, 10)
@@ -334,7 +394,10 @@ def test_the_records_that_set_the_noise_must_be_those_held() -> None:
 
 
 def test_the_single_node_reference_descends_on_everybodys_records_and_sends_nothing() -> None:
-    task, random = Task.build(TaskSpec("linear", {"bias": False}, "squared", (5,), 1), dtype=torch.float64), generators(0, "model", "run")
+    task, random = (
+        Task.build(TaskSpec("linear", {"bias": False}, "squared", (5,), 1), dtype=torch.float64),
+        generators(0, "model", "run"),
+    )
     victim, w0 = Single(mu=0.2, inner=2), task.init(random["model"])
     recorder = Recorder(
         None,
@@ -364,7 +427,9 @@ def test_the_single_node_reference_descends_on_everybodys_records_and_sends_noth
 
 
 def test_faces_come_back_bit_for_bit_from_messages_without_noise() -> None:
-    made = Scenario("dpnorm", nodes=3, graph="star", rounds=4, set={"hidden": "32", "sigma": 0.0, "alpha": 0.2})
+    made = Scenario(
+        "dpnorm", nodes=3, graph="star", rounds=4, set={"hidden": "32", "sigma": 0.0, "alpha": 0.2}
+    )
     recorder = recording.record(recording.plan(made), None)
     found = la.attack(la.leaks(recorder.trace), generator=torch.Generator().manual_seed(0))
     assert [s.exact for s in la.score(found, recorder.truth_record)] == [(True,)] * 3

@@ -14,17 +14,20 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit import declared, recording, registry
+from leakaudit import registry
 from leakaudit.adversary import Adversary
-from leakaudit.deduction import Deduction
-from leakaudit.recorder import Recorder
+from leakaudit.extraction.deduction import Deduction
+from leakaudit.protocols import declared, recording
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations import Bound, account, determined, know
-from leakaudit.scenario import Scenario
-from leakaudit.task import Problem, Task
+from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import Graph, TaskSpec
+from leakaudit.traces.recorder import Recorder
 
 NODES, SAMPLES, SIZE = 8, 30, 10
-RING = Graph(NODES, tuple(sorted((min(i, (i + 1) % NODES), max(i, (i + 1) % NODES)) for i in range(NODES))))
+RING = Graph(
+    NODES, tuple(sorted((min(i, (i + 1) % NODES), max(i, (i + 1) % NODES)) for i in range(NODES)))
+)
 SPEC = TaskSpec(model="linear", args={"bias": False}, loss="squared", shape=(SIZE,), classes=1)
 NOISES = [{}, {"sigma": 0.1, "decay": 0.9}, {"sigma": 0.1, "noise_on": "lam"}]
 FORMS = [{"reg": reg, "baton": baton} for reg in ("none", "l1") for baton in ("active", "full")]
@@ -41,7 +44,10 @@ class Squares:
     def draw(cls) -> Squares:
         rng = np.random.default_rng(0)
         a = [rng.normal(size=(SAMPLES, SIZE)) * (1 + 0.5 * i / NODES) for i in range(NODES)]
-        b = [m @ (rng.normal(size=SIZE) + rng.normal(size=SIZE)) + 0.1 * rng.normal(size=SAMPLES) for m in a]
+        b = [
+            m @ (rng.normal(size=SIZE) + rng.normal(size=SIZE)) + 0.1 * rng.normal(size=SAMPLES)
+            for m in a
+        ]
         return cls(np.stack(a), np.stack(b))
 
     @property
@@ -81,16 +87,33 @@ def published_walk(count: int) -> list[int]:
 
 def other_walk(count: int, seed: int = 1) -> list[int]:
     steps = random.Random(seed)
-    return [s % NODES for s in itertools.accumulate([0, *(steps.choice((-1, 1)) for _ in range(count))])]
+    return [
+        s % NODES for s in itertools.accumulate([0, *(steps.choice((-1, 1)) for _ in range(count))])
+    ]
 
 
-def run(victim: Any, walk: Sequence[int], *, wire: torch.dtype = torch.float64, states: bool = True, seed: int = 0) -> Recorder:
+def run(
+    victim: Any,
+    walk: Sequence[int],
+    *,
+    wire: torch.dtype = torch.float64,
+    states: bool = True,
+    seed: int = 0,
+) -> Recorder:
     """Run in float64 from zero; the wire may be coarser."""
     task, rounds = Task.build(SPEC, dtype=torch.float64), len(walk) - 1
     start = {"w0": torch.zeros(SIZE, dtype=torch.float64), "active": torch.tensor(walk)}
     params = {**registry.values(victim), "samples": SAMPLES}
     recorder = Recorder(
-        None, protocol="recal", task=task, graph=RING, params=params, rounds=rounds, dtype=wire, public=start, keep_states=states
+        None,
+        protocol="recal",
+        task=task,
+        graph=RING,
+        params=params,
+        rounds=rounds,
+        dtype=wire,
+        public=start,
+        keep_states=states,
     )
     with recorder:
         data = Problem(task, torch.tensor(PROBLEM.a), torch.tensor(PROBLEM.b))
@@ -113,9 +136,19 @@ def loop(victim: Any, walk: Sequence[int], xi: np.ndarray) -> tuple[np.ndarray, 
             v = y + victim.beta * sum(lam[j] + s[j] * (x[j] - y) for j in range(NODES))
         else:
             v = y + victim.beta * (lam.sum(0) + bar - lam[i])
-        y_new = np.sign(v) * np.maximum(abs(v) - victim.beta * victim.weight, 0) if victim.reg == "l1" else v
-        x_new = x[i] - tau[i] * (PROBLEM.gradient(i, x[i]) + bar) + (xi[t, i] if victim.noise_on == "x" else 0)
-        lam_new = bar + s[i] * (x_new - x[i] - y_new + y) + (xi[t, i] if victim.noise_on == "lam" else 0)
+        y_new = (
+            np.sign(v) * np.maximum(abs(v) - victim.beta * victim.weight, 0)
+            if victim.reg == "l1"
+            else v
+        )
+        x_new = (
+            x[i]
+            - tau[i] * (PROBLEM.gradient(i, x[i]) + bar)
+            + (xi[t, i] if victim.noise_on == "x" else 0)
+        )
+        lam_new = (
+            bar + s[i] * (x_new - x[i] - y_new + y) + (xi[t, i] if victim.noise_on == "lam" else 0)
+        )
         x[i], lam[i], y = x_new, lam_new, y_new
         total = (lam + s[:, None] * x).sum(0) if victim.baton == "full" else lam.sum(0)
     return x, lam, y, total
@@ -126,14 +159,20 @@ def loop(victim: Any, walk: Sequence[int], xi: np.ndarray) -> tuple[np.ndarray, 
 def test_it_is_the_plain_loop(form: dict[str, str], noise: dict[str, Any]) -> None:
     victim, walk = PROBLEM.victim(**form, **noise), other_walk(60)
     got = states(run(victim, walk))
-    for name, expected in zip(("w", "lam", "y", "s"), loop(victim, walk, np.nan_to_num(got["xi"])), strict=True):
-        np.testing.assert_allclose(got[name][-1] if expected.ndim == 2 else got[name][-1, 0], expected, atol=1e-13)
+    for name, expected in zip(
+        ("w", "lam", "y", "s"), loop(victim, walk, np.nan_to_num(got["xi"])), strict=True
+    ):
+        np.testing.assert_allclose(
+            got[name][-1] if expected.ndim == 2 else got[name][-1, 0], expected, atol=1e-13
+        )
     assert bool(np.nan_to_num(got["xi"]).any()) == bool(noise)
 
 
 def test_noise_decays_with_a_nodes_own_activations() -> None:
     victim, walk = PROBLEM.victim(sigma=2.0, decay=0.5), other_walk(8)
-    drawn = np.stack([states(run(victim, walk, seed=seed))["xi"][1:, walk[0]] for seed in range(200)])
+    drawn = np.stack(
+        [states(run(victim, walk, seed=seed))["xi"][1:, walk[0]] for seed in range(200)]
+    )
     at = [t for t, i in enumerate(walk[:-1]) if i == walk[0]]
     assert len(at) > 1
     for c, t in enumerate(at):
@@ -143,7 +182,10 @@ def test_noise_decays_with_a_nodes_own_activations() -> None:
 def test_published_rate_and_error() -> None:
     """-0.0217 an activation on the 8-ring (PROTOCOLS.md 4), measured where it was measured: from a third of the way to 1e-12."""
     got = states(run(PROBLEM.victim(), published_walk(2500)))
-    error = np.maximum(np.linalg.norm(got["y"][1:, 0] - PROBLEM.optimum, axis=1), abs(got["w"][1:] - PROBLEM.optimum).max((1, 2)))
+    error = np.maximum(
+        np.linalg.norm(got["y"][1:, 0] - PROBLEM.optimum, axis=1),
+        abs(got["w"][1:] - PROBLEM.optimum).max((1, 2)),
+    )
     last = int(np.argmax(error < 1e-12))
     rate = (np.log(error[last]) - np.log(error[last // 3])) / (last - last // 3)
     assert rate == pytest.approx(-0.0217, rel=0.05)
@@ -156,7 +198,9 @@ def test_l1_reaches_the_kkt_conditions(baton: str) -> None:
     got = states(run(PROBLEM.victim(reg="l1", weight=0.3, baton=baton), other_walk(3500)))
     y = got["y"][-1, 0]
     slope = np.sum([PROBLEM.gradient(i, y) for i in range(NODES)], axis=0)
-    violation = np.where(abs(y) > 1e-9, abs(slope + 0.3 * np.sign(y)), np.maximum(abs(slope) - 0.3, 0))
+    violation = np.where(
+        abs(y) > 1e-9, abs(slope + 0.3 * np.sign(y)), np.maximum(abs(slope) - 0.3, 0)
+    )
     assert violation.max() <= 4e-13
     assert abs(got["w"][-1] - y).max() <= 1e-13
 
@@ -175,7 +219,9 @@ def test_every_gradient_is_recovered_from_the_baton(wire: torch.dtype) -> None:
         taken = np.stack([PROBLEM.gradient(leak.node, w[t, leak.node]) for t in at])
         assert abs(leak.value.numpy() - taken).max() < (1e-11 if wire == torch.float64 else 2e-6)
         assert leak.theta is not None
-        np.testing.assert_allclose(leak.theta.numpy(), w[at, leak.node], atol=1e-11 if wire == torch.float64 else 1e-6)
+        np.testing.assert_allclose(
+            leak.theta.numpy(), w[at, leak.node], atol=1e-11 if wire == torch.float64 else 1e-6
+        )
 
 
 @pytest.mark.slow
@@ -190,7 +236,10 @@ def test_the_recovery_does_not_grow_over_5000_activations(wire: torch.dtype, mos
     errors = []
     for j in range(0, len(at), 40):
         formula = found.formula(found.rows[j])
-        value = sum(float(c) * heard.fetch(formula.home[k]).double() for k, c in sorted(formula.terms.items()))
+        value = sum(
+            float(c) * heard.fetch(formula.home[k]).double()
+            for k, c in sorted(formula.terms.items())
+        )
         assert isinstance(value, torch.Tensor)
         errors.append(abs(value.numpy() - PROBLEM.gradient(0, w[at[j], 0])).max())
     assert max(errors) <= most
@@ -215,24 +264,33 @@ def ratio(victim: Any, runs: int) -> float:
 @pytest.mark.parametrize("noise_on", ["x", "lam"])
 def test_estimates_have_the_spread_that_is_predicted(noise_on: str) -> None:
     """RELATIONS.md 3: .995 and .997; on lam the y that travels must not be declared linear, else nothing is hidden (below)."""
-    assert ratio(PROBLEM.victim(sigma=0.05, decay=0.97, noise_on=noise_on, reg="l1", weight=0.01), 25) == pytest.approx(1, abs=0.02)
+    assert ratio(
+        PROBLEM.victim(sigma=0.05, decay=0.97, noise_on=noise_on, reg="l1", weight=0.01), 25
+    ) == pytest.approx(1, abs=0.02)
 
 
 def bound(victim: Any, walk: Sequence[int], *, hide: bool = False) -> Bound:
     """The mu of node 0, whose gradients change by up to 1; hide: without what is known of y."""
     p = victim.relations(RING, len(walk) - 1, {"active": torch.tensor(walk)})
     k = know(p, Adversary())
-    rows = tuple(r for r in k.rows if not (hide and any(v in p.opaques for v in p.relations[r].terms)))
+    rows = tuple(
+        r for r in k.rows if not (hide and any(v in p.opaques for v in p.relations[r].terms))
+    )
     return account(replace(k, rows=rows), p.gradients(0), 1.0)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f['reg']}-{f['baton']}")
 def test_noise_on_x_costs_the_sum_of_the_activations(form: dict[str, str]) -> None:
     """RELATIONS.md 3b: 16 activations of node 0, R = .97: mu 3.12548, certificate all 2."""
-    found, walk = bound(PROBLEM.victim(sigma=0.4, decay=0.97, **form), other_walk(160)), other_walk(160)
+    found, walk = (
+        bound(PROBLEM.victim(sigma=0.4, decay=0.97, **form), other_walk(160)),
+        other_walk(160),
+    )
     tau, count = 0.95 / (1.5 * PROBLEM.lipschitz[0]), walk[:-1].count(0)
     assert count == 16
-    assert found.mu == pytest.approx(math.sqrt(sum((tau / 0.4) ** 2 / 0.97**c for c in range(count))), rel=1e-9)
+    assert found.mu == pytest.approx(
+        math.sqrt(sum((tau / 0.4) ** 2 / 0.97**c for c in range(count))), rel=1e-9
+    )
     assert found.mu == pytest.approx(3.12548, abs=5e-6)
     assert found.certificate == (2,) * count
 
@@ -241,13 +299,23 @@ def test_noise_on_lam_costs_more_than_lemma_5_counts() -> None:
     """RELATIONS.md 3b: 8.924, certificate 1, where y says nothing; a shift d of every gradient moves x by -(1 - (1 - tau s)^c) d / s."""
     s = 0.5 * PROBLEM.lipschitz[0]
     tau, std = 0.95 / (1.5 * PROBLEM.lipschitz[0]), 0.4 * s
-    hidden = bound(PROBLEM.victim(sigma=float(std), decay=0.97, noise_on="lam", reg="l1"), other_walk(160), hide=True)
+    hidden = bound(
+        PROBLEM.victim(sigma=float(std), decay=0.97, noise_on="lam", reg="l1"),
+        other_walk(160),
+        hide=True,
+    )
     moved = [1 - (1 - tau * s) ** (c + 1) for c in range(16)]
-    assert hidden.mu == pytest.approx(math.sqrt(sum((m / std) ** 2 / 0.97**c for c, m in enumerate(moved))), rel=1e-8)
+    assert hidden.mu == pytest.approx(
+        math.sqrt(sum((m / std) ** 2 / 0.97**c for c, m in enumerate(moved))), rel=1e-8
+    )
     assert hidden.mu == pytest.approx(8.924, abs=5e-4)
     assert hidden.certificate == (2, *[1] * 15)
-    full = bound(PROBLEM.victim(sigma=float(std), decay=0.97, noise_on="lam", baton="full"), other_walk(160))
-    assert full.mu == pytest.approx(math.sqrt(sum(((c + 2) * tau * s / std) ** 2 / 0.97**c for c in range(16))), rel=1e-8)
+    full = bound(
+        PROBLEM.victim(sigma=float(std), decay=0.97, noise_on="lam", baton="full"), other_walk(160)
+    )
+    assert full.mu == pytest.approx(
+        math.sqrt(sum(((c + 2) * tau * s / std) ** 2 / 0.97**c for c in range(16))), rel=1e-8
+    )
 
 
 def test_noise_on_lam_hides_nothing_without_a_regulariser() -> None:
@@ -255,7 +323,9 @@ def test_noise_on_lam_hides_nothing_without_a_regulariser() -> None:
     victim, walk = PROBLEM.victim(sigma=0.5, noise_on="lam"), other_walk(160)
     found = bound(victim, walk)
     assert found.mu == math.inf
-    assert [str(e) for e in found.leaking] == [f"g[0,{t + 1}]" for t, i in enumerate(walk[:-1]) if i == 0][:-1]
+    assert [str(e) for e in found.leaking] == [
+        f"g[0,{t + 1}]" for t, i in enumerate(walk[:-1]) if i == 0
+    ][:-1]
     recorder = run(victim, walk)
     w = states(recorder)["w"]
     leak = la.leaks(recorder.trace, nodes=[0], rounds=100)[0]
@@ -272,7 +342,9 @@ def test_the_plf_is_counted_in_the_schedule() -> None:
     victim, walk = PROBLEM.victim(sigma=0.1), published_walk(800)
     (claim,) = victim.claims(RING, 800, {"active": torch.tensor(walk)})
     assert "PLF 125," in claim.promise
-    assert "PLF 400," in victim.claims(RING, 800)[0].promise  # a walk comes back every second time at most
+    assert (
+        "PLF 400," in victim.claims(RING, 800)[0].promise
+    )  # a walk comes back every second time at most
     assert PROBLEM.victim().claims(RING, 800) == ()
 
 
@@ -281,7 +353,9 @@ def test_theorem_4_at_plf_300(decay: float, needed: float) -> None:
     """PROTOCOLS.md 4: the noise for (1, 1e-3), in units of tau C."""
     back_and_forth = {"active": torch.tensor([0, 1] * 300 + [0])}
     kind = registry.get("victims", "recal")
-    (claim,) = kind(tau="0.2", s="0.5", sigma=0.2 * 3 * needed, decay=decay, sensitivity=3.0).claims(RING, 600, back_and_forth)
+    (claim,) = kind(
+        tau="0.2", s="0.5", sigma=0.2 * 3 * needed, decay=decay, sensitivity=3.0
+    ).claims(RING, 600, back_and_forth)
     assert claim.epsilon == pytest.approx(1, rel=0.01)
     rho = sum((0.2 * 3) ** 2 / (2 * (0.2 * 3 * needed) ** 2 * decay**c) for c in range(300))
     assert claim.epsilon == pytest.approx(rho + 2 * math.sqrt(rho * math.log(1e3)), rel=1e-9)
@@ -290,16 +364,32 @@ def test_theorem_4_at_plf_300(decay: float, needed: float) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("noise", NOISES, ids=["none", "x", "lam"])
-@pytest.mark.parametrize("form", [*FORMS, {"activation": "iid"}, {"activation": "iid", "reg": "l1", "baton": "full"}], ids=str)
-def test_the_declaration_describes_the_run(form: dict[str, str], noise: dict[str, Any], dtype: str) -> None:
-    recorder = record(set={"l2": 0.1, **form, **noise}, dtype=dtype, states=True, graph="complete", rounds=25)
+@pytest.mark.parametrize(
+    "form",
+    [*FORMS, {"activation": "iid"}, {"activation": "iid", "reg": "l1", "baton": "full"}],
+    ids=str,
+)
+def test_the_declaration_describes_the_run(
+    form: dict[str, str], noise: dict[str, Any], dtype: str
+) -> None:
+    recorder = record(
+        set={"l2": 0.1, **form, **noise}, dtype=dtype, states=True, graph="complete", rounds=25
+    )
     found = declared.check(recorder.trace, recorder.truth_record)
     assert (found.skipped, found.worst < 20 * torch.finfo(recorder.trace.dtype).eps) == (0, True)
     assert found.checked > 90
 
 
 def record(**changes: Any) -> Recorder:
-    values = {"nodes": 5, "graph": "ring", "rounds": 12, "data": "gaussians", "samples": 3, "model": "logistic", **changes}
+    values = {
+        "nodes": 5,
+        "graph": "ring",
+        "rounds": 12,
+        "data": "gaussians",
+        "samples": 3,
+        "model": "logistic",
+        **changes,
+    }
     return recording.record(recording.plan(Scenario(victim="recal", **values)), None)
 
 
@@ -309,7 +399,9 @@ def test_the_baton_goes_to_a_neighbour_and_is_heard_there_alone() -> None:
     assert all(j in recorder.trace.graph.neighbours[i] for i, j in itertools.pairwise(baton))
     table = recorder.trace.messages[0]
     sent = list(zip(table.round.tolist(), table.src.tolist(), table.dst.tolist(), strict=True))
-    assert sent == [(t, i, j) for t, (i, j) in enumerate(itertools.pairwise(baton), 1) for _ in ("y", "s")]
+    assert sent == [
+        (t, i, j) for t, (i, j) in enumerate(itertools.pairwise(baton), 1) for _ in ("y", "s")
+    ]
 
 
 def test_who_is_not_on_the_way_learns_nothing() -> None:
@@ -317,7 +409,12 @@ def test_who_is_not_on_the_way_learns_nothing() -> None:
     p = PROBLEM.victim().relations(RING, len(walk) - 1, {"active": torch.tensor(walk)})
 
     def found(*corrupt: int) -> list[str]:
-        return [str(e) for e in determined(know(p, Adversary(hears="none", corrupt=frozenset(corrupt))), p.gradients(1))]
+        return [
+            str(e)
+            for e in determined(
+                know(p, Adversary(hears="none", corrupt=frozenset(corrupt))), p.gradients(1)
+            )
+        ]
 
     assert found(5) == []
     assert found(0, 2) == ["g[1,2]", "g[1,4]", "g[1,6]"]

@@ -13,19 +13,25 @@ import torch
 from effort import counted
 
 import leakaudit as la
-from leakaudit import declared, recording
+from leakaudit.protocols import declared, recording
+from leakaudit.protocols.kirkman import partitions
+from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations import Knowledge, Relations, account, determined_each, estimate, know
 from leakaudit.relations import recorded as messages
-from leakaudit.scenario import Scenario
 from leakaudit.trace import Graph, Trace, Truth
-from leakaudit.victims._kirkman import partitions
 from leakaudit.victims.secured import SecureD
 
 Recorded = tuple[recording.Plan, Trace, Truth]
 
 
 def record(
-    nodes: int = 9, rounds: int = 8, dtype: str = "float64", data: str = "gaussians", samples: int = 3, seed: int = 0, **settings: Any
+    nodes: int = 9,
+    rounds: int = 8,
+    dtype: str = "float64",
+    data: str = "gaussians",
+    samples: int = 3,
+    seed: int = 0,
+    **settings: Any,
 ) -> Recorded:
     model = {} if data == "gaussians" else {"bias": False}
     scenario = Scenario(
@@ -91,7 +97,13 @@ def test_it_sends_what_algorithm_3_sends() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"rho": 1.0, "iterations": 2}, {"batch": 2, "local_steps": 3}, {"group_size": 9, "partitions": 1}, {"lam0": 0.0}],
+    [
+        {},
+        {"rho": 1.0, "iterations": 2},
+        {"batch": 2, "local_steps": 3},
+        {"group_size": 9, "partitions": 1},
+        {"lam0": 0.0},
+    ],
     ids=["default", "paper", "batches", "one group", "no lambda"],
 )
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
@@ -129,33 +141,57 @@ def test_two_iterations_leave_a_quarter_of_lambda_in_every_coordinate() -> None:
         _, _, truth = record(rounds=2, iterations=2, rho=rho)
         mean, start = truth.states["w"][1].mean(0), (truth.states["lam0"][1] + 0.5).mean(0)
         expected = 2 * start / (2 + rho) ** 2 - (rho / (2 + rho)) ** 2 * mean
-        assert float(truth.states["mse"][2]) == pytest.approx(float(expected.square().mean()), rel=1e-6)
+        assert float(truth.states["mse"][2]) == pytest.approx(
+            float(expected.square().mean()), rel=1e-6
+        )
 
 
-@pytest.mark.parametrize(("nodes", "size", "count"), [(9, 3, 4), (15, 3, 5), (12, 3, 4), (16, 4, 4), (8, 2, 7), (25, 5, 6), (6, 6, 1)])
-def test_partitions_where_nobody_meets_twice_within_a_million_calls(nodes: int, size: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "size", "count"),
+    [(9, 3, 4), (15, 3, 5), (12, 3, 4), (16, 4, 4), (8, 2, 7), (25, 5, 6), (6, 6, 1)],
+)
+def test_partitions_where_nobody_meets_twice_within_a_million_calls(
+    nodes: int, size: int, count: int
+) -> None:
     for seed in range(5):
         with counted() as effort:
             found = partitions(nodes, size, count, torch.Generator().manual_seed(seed))
         assert effort.calls < 1_000_000
-        assert [sorted(v for group in day for v in group) for day in found] == [list(range(nodes))] * count
+        assert [sorted(v for group in day for v in group) for day in found] == [
+            list(range(nodes))
+        ] * count
         assert {len(group) for day in found for group in day} == {size}
-        met = [pair for day in found for group in day for pair in itertools.combinations(sorted(group), 2)]
+        met = [
+            pair
+            for day in found
+            for group in day
+            for pair in itertools.combinations(sorted(group), 2)
+        ]
         assert len(set(met)) == len(met)
     assert found == partitions(nodes, size, count, torch.Generator().manual_seed(4))
 
 
 @pytest.mark.parametrize(
     ("nodes", "size", "count", "words"),
-    [(10, 3, 1, "does not divide"), (9, 3, 5, "at most 4"), (6, 3, 2, "at most 1"), (12, 3, 5, "use partitions=4"), (9, 1, 1, "does not")],
+    [
+        (10, 3, 1, "does not divide"),
+        (9, 3, 5, "at most 4"),
+        (6, 3, 2, "at most 1"),
+        (12, 3, 5, "use partitions=4"),
+        (9, 1, 1, "does not"),
+    ],
 )
-def test_partitions_that_are_not_there_are_refused_in_one_line(nodes: int, size: int, count: int, words: str) -> None:
+def test_partitions_that_are_not_there_are_refused_in_one_line(
+    nodes: int, size: int, count: int, words: str
+) -> None:
     with pytest.raises(la.LeakauditError, match=words) as caught:
         partitions(nodes, size, count, torch.Generator().manual_seed(0))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("settings", [{"rho": 0.0}, {"iterations": 0}, {"group_size": 1}, {"batch": -1}, {"lr": 0.0}])
+@pytest.mark.parametrize(
+    "settings", [{"rho": 0.0}, {"iterations": 0}, {"group_size": 1}, {"batch": -1}, {"lr": 0.0}]
+)
 def test_wrong_constants_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(la.LeakauditError, match="secured"):
         SecureD(**settings)
@@ -175,20 +211,29 @@ def own_only(k: Knowledge) -> Knowledge:
     return Knowledge(p, (k.known - told) | {z.vector for z in p.select("state", name="z")}, rows)
 
 
-def breaches(p: Relations, nodes: int, last: int, corrupt: Collection[int], *, with_sums: bool = True) -> dict[int, int]:
+def breaches(
+    p: Relations, nodes: int, last: int, corrupt: Collection[int], *, with_sums: bool = True
+) -> dict[int, int]:
     """Return the first iteration at which a coalition knows w_k, for every other peer that it ever does."""
     first: dict[int, int] = {}
     for i in range(1, last + 1):
         k = know(p, la.Adversary(hears="none", corrupt=frozenset(corrupt), window=range(i + 1)))
         k = k if with_sums else own_only(k)
-        found = determined_each(k, {q: [p.find("w", q, 1)] for q in range(nodes) if q not in corrupt})
+        found = determined_each(
+            k, {q: [p.find("w", q, 1)] for q in range(nodes) if q not in corrupt}
+        )
         first = {q: i for q, rows in found.items() if rows} | first
     return first
 
 
-def spans(p: Relations, nodes: int, last: int, size: int, *, with_sums: bool = True, every: int = 1) -> tuple[int, int, int, int]:
+def spans(
+    p: Relations, nodes: int, last: int, size: int, *, with_sums: bool = True, every: int = 1
+) -> tuple[int, int, int, int]:
     """Return earliest first breach, latest first breach, earliest and latest iteration at which all others are known."""
-    found = [breaches(p, nodes, last, c, with_sums=with_sums) for c in list(itertools.combinations(range(nodes), size))[::every]]
+    found = [
+        breaches(p, nodes, last, c, with_sums=with_sums)
+        for c in list(itertools.combinations(range(nodes), size))[::every]
+    ]
     everybody = [max(b.values()) if len(b) == nodes - size else last + 1 for b in found]
     firsts = [min(b.values()) for b in found]
     return min(firsts), max(firsts), min(everybody), max(everybody)
@@ -207,9 +252,22 @@ def test_who_is_known_at_which_iteration_of_nine_peers() -> None:
     assert not breaches(p, 9, 2, {0})  # at the paper's I = 2 one cannot, two can
 
 
-@pytest.mark.parametrize(("count", "alone", "sums_first", "sums_all"), [(7, (8, 14), 6, 6), (5, (6, 16), 6, 6)])
-def test_who_is_known_at_which_iteration_of_fifteen_peers(count: int, alone: tuple[int, int], sums_first: int, sums_all: int) -> None:
-    _, trace, _ = record(nodes=15, rounds=15, iterations=15, rho=0.8, partitions=count, samples=2, local_steps=1, seed=1)
+@pytest.mark.parametrize(
+    ("count", "alone", "sums_first", "sums_all"), [(7, (8, 14), 6, 6), (5, (6, 16), 6, 6)]
+)
+def test_who_is_known_at_which_iteration_of_fifteen_peers(
+    count: int, alone: tuple[int, int], sums_first: int, sums_all: int
+) -> None:
+    _, trace, _ = record(
+        nodes=15,
+        rounds=15,
+        iterations=15,
+        rho=0.8,
+        partitions=count,
+        samples=2,
+        local_steps=1,
+        seed=1,
+    )
     p = declared.protocol_of(trace).whole
     earliest, _, _, latest = spans(p, 15, 15, 1, with_sums=False, every=4)
     assert (earliest, latest) == alone
@@ -235,29 +293,51 @@ def test_outsiders() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-9), ("float32", 1e-4)])
-def test_one_curious_peer_computes_everybodys_update_at_the_sixth_iteration(dtype: str, limit: float) -> None:
+def test_one_curious_peer_computes_everybodys_update_at_the_sixth_iteration(
+    dtype: str, limit: float
+) -> None:
     plan, trace, truth = record(rounds=6, iterations=6, rho=0.8, dtype=dtype, local_steps=3)
     counts = []
     for i in (4, 5, 6):
-        leaks = la.leaks(trace, la.Adversary(hears="none", corrupt=frozenset({0}), window=range(i + 1)))
+        leaks = la.leaks(
+            trace, la.Adversary(hears="none", corrupt=frozenset({0}), window=range(i + 1))
+        )
         exact = [leak for leak in leaks if float(leak.std.max()) < limit]
         counts.append((len(leaks), len(exact)))
         for leak in exact:
-            at, total = trace.public["w0"].double(), torch.zeros(leak.value.shape[1], dtype=torch.float64)
+            at, total = (
+                trace.public["w0"].double(),
+                torch.zeros(leak.value.shape[1], dtype=torch.float64),
+            )
             for _ in range(3):
                 g = plan.task.gradient(at, truth.of(leak.node)[0].double(), truth.of(leak.node)[1])
                 at, total = at - 0.1 * g, total + g
-            assert (leak.inner, leak.theta_rounds.tolist(), leak.combination.tolist()) == (3, [0], [[1.0]])
+            assert (leak.inner, leak.theta_rounds.tolist(), leak.combination.tolist()) == (
+                3,
+                [0],
+                [[1.0]],
+            )
             assert float((leak.value[0] - total).abs().max()) < limit
-    assert counts == [(8, 0), (8, 2), (8, 8)]  # before, everybody's is known up to the spread of lambda^0
+    assert counts == [
+        (8, 0),
+        (8, 2),
+        (8, 8),
+    ]  # before, everybody's is known up to the spread of lambda^0
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float64", 1e-9), ("float32", 1e-4)])
-def test_an_outsider_who_hears_every_y_computes_every_update_from_two_iterations(dtype: str, limit: float) -> None:
+def test_an_outsider_who_hears_every_y_computes_every_update_from_two_iterations(
+    dtype: str, limit: float
+) -> None:
     _, trace, truth = record(rounds=12, dtype=dtype, rho=0.8, iterations=2, local_steps=1)
     leaks = la.leaks(trace, rounds=6)
     assert len(leaks) == 9
-    start = torch.cat([truth.states["w"][:1, 0], torch.stack([z_of(SecureD(iterations=2), trace, t) for t in range(2, 12, 2)])]).double()
+    start = torch.cat(
+        [
+            truth.states["w"][:1, 0],
+            torch.stack([z_of(SecureD(iterations=2), trace, t) for t in range(2, 12, 2)]),
+        ]
+    ).double()
     for leak in leaks:
         update = (start - truth.states["w"][1::2, leak.node].double()) / 0.1
         assert leak.theta_rounds.tolist() == [0, 2, 4, 6, 8, 10]
@@ -266,7 +346,9 @@ def test_an_outsider_who_hears_every_y_computes_every_update_from_two_iterations
 
 @pytest.mark.parametrize(("rho", "widths"), [(1.0, (1, 0.4, 0.211, 0.123, 0.0758)), (10.0, ())])
 def test_one_meeting_leaves_an_interval(rho: float, widths: tuple[float, ...]) -> None:
-    _, trace, truth = record(rounds=5, iterations=5, rho=rho, data="faces", samples=1, local_steps=1)
+    _, trace, truth = record(
+        rounds=5, iterations=5, rho=rho, data="faces", samples=1, local_steps=1
+    )
     p = declared.protocol_of(trace).whole
     read, z = messages(la.Adversary().view(trace)), {}
     victim = declared.protocol_of(trace).victim
@@ -276,10 +358,22 @@ def test_one_meeting_leaves_an_interval(rho: float, widths: tuple[float, ...]) -
     a = 2 / (2 + rho)
     for i in range(1, 6):
         group = trace.public["groups"][i % 4][0].tolist()
-        met = next(m.vector for m in p.select("message", group[0], "y") if p.vectors[m.vector].round == i)
-        public = [v.vector for v in p.select("public")] + [v.vector for v in p.select("state", name="z")]
-        rows = tuple(r for r in range(len(p.relations)) if not any(p.vectors[c].name == "sum" for c in p.relations[r].terms))
-        quiet = estimate(Knowledge(p, frozenset([met, *public]), rows), [p.find("w", group[0], 1)], rounding=1e-15)
+        met = next(
+            m.vector for m in p.select("message", group[0], "y") if p.vectors[m.vector].round == i
+        )
+        public = [v.vector for v in p.select("public")] + [
+            v.vector for v in p.select("state", name="z")
+        ]
+        rows = tuple(
+            r
+            for r in range(len(p.relations))
+            if not any(p.vectors[c].name == "sum" for c in p.relations[r].terms)
+        )
+        quiet = estimate(
+            Knowledge(p, frozenset([met, *public]), rows),
+            [p.find("w", group[0], 1)],
+            rounding=1e-15,
+        )
         width = a**i / (rho * sum(a**j for j in range(1, i + 1)))
         assert quiet.std[0] == pytest.approx(width / math.sqrt(12), rel=1e-6)
         if widths:
@@ -299,7 +393,11 @@ def test_uniform_noise_is_not_priced_as_gaussian() -> None:
 
 def test_faces_come_back_bit_for_bit_from_two_iterations() -> None:
     made = Scenario(
-        "secured", nodes=6, graph="complete", rounds=4, set={"hidden": "32", "iterations": 2, "partitions": 1, "local_steps": 1}
+        "secured",
+        nodes=6,
+        graph="complete",
+        rounds=4,
+        set={"hidden": "32", "iterations": 2, "partitions": 1, "local_steps": 1},
     )
     recorder = recording.record(recording.plan(made), None)
     found = la.attack(la.leaks(recorder.trace), generator=torch.Generator().manual_seed(0))
@@ -308,6 +406,10 @@ def test_faces_come_back_bit_for_bit_from_two_iterations() -> None:
 
 def test_a_trace_without_its_partitions_is_refused() -> None:
     whole = Graph(6, tuple(itertools.combinations(range(6), 2)))
-    for public in ({}, {"groups": torch.zeros(1, 2, 3, dtype=torch.long)}, {"groups": torch.arange(6)}):
+    for public in (
+        {},
+        {"groups": torch.zeros(1, 2, 3, dtype=torch.long)},
+        {"groups": torch.arange(6)},
+    ):
         with pytest.raises(la.LeakauditError, match="groups"):
             SecureD().relations(whole, 1, public)

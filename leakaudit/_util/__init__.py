@@ -1,0 +1,1 @@
+"""Files, configuration and assignment: what every room needs and none owns."""

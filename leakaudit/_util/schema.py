@@ -1,0 +1,112 @@
+"""A small language for the shape of a JSON value, and the first place where a value departs from it.
+
+A spec is a type (float takes whole numbers too and must be finite), None, a `Pattern` or a frozenset of allowed values;
+``(a, b)`` are alternatives, ``[a]`` is a list of a, ``{str: a}`` maps any text to a, and every other dictionary lists
+its exact keys, where one that ends in "?" may be absent. `ANY` is any JSON value.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from leakaudit.trace import Json
+
+ANY = object()
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Text that a regular expression matches in full; name: what a reader calls it."""
+
+    name: str
+    expression: str
+
+
+def departure(value: Json, spec: Any, at: str = "") -> str | None:
+    """Say in one sentence where `value` departs from `spec` first; None where it does not. at: the place of the value."""
+    if isinstance(spec, tuple):
+        return _alternatives(value, spec, at)
+    if isinstance(spec, list) and isinstance(value, list):
+        return next(
+            (d for i, v in enumerate(value) if (d := departure(v, spec[0], f"{at}[{i}]"))), None
+        )
+    if isinstance(spec, dict) and isinstance(value, Mapping):
+        return _mapping(value, spec, at)
+    return None if _fits(value, spec) else _sentence(value, spec, at)
+
+
+def _alternatives(value: Json, specs: tuple[Any, ...], at: str) -> str | None:
+    tries = [departure(value, spec, at) for spec in specs]
+    if None in tries:
+        return None
+    inside = [
+        t
+        for t, s in zip(tries, specs, strict=True)
+        if isinstance(s, dict | list) and isinstance(value, type(s))
+    ]
+    return inside[0] if inside else _sentence(value, specs, at)
+
+
+def _mapping(value: Mapping[Any, Json], spec: dict[Any, Any], at: str) -> str | None:
+    dot = f"{at}." if at else ""
+    if bad := [k for k in value if not isinstance(k, str)]:
+        return _sentence(bad[0], str, f"a key of {at or 'the record'}")
+    if str in spec:
+        return next(
+            (d for k, v in value.items() if (d := departure(v, spec[str], f"{dot}{k:.60}"))), None
+        )
+    known = {k.removesuffix("?"): s for k, s in spec.items()}
+    if missing := [k for k in spec if not k.endswith("?") and k not in value]:
+        return f"{at or 'the record'}: {missing[0]!r} is missing"
+    if extra := [k for k in value if k not in known]:
+        return f"{at or 'the record'}: unknown entry {extra[0]!r:.60}"
+    return next((d for k, v in value.items() if (d := departure(v, known[k], f"{dot}{k}"))), None)
+
+
+def _fits(value: Json, spec: Any) -> bool:
+    if spec is ANY:
+        return _is_json(value)
+    if isinstance(spec, Pattern):
+        return isinstance(value, str) and re.fullmatch(spec.expression, value, re.ASCII) is not None
+    if isinstance(spec, frozenset):
+        return isinstance(value, str | int) and value in spec
+    if isinstance(value, bool):
+        return spec is bool
+    if spec is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return value is None if spec is None else isinstance(spec, type) and isinstance(value, spec)
+
+
+def _is_json(value: Json) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _sentence(value: Json, spec: Any, at: str) -> str:
+    return f"{at or 'the record'}: expected {_name(spec)}, got {value!r:.60}"
+
+
+def _name(spec: Any) -> str:
+    if isinstance(spec, tuple):
+        return " or ".join(map(_name, spec))
+    if isinstance(spec, frozenset):
+        return " or ".join(sorted(map(repr, spec)))
+    if isinstance(spec, Pattern):
+        return spec.name
+    if isinstance(spec, list | dict):
+        return "a list" if isinstance(spec, list) else "a mapping"
+    return {
+        None: "null",
+        float: "a finite number",
+        int: "a whole number",
+        str: "text",
+        bool: "true or false",
+    }.get(spec, "a JSON value")

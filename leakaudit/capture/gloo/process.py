@@ -1,0 +1,90 @@
+"""One process of a run: its nodes, from the first exchange to the last."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from leakaudit._util.files import replacing
+from leakaudit.capture.gloo import local
+from leakaudit.capture.gloo.board import DONE, WORKING, Board
+from leakaudit.capture.gloo.mail import Mail
+from leakaudit.capture.gloo.node import NodeRecorder, Post, Silence
+from leakaudit.capture.gloo.setup import Setup
+from leakaudit.capture.tap.log import Log
+from leakaudit.errors import LeakauditError
+
+if TYPE_CHECKING:
+    from leakaudit.traces.recorder import Recorder
+
+
+def run(folder: Path, rank: int) -> int:
+    """Run the nodes of one process and return its exit code; an error is left in ``error<rank>`` as one line."""
+    try:
+        _run(Setup.read(folder), rank)
+    except Exception as error:
+        failed(folder, rank, error)
+        return 1
+    return 0
+
+
+def _run(setup: Setup, rank: int) -> None:
+    dtype = getattr(torch, setup.scenario.dtype)
+    task = task_of(setup)
+    with Log(setup.folder, rank, engine="gloo", nodes=setup.here(rank)) as log:
+        mail = Mail(setup.folder, rank, setup.options.procs, dtype)
+        mail.close(setup.options.timeout, serve(setup, rank, task, mail, log))
+
+
+def task_of(setup: Setup) -> local.LocalTask:
+    """Build the task of a run."""
+    dtype = getattr(torch, setup.scenario.dtype)
+    return cast(
+        local.LocalTask, local.LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
+    )
+
+
+def die() -> None:
+    """End this process as a crash does."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def serve(
+    setup: Setup,
+    rank: int,
+    task: local.LocalTask,
+    mail: Post,
+    log: Log,
+    stop: Callable[[], None] = die,
+) -> int:
+    """Run the victim for the nodes of one process, which has met the others; returns how many exchanges it took part in."""
+    board = Board(setup.folder / "board", setup.options.procs)
+    board.tell(rank, WORKING)
+    victim, _ = setup.scenario.parts()
+    problem = local.problem(task, setup.graph.nodes, setup.here(rank), *setup.data(rank))
+    recorder = NodeRecorder(setup, rank, mail, log, board, stop)
+    try:
+        victim.run(
+            problem,
+            setup.graph,
+            setup.scenario.rounds,
+            cast("Recorder", recorder),
+            setup.generator(),
+            setup.wires,
+        )
+    except Silence as why:
+        log.write("silence", None, why=str(why))
+    board.tell(rank, DONE)
+    return recorder.reached
+
+
+def failed(folder: Path, rank: int, error: Exception) -> None:
+    """Leave an error as one line for whoever started the processes."""
+    text = str(error) if isinstance(error, LeakauditError) else f"{type(error).__name__}: {error}"
+    with replacing(folder / f"error{rank}") as file:
+        file.write(" ".join(text.split()).encode())

@@ -1,0 +1,122 @@
+"""What the processes of a run are told, in a folder that only they and the parent read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Generator, Tensor
+
+from leakaudit.capture.gloo.board import Board
+from leakaudit.capture.gloo.faults import Fault
+from leakaudit.protocols.recording import Plan
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.trace import Graph, TaskSpec
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is spread over processes.
+
+    procs: how many; nodes are dealt out in blocks. timeout: seconds after which a process that neither sends nor waits is given up.
+    faults: what is to go wrong.
+    """
+
+    procs: int
+    timeout: float = 120.0
+    faults: tuple[Fault, ...] = ()
+
+    def place(self, nodes: int) -> list[int]:
+        """Return the process of every node."""
+        return [i * self.procs // nodes for i in range(nodes)]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run as its processes find it in `folder`. random: state of the generator that they have in common."""
+
+    folder: Path
+    scenario: Scenario
+    spec: TaskSpec
+    graph: Graph
+    wires: tuple[tuple[int, int], ...]
+    columns: tuple[int, int]
+    public: Mapping[str, Tensor]
+    random: Tensor
+    options: Options
+    trusted: bool
+
+    @cached_property
+    def place(self) -> list[int]:
+        """The process of every node."""
+        return self.options.place(self.graph.nodes)
+
+    def here(self, rank: int) -> list[int]:
+        """Return the nodes of a process."""
+        return [i for i, p in enumerate(self.place) if p == rank]
+
+    def generator(self) -> Generator:
+        """Return the common generator at the start of the run; every process draws for all nodes, and uses what its own drew."""
+        made = Generator()
+        made.set_state(self.random)
+        return made
+
+    def data(self, rank: int) -> tuple[Tensor, Tensor]:
+        """Return x (k, b, *shape) and y (k, b) of a process's nodes, and remove the file."""
+        path = self.folder / f"data{rank}.pt"
+        found = torch.load(path, weights_only=True)
+        path.unlink()
+        return found["x"], found["y"]
+
+    @classmethod
+    def read(cls, folder: Path) -> Setup:
+        """Read what `write` wrote."""
+        tree = torch.load(folder / "setup.pt", weights_only=True)
+        told = json.loads(tree["meta"])
+        options = Options(told["procs"], told["timeout"], tuple(Fault(**f) for f in told["faults"]))
+        graph = Graph(told["nodes"], tuple((i, j) for i, j in told["edges"]))
+        wires, (start, stop) = tuple((i, j) for i, j in told["wires"]), told["columns"]
+        about = (
+            Scenario(**told["scenario"]),
+            TaskSpec.from_json(told["spec"]),
+            graph,
+            wires,
+            (start, stop),
+        )
+        return cls(folder, *about, tree["public"], tree["random"], options, told["trusted"])
+
+
+def write(
+    folder: Path, plan: Plan, public: Mapping[str, Tensor], options: Options, trusted: bool
+) -> None:
+    """Write what the processes need: what all know, the data of each apart, and an empty board."""
+    told = {
+        "scenario": {**asdict(plan.scenario), "set": dict(plan.scenario.set)},
+        "spec": plan.task.spec.to_json(),
+        "nodes": plan.graph.nodes,
+        "edges": plan.graph.edges,
+        "wires": plan.wires,
+        "columns": plan.columns,
+        "procs": options.procs,
+        "timeout": options.timeout,
+        "faults": [asdict(f) for f in options.faults],
+        "trusted": trusted,
+    }
+    tree = {
+        "meta": json.dumps(told),
+        "public": dict(public),
+        "random": plan.random["run"].get_state(),
+    }
+    torch.save(tree, folder / "setup.pt")
+    place = torch.tensor(options.place(plan.graph.nodes))
+    for rank in range(options.procs):
+        rows = plan.rows[place == rank]
+        torch.save(
+            {"x": plan.source.x[rows].to(plan.task.dtype), "y": plan.source.y[rows]},
+            folder / f"data{rank}.pt",
+        )
+    Board(folder / "board", options.procs, new=True)

@@ -1,0 +1,50 @@
+"""The parent of the processes of a run: imports once, forks each, and lets none outlive whoever started it.
+
+python -m leakaudit.capture.gloo.supervisor FOLDER: standard input is a pipe that nobody writes to; when its other end goes, all processes end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+
+def main(folder: Path) -> int:
+    """Start all processes and write how each ended, a line each, into ``ended``."""
+    import torch
+
+    from leakaudit.capture.gloo import process
+    from leakaudit.capture.gloo.setup import Setup
+
+    torch.set_num_threads(1)
+    setup, pids = Setup.read(folder), {}
+    setup.scenario.parts()  # imports the victims, once for all
+    procs = setup.options.procs
+    for rank in range(procs):
+        if (pid := os.fork()) == 0:
+            threading.Thread(target=_die_with_parent, daemon=True).start()
+            code = 1
+            try:
+                code = process.run(folder, rank)
+            finally:
+                os._exit(code)
+        pids[pid] = rank
+    with (folder / "ended").open("a", encoding="utf-8") as ended:
+        while pids:
+            pid, status = os.waitpid(-1, 0)
+            code = os.waitstatus_to_exitcode(status)
+            ended.write(json.dumps({"rank": pids.pop(pid), "pid": pid, "code": code}) + "\n")
+            ended.flush()
+    return 0
+
+
+def _die_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,213 @@
+"""What a view determines of a node's gradients, by the relations of the protocol.
+
+The whole network is declared for a few rounds; what surrounds the node is then continued over the rounds that are needed
+(docs/relations.md, reuse). Where every message of the node is heard, its own relations decide. Else those within a growing distance
+are solved, and what they give is a lower bound on what leaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from leakaudit import registry
+from leakaudit.adversary import Adversary
+from leakaudit.errors import NotDetermined
+from leakaudit.protocols.declared import DECLARED, protocol_of
+from leakaudit.relations import Expression, Knowledge, Relations, Vector, determined, explain
+from leakaudit.relations.determine import basis
+from leakaudit.relations.estimate import recorded
+from leakaudit.trace import Graph, Trace
+from leakaudit.traces import gaps
+
+ROWS = 12_000  # relations that are solved together where messages are missing
+REACH = 2  # least distance of the nodes whose relations are used there
+MARGIN = 2  # rounds heard after the last gradient that is asked for
+
+
+@dataclass(frozen=True)
+class Determined:
+    """What a view determines of one node, over relations that were chosen for it.
+
+    knowledge: those relations, and what is heard. rows: a basis of the combinations of its gradients, noise-free ones first; noisy:
+    how many of them hold up to noise alone. reach: distance of the nodes whose relations are in use, None where its own decide. assumed:
+    constants that were taken at their defaults. limit: why later rounds are left out, empty where none are.
+    """
+
+    node: int
+    knowledge: Knowledge
+    rows: tuple[Expression, ...]
+    noisy: int
+    reach: int | None
+    assumed: str = ""
+    limit: str = ""
+
+    @property
+    def scope(self) -> str:
+        """What this rests on, where that is not all that is heard, or where constants are missing."""
+        said = []
+        if self.reach is not None:
+            rounds = len({r.round for r in self.knowledge.relations if r.round})
+            what = f"relations of {rounds} rounds, of nodes within distance {self.reach}"
+            said.append(f"lower bound on what leaks: from {what}; more of them can only add to it")
+        if self.assumed:
+            said.append(f"the trace does not name all constants, so this holds for {self.assumed}")
+        if self.limit:
+            said.append(self.limit)
+        return "; ".join(said)
+
+    def formula(self, row: Expression) -> Expression:
+        """Return how one row is computed from what is heard, in exact rationals, from few rounds and without noise where that works."""
+        places = [row.home[k].round for k in row.terms]
+        for noise in (False, True):
+            for before, after in ((1, 2), (2, 3), (1 << 30, 1 << 30)):
+                some = self.knowledge.within(range(min(places) - before, max(places) + after + 1))
+                if (found := explain(some, row, up_to_noise=noise)) is not None:
+                    return found
+        raise NotDetermined(f"{row} is not determined")
+
+
+class Deduction:
+    """A trace as one adversary hears it, with the relations of its protocol; keep it for several nodes.
+
+    Raises LeakauditError where the protocol is unknown, or where the adversary does not know a constant that the relations need.
+    """
+
+    def __init__(self, trace: Trace, adversary: Adversary) -> None:
+        self.limit, trace = gaps.limit(trace), gaps.before(trace)
+        self.trace, self.view = trace, adversary.view(trace)
+        self.fetch = recorded(self.view)
+        self._protocol = protocol_of(trace, self.view.rounds.stop - 1)
+
+    @cached_property
+    def base(self) -> Relations:
+        """The whole network, over the first rounds where all rounds are alike, else over all of them."""
+        base = self._protocol.start
+        shown = {v.name for v in base.vectors if v.kind == "public"}
+        for name in registry.values(self._protocol.victim):
+            hidden = name in self.trace.params and name not in shown and not self.view.knows(name)
+            if hidden and self._protocol.depends_on(name):
+                self.view.constant(name)  # raises, in words
+        return base
+
+    @cached_property
+    def assumed(self) -> str:
+        """Constants that the trace does not name, and the defaults that stand for them."""
+        missing = {
+            name: value
+            for name, value in registry.values(self._protocol.victim).items()
+            if name not in self.trace.params
+        }
+        return ", ".join(f"{name}={value}" for name, value in missing.items())
+
+    def of(self, node: int, gradients: int) -> Determined:
+        """Return what is determined of a node's first gradients; raises NotDetermined, with the reason, where nothing is."""
+        if not self.base.gradients(node):
+            raise NotDetermined(
+                "it is the server and holds no data"
+                if self._protocol.victim.centralised
+                else "it takes no gradients"
+            )
+        own = self._open.near([node])
+        deaf = self._unheard(node, own)
+        best = self._search(node, gradients) if deaf else self._solve(node, own, gradients, None)
+        if best.rows:
+            return best
+        if deaf:
+            raise NotDetermined(
+                f"what is heard does not determine any combination of its gradients; its wires to {deaf} are not heard"
+            )
+        raise NotDetermined("what is heard does not determine any combination of its gradients")
+
+    def _search(self, node: int, gradients: int) -> Determined:
+        """Use the relations of more and more nodes until that adds nothing."""
+        reach, ball = REACH, _ball(self.view.graph, node, REACH)
+        best = self._solve(node, self._open.near(ball), gradients, reach)
+        while len(wider := _ball(self.view.graph, node, reach + 1)) > len(ball):
+            reach, ball = reach + 1, wider
+            found = self._solve(node, self._open.near(ball), gradients, reach)
+            if len(found.rows) <= len(best.rows):
+                break
+            best = found
+        return best
+
+    def _solve(self, node: int, part: Knowledge, gradients: int, reach: int | None) -> Determined:
+        knowledge = self._heard(*self._continued(node, part, gradients, reach))
+        wanted = [g for g in knowledge.declared.gradients(node) if g.vector in knowledge.used]
+        rows = determined(knowledge, wanted)
+        exact = len(rows)
+        if knowledge.noise:
+            rows = basis([*rows, *determined(knowledge, wanted, up_to_noise=True)])
+        return Determined(
+            node, knowledge, tuple(rows), len(rows) - exact, reach, self.assumed, self.limit
+        )
+
+    def _continued(
+        self, node: int, part: Knowledge, gradients: int, reach: int | None
+    ) -> tuple[Relations, Iterable[int]]:
+        """Return the declaration over the rounds that are needed, and which of its relations."""
+        first, stop = max(self.view.rounds.start, 1), self.view.rounds.stop
+        taken = [part.declared.vectors[g.vector].round for g in self.base.gradients(node)]
+        if not self._protocol.repeats:
+            later = [t for t in taken if t >= first][gradients + MARGIN :]
+            rows = [r for r in part.rows if not later or self.base.relations[r].round < later[0]]
+            return self.base, rows
+        stop = min(stop, first + gradients + MARGIN)
+        if reach is not None:
+            alike = sum(self.base.relations[r].round == self.base.round - 1 for r in part.rows)
+            stop = min(stop, first + max(DECLARED, ROWS // max(1, alike)))
+        longer = self._protocol.continued(part.rows, range(first, stop))
+        return longer, range(len(longer.relations))
+
+    def _heard(self, declared: Relations, rows: Iterable[int]) -> Knowledge:
+        """Return what the view holds of these vectors."""
+        known = frozenset(k for k, v in enumerate(declared.vectors) if self._holds(v))
+        return Knowledge(declared, known, tuple(rows))
+
+    def _holds(self, vector: Vector) -> bool:
+        if vector.kind == "public":
+            return self.view.knows(vector.name)
+        if vector.kind != "message" or vector.round not in self.view.rounds:
+            return False
+        return any(
+            self.view.has(vector.round, vector.owner or 0, j, vector.name)
+            for j in self._receivers(vector)
+        )
+
+    def _receivers(self, message: Vector) -> Sequence[int]:
+        return range(self.view.graph.nodes) if message.dst is None else message.dst
+
+    @cached_property
+    def _open(self) -> Knowledge:
+        """The base, with the messages of all channels that are heard at any time; it says whose relations belong together."""
+        channels = self.view.channels
+        known = {
+            k
+            for k, v in enumerate(self.base.vectors)
+            if (v.kind == "public" and self.view.knows(v.name))
+            or (
+                v.kind == "message"
+                and any((v.owner, j, v.name) in channels for j in self._receivers(v))
+            )
+        }
+        return Knowledge(self.base, frozenset(known), tuple(range(len(self.base.relations))))
+
+    def _unheard(self, node: int, own: Knowledge) -> list[int]:
+        """Return who is at the other end of messages of a node's own relations that are not heard."""
+        messages = (
+            self.base.vectors[k]
+            for k in own.used - own.known
+            if self.base.vectors[k].kind == "message"
+        )
+        return sorted(
+            {j for m in messages if not m.secure for j in (m.owner or 0, *self._receivers(m))}
+            - {node}
+        )
+
+
+def _ball(graph: Graph, node: int, reach: int) -> frozenset[int]:
+    ball = frozenset({node})
+    for _ in range(reach):
+        ball |= {j for i in ball for j in graph.neighbours[i]}
+    return ball

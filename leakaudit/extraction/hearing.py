@@ -1,0 +1,61 @@
+"""What an adversary learns of the nodes' gradients: from what it hears to leaks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from leakaudit import registry
+from leakaudit.adversary import Adversary
+from leakaudit.errors import LeakauditError, NotDetermined
+from leakaudit.extraction import gradient_values
+from leakaudit.extraction.deduction import Deduction
+from leakaudit.leak import GradientLeak, Leaks
+from leakaudit.trace import Trace
+
+MEMORY, MOST = (
+    512_000_000,
+    128,
+)  # bytes of the values of one leak, and gradients, where the caller names no number
+
+
+def leaks(
+    trace: Trace,
+    adversary: Adversary | None = None,
+    nodes: Iterable[int] | None = None,
+    rounds: int | None = None,
+) -> Leaks:
+    """Return what an adversary (an eavesdropper on all wires by default) learns of the nodes' gradients.
+
+    nodes: whose, all but the adversary's own by default. rounds: how many at most, as many as 512 MB hold, 128 at most, by default.
+    Raises LeakauditError for a node that is not there or a message that holds NaN.
+    """
+    return deduce(Deduction(trace, adversary or Adversary()), nodes, rounds)
+
+
+def deduce(
+    heard: Deduction, nodes: Iterable[int] | None = None, rounds: int | None = None
+) -> Leaks:
+    """Do what `leaks` does, for a deduction that is kept for several calls."""
+    trace = heard.trace
+    if rounds is None:
+        rounds = max(4, min(MOST, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
+    found: list[GradientLeak] = []
+    reasons: dict[int, str] = {}
+    for node in targets(trace, heard.view.adversary) if nodes is None else nodes:
+        if not 0 <= node < trace.graph.nodes:
+            raise LeakauditError(
+                f"there is no node {node}: the trace has nodes 0 to {trace.graph.nodes - 1}"
+            )
+        try:
+            found.append(gradient_values.leak(heard, heard.of(node, rounds)))
+        except NotDetermined as e:
+            reasons[node] = str(e)
+    return Leaks(trace.task, tuple(found), reasons)
+
+
+def targets(trace: Trace, adversary: Adversary) -> tuple[int, ...]:
+    """Return the nodes that hold data and are not the adversary's own."""
+    server = (
+        {trace.graph.nodes - 1} if registry.get("victims", trace.protocol).centralised else set()
+    )
+    return tuple(n for n in range(trace.graph.nodes) if n not in adversary.corrupt | server)

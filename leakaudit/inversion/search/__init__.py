@@ -1,0 +1,1 @@
+"""Inputs by gradient matching: objectives, priors and optimisers."""

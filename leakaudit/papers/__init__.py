@@ -1,0 +1,83 @@
+"""The scoreboard: published claims, each judged by computing at the moment it is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+
+from leakaudit.errors import LeakauditError
+from leakaudit.papers import (
+    averaging,
+    defences,
+    dkm,
+    dkmtheory,
+    dpnorm,
+    ecl,
+    others,
+    pdmm,
+    recal,
+    relay,
+    secured,
+    tabletwo,
+)
+from leakaudit.papers.row import Finding, Judged, Quality, Quote, Row
+from leakaudit.progress import step
+
+__all__ = ["PAPERS", "ROWS", "Finding", "Judged", "Quality", "Quote", "Row", "judge", "select"]
+
+FILES = (
+    dpnorm,
+    tabletwo,
+    ecl,
+    recal,
+    relay,
+    dkm,
+    dkmtheory,
+    secured,
+    averaging,
+    pdmm,
+    defences,
+    others,
+)
+ROWS: tuple[Row, ...] = tuple(
+    sorted((row for file in FILES for row in file.ROWS), key=lambda row: row.number)
+)
+PAPERS = tuple(sorted({row.paper for row in ROWS}))
+
+
+def select(papers: Collection[str] = (), numbers: Collection[int] = ()) -> tuple[Row, ...]:
+    """Return the rows of some papers and numbers.
+
+    Args:
+        papers: names of papers, all if empty.
+        numbers: of rows, all if empty.
+
+    Returns:
+        The rows that have one of the papers and one of the numbers, by number.
+
+    Raises:
+        LeakauditError: a paper or a number is not on the scoreboard.
+    """
+    for name, asked, known in (
+        ("paper", papers, PAPERS),
+        ("row", numbers, [row.number for row in ROWS]),
+    ):
+        if missing := [a for a in asked if a not in known]:
+            raise LeakauditError(
+                f"there is no {name} {missing[0]} on the scoreboard; it has {', '.join(map(str, known))}"
+            )
+    return tuple(
+        row
+        for row in ROWS
+        if (not papers or row.paper in papers) and (not numbers or row.number in numbers)
+    )
+
+
+def judge(rows: Sequence[Row]) -> Iterator[Judged]:
+    """Yield each row with its findings, computed now."""
+    for k, row in enumerate(rows):
+        step("claims", k, len(rows))
+        start = time.perf_counter()
+        findings = row.judge()
+        yield Judged(row, findings, time.perf_counter() - start)
+    step("claims", len(rows), len(rows))

@@ -1,0 +1,276 @@
+"""PDMM (paper 004): what its defences hide and cost, how it compares with a server, and when its quadratic approximation converges."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from leakaudit.adversary import Adversary
+from leakaudit.extraction import hearing
+from leakaudit.papers.pdmm import EXACT, LISTENS, PLANE, input_error
+from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.runs import Run, fresh, planned, protocol, run
+from leakaudit.papers.sources import pdmm_row
+from leakaudit.relations import determined, know
+from leakaudit.trace import Graph
+from leakaudit.verdict import Verdict, against
+
+CONSTANTS = {"rho": 0.1, "alpha": 0.2, "z0": 1.0}
+CELLS = (1e-3, 1e-2, 1e-1)
+HEARD = 10  # rounds that an eavesdropper hears
+STEPS = (2, 5)
+ATTACKED = range(4)  # nodes of the 60 whose inputs are computed
+STOPS = (5, 20, 100)
+LOST = 0.05  # share of the samples, 3 of 60: an accuracy that is lower by more counts as affected
+CONDITIONS = (1.0, 2.0, 10.0, 100.0)  # beta / m
+PENALTY, TRIALS = 0.4, 5
+SQUARINGS, VANISHED = 21, 1e-6  # 2^21 rounds; the slowest case contracts by about 1 - 2e-5 a round
+
+
+def _trained(rounds: int, **settings: float) -> Run:
+    """Run the thesis' example: logistic regression of 60 nodes on a random geometric graph, one sample each."""
+    return run(nodes=60, rounds=rounds, set={**CONSTANTS, **settings}, **PLANE)
+
+
+def _inputs(done: Run) -> float:
+    """Return the median relative error of the inputs that one-step differences give."""
+    return input_error(done, list(hearing.leaks(done.trace, nodes=ATTACKED, rounds=6)))
+
+
+def _quantisation() -> tuple[Finding, ...]:
+    found = {f"{cell:g}": _inputs(_trained(HEARD, quantize=cell)) for cell in CELLS}
+    listed = ", ".join(f"{error:.2g} with cells of {cell}" for cell, error in found.items())
+    says = (
+        "the width of the cells is not in our copy, and decides: one-step differences of the first "
+        f"{HEARD} rounds give the inputs with a median error of {listed}. Small cells leave nothing "
+        "that further rounds would have to improve"
+    )
+    return (Finding("error of the inputs", Verdict.UNSUPPORTED, says, {"error": found}),)
+
+
+def _inexact() -> tuple[Finding, ...]:
+    found = {str(steps): _inputs(_trained(HEARD, k_max=steps)) for steps in STEPS}
+    listed = ", ".join(f"{error:.1e} at k_max = {steps}" for steps, error in found.items())
+    says = (
+        f"median error of the inputs: {listed}. The wire gives a weighted sum of the inner "
+        "gradients, and with one sample each of them is a multiple of the same input"
+    )
+    return (
+        Finding(
+            "logistic regression, one sample a node",
+            against(max(found.values()) < EXACT),
+            says,
+            {"error": found},
+        ),
+    )
+
+
+def _accuracy(done: Run) -> float:
+    """Return the share of all samples that a node's model classifies correctly, averaged over the nodes."""
+    x, y = done.problem.x.flatten(0, 1), done.problem.y.flatten(0, 1)
+    models = done.truth.states["w"][-1]
+    return sum(done.plan.task.accuracy(model, x, y) for model in models) / len(models)
+
+
+def _unaffected() -> tuple[Finding, ...]:
+    whole = _accuracy(_trained(200))
+    cells = {f"{cell:g}": _accuracy(_trained(200, quantize=cell)) for cell in CELLS}
+    steps = {str(count): _accuracy(_trained(200, k_max=count)) for count in STEPS}
+    stops = {str(stop): _accuracy(_trained(stop)) for stop in STOPS}
+
+    def listed(accuracies: dict[str, float]) -> str:
+        return ", ".join(f"{accuracy:.3f} at {value}" for value, accuracy in accuracies.items())
+
+    figures = {"undefended": whole, "cells": cells, "k_max": steps, "t_max": stops}
+    return (
+        Finding(
+            "quantisation and inexact updates",
+            against(min([*cells.values(), *steps.values()]) < whole - LOST),
+            f"training accuracy {whole:.3f} without them; with cells {listed(cells)}; with k_max {listed(steps)}",
+            figures,
+        ),
+        Finding(
+            "early stopping",
+            Verdict.UNSUPPORTED,
+            f"no t_max is named; the accuracy is {listed(stops)} rounds",
+            {"t_max": stops},
+        ),
+    )
+
+
+def _against_a_server() -> tuple[Finding, ...]:
+    rounds = 6
+    server = protocol(victim="fedsgd", nodes=5, graph="star", rounds=rounds, **PLANE)
+    heard = know(server.whole, Adversary())
+    central = len(
+        determined(heard, [g for g in server.whole.gradients(0) if g.vector not in heard.known])
+    )
+    central += sum(g.vector in heard.known for g in server.whole.gradients(0))
+    mesh = protocol(nodes=8, graph="ring", rounds=rounds + 1, set={"z0": 1.0}, **PLANE)
+    gradients = mesh.whole.gradients(0)[:rounds]
+    told = determined(know(mesh.whole, Adversary()), gradients)
+    differences = all(sum(combination.terms.values()) == 0 for combination in told)
+    own = len(told)
+    error = _inputs(_trained(HEARD))
+    return (
+        Finding(
+            "no more information than with a server (Corollary 1)",
+            against(own > central or not differences),
+            f"of {rounds} gradients of a node an eavesdropper determines {central} combinations "
+            f"with a server, {own} with PDMM, all of them differences; what can be computed from "
+            "less tells no more",
+            {"server": central, "pdmm": own},
+        ),
+        Finding(
+            "strictly less in any practical case",
+            against(error < EXACT),
+            "logistic regression with one sample a node: differences already give the inputs to "
+            f"{error:.1e}, so that gradients have nothing to add about them",
+            {"error": error},
+        ),
+    )
+
+
+def contracts(graph: Graph, curvatures: Tensor, mu: float, rho: float) -> float:
+    """Return what is left of an error of the models after 2^SQUARINGS rounds of QA-PDMM on scalar quadratics.
+
+    f_i(w) = a_i w^2 / 2, so that errors follow the linear map of eqs. (4.9) and (4.12), theta = 1:
+
+        w_i     <- (mu w_i - a_i w_i - sum_j B_{i|j} z_{i|j}) / (mu + rho d_i)
+        z_{j|i} <- z_{i|j} + 2 rho B_{i|j} w_i
+
+    Its powers are made by squaring. Errors of z in the subspace that does not converge keep their
+    size; they do not reach the models.
+
+    Args:
+        graph: of the nodes.
+        curvatures: (N,), the a_i.
+        mu: of the quadratic approximation.
+        rho: penalty.
+
+    Returns:
+        The largest entry of the rows of that power that belong to the models.
+    """
+    arcs = {arc: graph.nodes + k for k, arc in enumerate(sorted(graph.arcs))}
+    size = graph.nodes + len(arcs)
+    models = torch.zeros(graph.nodes, size, dtype=torch.float64)
+    for i, near in enumerate(graph.neighbours):
+        models[i, i] = mu - curvatures[i]
+        for j in near:
+            models[i, arcs[i, j]] = -1.0 if i < j else 1.0
+        models[i] /= mu + rho * len(near)
+    step = torch.zeros(size, size, dtype=torch.float64)
+    step[: graph.nodes] = models
+    for (i, j), place in arcs.items():
+        step[arcs[j, i]] = 2 * rho * (1.0 if i < j else -1.0) * models[i]
+        step[arcs[j, i], place] += 1.0
+    for _ in range(SQUARINGS):
+        step = step @ step
+    return float(step[: graph.nodes].abs().max())
+
+
+def _quadratic_condition() -> tuple[Finding, ...]:
+    graph = planned(nodes=8, graph="ring", rounds=1, **PLANE).graph
+    random = fresh()
+    above, below = {}, {}
+    for condition in CONDITIONS:
+        limit = condition**2 / 2  # beta^2 / (2 m) at m = 1
+        left, early = [], []
+        for _ in range(TRIALS):
+            curvatures = 1 + (condition - 1) * torch.rand(
+                graph.nodes, generator=random, dtype=torch.float64
+            )
+            curvatures[0], curvatures[1] = 1.0, condition
+            left.append(contracts(graph, curvatures, 1.01 * limit, PENALTY))
+            early.append(contracts(graph, curvatures, condition, PENALTY))
+        above[f"{condition:g}"] = max(left)
+        if condition < limit:
+            below[f"{condition:g}"] = max(early)
+    shown = ", ".join(f"{left:.0e} at beta / m = {condition}" for condition, left in above.items())
+    worst = max(below, key=float)
+    return (
+        Finding(
+            "enough: mu above beta^2 / (2 m) converges (Theorem 2)",
+            against(not max(above.values()) < VANISHED),
+            f"a ring of 8, {TRIALS} sets of quadratics each, mu 1 % above the limit: after 2^{SQUARINGS} rounds at most {shown} is left",
+            {"left": above},
+        ),
+        Finding(
+            "needed: mu must be above it (section 4.3)",
+            against(below[worst] < VANISHED),
+            f"at beta / m = {worst} the limit is {float(worst) ** 2 / 2:g} m, and mu = beta = "
+            f"{worst} m converges, too: {below[worst]:.0e} is left",
+            {"left": below},
+        ),
+    )
+
+
+EXAMPLE = "logistic regression of 60 nodes with one sample; rho = .1 and alpha = .2 are ours"
+
+ROWS = (
+    pdmm_row(
+        number=37,
+        source="Yu 2023, sections 6.2 and 6.3",
+        claim="quantisation keeps reconstructions from improving",
+        quotes=(
+            Quote(
+                "section 6.3",
+                "the quantizer can effectively prevent the improvement of reconstruction accuracy",
+            ),
+        ),
+        assumes=(LISTENS, EXAMPLE, "fixed cells, whose width only the figure shows"),
+        judge=_quantisation,
+    ),
+    pdmm_row(
+        number=38,
+        source="Yu 2023, section 6.2",
+        claim="with 1 < k_max < infinity an adversary cannot avoid errors",
+        quotes=(
+            Quote(
+                "section 6.2", "its intermediate state in training is unknowable to the adversary"
+            ),
+            Quote("section 6.2", "the introduction of errors is inevitable"),
+        ),
+        assumes=(LISTENS, EXAMPLE),
+        judge=_inexact,
+    ),
+    pdmm_row(
+        number=39,
+        source="Yu 2023, abstract and section 7.1",
+        claim="early stopping, inexact updates and quantisation do not affect the accuracy",
+        quotes=(Quote("abstract", "without affecting the training accuracy"),),
+        assumes=(EXAMPLE, "an accuracy within 3 of the 60 samples counts as unaffected"),
+        judge=_unaffected,
+    ),
+    pdmm_row(
+        number=40,
+        source="Yu 2023, section 7.1 and Corollary 1 of the appendix",
+        claim="decentralised learning leaks less than centralised learning",
+        quotes=(
+            Quote(
+                "section 7.1",
+                "optimization-based decentralized FL outperforms the average consensus-based FL in the centralized topology",
+            ),
+            Quote(
+                "appendix, after Corollary 1",
+                "we will have strict inequality in any practical case",
+            ),
+        ),
+        assumes=(LISTENS, "z^0 is random and unheard", EXAMPLE),
+        judge=_against_a_server,
+    ),
+    pdmm_row(
+        number=41,
+        source="Yu 2023, section 4.2, Theorem 2, and section 4.3",
+        claim="QA-PDMM converges if, and only if, mu > beta^2 / (2 m)",
+        quotes=(
+            Quote("Theorem 2", "Assume f(w) is m-strongly convex and β-smooth"),
+            Quote("section 4.3", "could accelerate convergence but must satisfy"),
+        ),
+        assumes=(
+            "m-strongly convex and beta-smooth losses: scalar quadratics with curvatures from m to beta",
+            "theta = 1, rho = .4 m",
+        ),
+        judge=_quadratic_condition,
+    ),
+)

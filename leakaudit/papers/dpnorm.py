@@ -1,0 +1,177 @@
+"""DP-Norm (paper 000): its Theorem 1, and its setting of epsilon = 1."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from leakaudit.adversary import Adversary
+from leakaudit.bounds import gaussian
+from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.runs import protocol
+from leakaudit.papers.sources import dpnorm_row
+from leakaudit.protocols.declared import Protocol
+from leakaudit.relations import Knowledge, drift, know
+from leakaudit.verdict import against
+
+# the paper's setting: R rounds of K steps, d records, batches of B, G = 1
+ROUNDS, LOCAL, RECORDS, BATCH, STEP, ALPHA, DELTA = 2000, 10, 4000, 2000, 0.03, 0.2, 1e-3
+RING = {"nodes": 6, "graph": "ring", "data": "gaussians", "model": "logistic"}
+NOMINAL = (1.0, 0.5, 0.4, 0.25, 0.1, 0.05, 0.02)
+
+
+def setting(epsilon: float) -> Protocol:
+    """Return DP-Norm with the constants of the paper's experiments, and the noise that Theorem 1 sets for epsilon."""
+    settings = {
+        "mu": STEP,
+        "inner": LOCAL,
+        "alpha": ALPHA,
+        "epsilon": epsilon,
+        "delta": DELTA,
+        "batch": BATCH,
+        "records": RECORDS,
+    }
+    return protocol(
+        victim="dpnorm",
+        rounds=ROUNDS,
+        samples=RECORDS,
+        set=settings,
+        **{**RING, "data": f"gaussians:{6 * RECORDS}"},
+    )
+
+
+def view_of_a_node(made: Protocol) -> Knowledge:
+    """Return what an eavesdropper knows of node 0 over all rounds, by relations of the first few that repeat."""
+    base = know(made.start, Adversary()).near([0])
+    return know(made.continued(base.rows, range(1, made.rounds + 1)), Adversary())
+
+
+def _sensitivity() -> float:
+    """Return Delta_2 of Lemma 1: 2 c mu (K / d_i + 1 / B) G, c = 1 + 2 (gamma + 1)."""
+    gamma = 1 + ALPHA / (STEP * 2 * LOCAL)
+    return 2 * (1 + 2 * (gamma + 1)) * STEP * (LOCAL / RECORDS + 1 / BATCH)
+
+
+def _levels(nominal: float) -> dict[str, float]:
+    """Return the noise of Theorem 1 in both forms, ``printed`` and ``eq8``, in units of Delta_2."""
+    made = setting(nominal)
+    claims = made.victim.claims(made.graph, ROUNDS)
+    return {
+        "printed" if "printed" in c.source else "eq8": (c.std or 0.0) / _sensitivity()
+        for c in claims
+    }
+
+
+def _theorem_1() -> tuple[Finding, ...]:
+    levels = {nominal: _levels(nominal) for nominal in NOMINAL}
+    true = {
+        form: {n: gaussian.epsilon(DELTA, math.sqrt(ROUNDS) / levels[n][form]) for n in NOMINAL}
+        for form in ("printed", "eq8")
+    }
+    low = ", ".join(f"{true['printed'][n]:.3f} at {n:g}" for n in NOMINAL if true["printed"][n] > n)
+    least = math.sqrt(ROUNDS) / gaussian.least_mu(1.0, DELTA)
+    share = levels[1.0]["eq8"] / least
+    used = max(true["eq8"][n] / n for n in NOMINAL)
+    return (
+        Finding(
+            "in the form of its proof, eq. (8), with Lemma 1's sensitivity",
+            against(used > 1),
+            f"the true epsilon is at most {used:.2f} times the nominal one; at epsilon = 1 the noise is {share:.2f} times what exact "
+            f"composition of {ROUNDS} rounds needs",
+            {"noise": levels[1.0]["eq8"], "needed": least, "times": share},
+        ),
+        Finding(
+            "as printed in our copy, with Lemma 1's sensitivity",
+            against(any(true["printed"][n] > n for n in NOMINAL)),
+            f"true epsilon {low}; our copy, a text extraction, has epsilon below the root",
+            {"epsilon": _named(true["printed"])},
+        ),
+        _in_a_run({n: levels[n]["printed"] for n in NOMINAL}, levels[1.0]["eq8"]),
+    )
+
+
+def _in_a_run(printed: Mapping[float, float], declared: float) -> Finding:
+    """Judge the printed noise levels by what a record moves; declared: the level of the view that is computed."""
+    view = view_of_a_node(setting(1.0))
+    mu = drift(
+        view, view.declared.gradients(0), 2 / BATCH, 0.0
+    ).mu  # exact if gradients do not react: one noise a message
+    reached = {
+        nominal: gaussian.epsilon(DELTA, mu * declared / level)
+        for nominal, level in printed.items()
+    }
+    shown = ", ".join(f"{reached[nominal]:.3f} at {nominal:g}" for nominal in NOMINAL[-3:])
+    return Finding(
+        "as printed in our copy, in a run",
+        against(any(true > nominal for nominal, true in reached.items())),
+        f"Lemma 1 overestimates what a record moves; linear losses with a record in every batch reach epsilon {shown}",
+        {"epsilon": _named(reached)},
+    )
+
+
+def _named(values: Mapping[float, float]) -> dict[str, float]:
+    return {f"{nominal:g}": value for nominal, value in values.items()}
+
+
+def smoothest() -> float:
+    """Return the largest Lipschitz constant of gradients that Theorem 1 allows: mu <= 1 / (c K L)."""
+    return 1 / ((1 + 2 * (2 + ALPHA / (STEP * 2 * LOCAL))) * LOCAL * STEP)
+
+
+def record(view: Knowledge, every: int) -> float:
+    """Return an upper bound on mu of one replaced record that is in every so many-th batch."""
+    steps = view.declared.gradients(0)
+    moves = [2 / BATCH if k % every == 0 else 0.0 for k in range(len(steps))]
+    return drift(view, steps, moves, smoothest()).mu
+
+
+def _claimed_one() -> tuple[Finding, ...]:
+    view, limit = view_of_a_node(setting(1.0)), smoothest()
+    steps = view.declared.gradients(0)
+    names = {1: "every batch", 2: "every second batch"}
+    found = {name: gaussian.epsilon(DELTA, record(view, every)) for every, name in names.items()}
+    listed = " or ".join(f"{epsilon:.3f} for a record in {name}" for name, epsilon in found.items())
+    says = (
+        f"claimed epsilon 1; over {len(steps)} gradients the view is bounded by {listed}, for gradients of a Lipschitz constant of at most "
+        f"{limit:.3f}, the theorem's own condition on the step; without it only changes of the whole node are bounded"
+    )
+    figures = {"epsilon": found, "smoothness": limit, "gradients": len(steps)}
+    return (Finding("records", against(max(found.values()) > 1), says, figures),)
+
+
+A1 = "(A1) gradients of a record have norm at most G = 1"
+PERMUTED = "each record is in K B / d_i batches of a round (random permutation)"
+
+ROWS = (
+    dpnorm_row(
+        number=7,
+        source="DP-Norm, Theorem 1",
+        claim="its noise suffices for every epsilon",
+        quotes=(
+            Quote(
+                "Theorem 1",
+                "For any privacy level (ε, δ) , noise level σ_i that guarantees (ε, δ) -DP",
+            ),
+            Quote("before eq. (8)", "describe σ_i^2 as a function of h"),
+        ),
+        assumes=(
+            A1,
+            "(A2) L-smooth losses with mu <= 1 / (c K L)",
+            "what a message moves is bounded by Lemma 1",
+            "R = 2000, delta = 0.001",
+        ),
+        judge=_theorem_1,
+    ),
+    dpnorm_row(
+        number=15,
+        source="DP-Norm, section VI-A",
+        claim="2000 rounds of 10 steps with the noise of epsilon = 1 are (1, .001)-private",
+        quotes=(Quote("section VI-A", "Following Table II, the smallest noise level is selected"),),
+        assumes=(
+            A1,
+            "gradients with a Lipschitz constant within the theorem's condition on the step",
+            PERMUTED,
+        ),
+        judge=_claimed_one,
+    ),
+)

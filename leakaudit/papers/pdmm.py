@@ -1,0 +1,333 @@
+"""PDMM (paper 004): what differential messages show, when training stops early, for batches, and of how many wires."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from leakaudit import registry
+from leakaudit.adversary import Adversary
+from leakaudit.extraction import hearing
+from leakaudit.inversion import attacking
+from leakaudit.leak import GradientLeak
+from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.runs import Run, fresh, protocol, run
+from leakaudit.papers.sources import pdmm_row
+from leakaudit.reconstruction import Certificate
+from leakaudit.relations import is_determined, know
+from leakaudit.scoring.scoring import score
+from leakaudit.verdict import Verdict, against
+
+EXACT = 1e-6
+STOPS = (5, 20, 100, 400)
+ATTACKED = range(8)  # nodes of the 60 whose inputs are computed
+BATCHES = (4, 8)
+PLANE = {"data": "gaussians", "model": "logistic"}
+
+
+def two_steps(done: Run, leak: GradientLeak) -> GradientLeak:
+    """Return g^1 - g^3 by eq. (4.3) with all last models taken as equal, for theta = 1 and one gradient step."""
+    w, rho, a = done.truth.states["w"], done.trace.params["rho"], 1 / done.trace.params["alpha"]
+    w = w - w[-1]  # the messages give the changes of w; the end, w* for everybody, falls out
+    around = list(done.trace.graph.neighbours[leak.node])
+    own, d = w[:, leak.node], len(around)
+    value = (
+        (rho * d - a) * (own[3] - own[1])
+        + a * own[4]
+        + (2 * rho * d - a) * own[2]
+        - 2 * rho * w[3, around].sum(0)
+    )
+    combination, std = (
+        torch.tensor([[1.0, 0.0, -1.0]], dtype=w.dtype),
+        torch.full((1,), 1e-15, dtype=w.dtype),
+    )
+    return replace(
+        leak,
+        rounds=torch.arange(1, 4),
+        combination=combination,
+        value=value[None],
+        std=std,
+        noise=None,
+        theta=None,
+    )
+
+
+def input_error(done: Run, leaks: list[GradientLeak]) -> float:
+    """Return the median relative error of the inputs that the analytic attack makes of leaks."""
+    found = [attacking.attack_one(leak, done.plan.task, "analytic", fresh()) for leak in leaks]
+    return median(float((s.relative_error or (1.0,))[0] or 1.0) for s in score(found, done.truth))
+
+
+def _early_stopping() -> tuple[Finding, ...]:
+    one, two = dict[str, float](), dict[str, float]()
+    for stop in STOPS:
+        done = run(nodes=60, rounds=stop, set={"rho": 0.1, "alpha": 0.2, "z0": 1.0}, **PLANE)
+        leaks = list(hearing.leaks(done.trace, nodes=ATTACKED, rounds=6))
+        one[str(stop)] = input_error(done, leaks)
+        two[str(stop)] = input_error(done, [two_steps(done, leak) for leak in leaks])
+    listed = ", ".join(f"{two[str(s)]:.2g} and {one[str(s)]:.1e} at t_max = {s}" for s in STOPS)
+    says = f"inputs of {len(ATTACKED)} of 60 nodes, median error by the paper's two-step and by one-step differences: {listed}"
+    return (
+        Finding(
+            "gradient differences",
+            against(max(one.values()) < EXACT),
+            says,
+            {"one_step": one, "two_step": two},
+        ),
+    )
+
+
+def _true_difference(done: Run, node: int, t: int, by: int) -> Tensor:
+    w, (x, y) = done.truth.states["w"], done.truth.of(node)
+    return done.plan.task.gradient(w[t, node], x.double(), y) - done.plan.task.gradient(
+        w[t + by, node], x.double(), y
+    )
+
+
+def _printed(done: Run) -> float:
+    """Return the largest relative error of eq. (2.13), rho d (w^t + w^{t+2}) - 2 rho sum_j w_j^{t+1}, with the models known."""
+    w, rho, errors = done.truth.states["w"], done.trace.params["rho"], []
+    for node in range(done.trace.graph.nodes):
+        around = list(done.trace.graph.neighbours[node])
+        for t in range(1, len(w) - 2):
+            said = rho * len(around) * (w[t, node] + w[t + 2, node]) - 2 * rho * w[
+                t + 1, around
+            ].sum(0)
+            true = _true_difference(done, node, t, 2)
+            errors.append(float((said - true).norm() / true.norm()))
+    return max(errors)
+
+
+def _one_step(done: Run) -> float:
+    """Return the largest relative error of the one-step differences that an eavesdropper computes."""
+    errors = []
+    for leak in hearing.leaks(done.trace):
+        x, y = done.truth.of(leak.node)
+        models = done.truth.states["w"][leak.theta_rounds, leak.node]
+        true = leak.combination @ torch.stack(
+            [done.plan.task.gradient(m, x.double(), y) for m in models]
+        )
+        errors.append(float((leak.value - true).norm() / true.norm()))
+    return max(errors)
+
+
+def _what_is_learnt() -> tuple[Finding, ...]:
+    thetas = (1.0, 0.5, 0.3)
+    runs = [
+        run(
+            nodes=8,
+            graph="ring",
+            rounds=10,
+            samples=5,
+            set={"theta": t, "update": "exact", "l2": 0.1},
+            **PLANE,
+        )
+        for t in thetas
+    ]
+    two, one = [_printed(r) for r in runs], [_one_step(r) for r in runs]
+    listed = ", ".join(f"{e:.1e} for theta = {t:g}" for t, e in zip(thetas, two, strict=True))
+    better = ", ".join(f"{e:.1e} for theta = {t:g}" for t, e in zip(thetas, one, strict=True))
+    return (
+        Finding(
+            "two-step differences",
+            against(two[0] > EXACT),
+            f"relative error of eq. (2.13): {listed}; it needs theta = 1",
+            {"error": two},
+        ),
+        Finding(
+            "one-step differences",
+            Verdict.UNCLAIMED,
+            f"they are on the wire, too, and need no models: {better}",
+            {"error": one},
+        ),
+    )
+
+
+def _images(samples: int, rounds: int, attack: str) -> tuple[int, int, bool]:
+    """Return how many faces came back bit for bit, how many labels, and whether all are certified, from differences."""
+    wires = {} if samples == 1 else {"wires": "node:0"}
+    settings = {"hidden": 128, "z0": 0.01}
+    done = run(
+        nodes=4,
+        graph="ring",
+        rounds=rounds,
+        samples=samples,
+        states=False,
+        dtype="float32",
+        set=settings,
+        **wires,
+    )
+    leaks = list(hearing.leaks(done.trace, nodes=None if samples == 1 else [0]))
+    found = [attacking.attack_one(leak, done.plan.task, attack, fresh()) for leak in leaks]
+    scores = score(found, done.truth)
+    exact, right = (
+        [sum(map(bool, getattr(s, name) or ())) for s in scores]
+        for name in ("exact", "label_correct")
+    )
+    return sum(exact), sum(right), all(f.certificate is Certificate.EXACT for f in found)
+
+
+def _batches() -> tuple[Finding, ...]:
+    faces, labels, _ = _images(1, 10, "analytic")
+    findings = [
+        Finding(
+            "labels from differences",
+            against(labels == 4),
+            f"{labels} of 4 labels of one-sample nodes, and {faces} of 4 faces bit for bit, without any model",
+            {"labels": labels, "faces": faces, "of": 4},
+        )
+    ]
+    for size in BATCHES if "exact" in registry.names("attacks") else ():
+        whole, _, sure = _images(size, 20, "exact")
+        says = f"{whole} of {size} faces bit for bit from differences, {'all' if sure else 'not all'} certified"
+        findings.insert(
+            0,
+            Finding(
+                f"a batch of {size}",
+                against(whole == size),
+                says,
+                {"exact": whole, "of": size, "certified": sure},
+            ),
+        )
+    return tuple(findings)
+
+
+def _taps(shares: tuple[float, ...]) -> list[dict[str, int]]:
+    """Return how many nodes' differences some directed edges of a ten-node grid determine."""
+    made, found = protocol(nodes=10, graph="grid", rounds=12, set={"z0": 1.0}, **PLANE), []
+    arcs, random = sorted(made.graph.arcs), fresh(4)
+    for share in shares:
+        order = torch.randperm(len(arcs), generator=random)[: round(share * len(arcs))].tolist()
+        view = know(made.whole, Adversary(hears=frozenset(arcs[k] for k in order)))
+        wanted = [made.whole.find("g", i, 6) - made.whole.find("g", i, 7) for i in range(10)]
+        found.append(
+            {
+                "edges": len(order),
+                "of": len(arcs),
+                "nodes": sum(is_determined(view, e) for e in wanted),
+            }
+        )
+    return found
+
+
+def _subspace() -> tuple[Finding, ...]:
+    settings = {
+        "nodes": 8,
+        "graph": "ring",
+        "rounds": 10,
+        "samples": 5,
+        "set": {"z0": 1.0},
+        **PLANE,
+    }
+    error, made, taps = _one_step(run(**settings)), protocol(**settings), _taps((0.7, 0.6, 0.5))
+    view = know(made.whole, Adversary())
+    told = any(is_determined(view, made.whole.find("g", i, 5)) for i in range(8))
+    says = (
+        "single gradients leak"
+        if told
+        else "no single gradient is determined: of each node one vector is missing"
+    )
+    listed = ", ".join(
+        f"{t['edges']} of {t['of']} directed edges give {t['nodes']} of 10 nodes" for t in taps
+    )
+    return (
+        Finding(
+            "single gradients",
+            against(told),
+            f"a ring of 8 (E = N), all wires heard, z^0 random and unheard: {says}",
+            {"determined": told},
+        ),
+        Finding(
+            "differences of gradients",
+            Verdict.UNCLAIMED,
+            f"every one-step difference comes back to {error:.1e}, as the thesis' own Theorem 1 lets expect",
+            {"relative_error": error},
+        ),
+        Finding(
+            "differences, some wires heard",
+            Verdict.UNCLAIMED,
+            f"a grid of 10: {listed}",
+            {"taps": taps},
+        ),
+    )
+
+
+LISTENS = "an eavesdropper on all wires but those of z^0, who knows the constants"
+INPUTS = "an input counts as recovered at a relative error below 1e-6"
+
+ROWS = (
+    pdmm_row(
+        number=4,
+        source="Yu 2023, section 6.2",
+        claim="stopping early hides the gradient differences",
+        quotes=(
+            Quote("section 6.2", "thereby enhancing the extent of privacy preservation"),
+            Quote(
+                "section 6.3",
+                "the longer the adversary waits, the higher the reconstruction accuracy will be",
+            ),
+        ),
+        assumes=(
+            LISTENS,
+            INPUTS,
+            "logistic regression of 60 nodes with one sample, k_max = 1; rho = .1 and alpha = .2 are ours",
+        ),
+        judge=_early_stopping,
+    ),
+    pdmm_row(
+        number=5,
+        source="Yu 2023, chapter 5 and the paper of its appendix",
+        claim="from differences, batches of 4 to 8 come back badly and labels not at all",
+        quotes=(
+            Quote(
+                "appendix, section 7",
+                "the quality of reconstructed samples is significantly lower than the quality obtained with",
+            ),
+            Quote(
+                "section 5.2.1", "Label inference is not available with the difference of gradients"
+            ),
+        ),
+        assumes=(
+            LISTENS,
+            "a ReLU network with a first fully connected layer of 128, as the thesis' two-layer perceptrons; faces",
+        ),
+        judge=_batches,
+    ),
+    pdmm_row(
+        number=6,
+        source="Yu 2023, Theorem 1",
+        claim="an adversary learns the two-step gradient differences",
+        quotes=(
+            Quote("Theorem 1", "the adversary can learn $\\{w_i^{(t)}: t \\ge 1\\}$ as well as"),
+        ),
+        assumes=(
+            "exact updates, theta = 1, one corrupt node",
+            "judged with all models known, for t >= 1",
+        ),
+        judge=_what_is_learnt,
+    ),
+    pdmm_row(
+        number=13,
+        source="Yu 2023, sections 2.3.2 and 5.1.1",
+        claim="a random z^0 keeps gradients from leaking directly if there are at least as many edges as nodes",
+        quotes=(
+            Quote(
+                "section 5.1.1",
+                "differential PDMM with subspace perturbation can avoid direct gradient leakage",
+            ),
+            Quote(
+                "section 2.3.2",
+                "we need the number of edges larger or equal to the number of nodes",
+            ),
+        ),
+        assumes=(
+            LISTENS,
+            "E >= N",
+            "a gradient leaks if it is an exact combination of what is heard",
+        ),
+        judge=_subspace,
+    ),
+)

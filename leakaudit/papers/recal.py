@@ -1,0 +1,288 @@
+"""DP-RECAL (paper 001): budgets from activations (Theorems 1 and 4), the unprotected message, and the law of its activations.
+
+The formulas of the paper are lost in our copy of its text; what is judged here was reconstructed (the protocol's docstring says how).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+
+from leakaudit.adversary import Adversary
+from leakaudit.bounds import gaussian
+from leakaudit.extraction import hearing
+from leakaudit.papers.row import Finding, Quote, plain
+from leakaudit.papers.runs import protocol, run
+from leakaudit.papers.sources import recal_row
+from leakaudit.protocols.declared import Protocol
+from leakaudit.relations import Bound, account, know
+from leakaudit.verdict import Verdict, against
+
+ROUNDS, NODES, ALPHA = 160, 8, 0.01
+TAU, SIGMA, DECAY = (
+    0.2,
+    0.4,
+    0.97,
+)  # step size, first noise, and R, the factor of its variance from one activation to the next
+
+
+def _declared(**settings: object) -> Protocol:
+    noise = {"tau": str(TAU), "sigma": SIGMA, "decay": DECAY, **settings}
+    return protocol(
+        victim="recal",
+        nodes=NODES,
+        graph="ring",
+        rounds=ROUNDS,
+        data="gaussians",
+        model="logistic",
+        set=noise,
+    )
+
+
+def _busiest(made: Protocol) -> tuple[int, int]:
+    """Return the node that is active most often, and how often."""
+    counts = torch.bincount(made.public["active"][:-1], minlength=NODES)
+    return int(counts.argmax()), int(counts.max())
+
+
+def _bound(made: Protocol) -> Bound:
+    return account(know(made.whole, Adversary()), made.whole.gradients(_busiest(made)[0]), 1.0)
+
+
+def _against_claim(about: str, **settings: object) -> Finding:
+    """Compare the exact epsilon of the busiest node with Theorem 4 at the schedule's PLF."""
+    made = _declared(**settings)
+    (claim,), bound, (node, plf) = (
+        made.victim.claims(made.graph, ROUNDS, made.public),
+        _bound(made),
+        _busiest(made),
+    )
+    claimed, delta = claim.epsilon or math.inf, claim.delta or 0.0
+    true = gaussian.epsilon(delta, bound.mu)
+    says = f"PLF {plf}: Theorem 4 says ({claimed:.4g}, {delta:g}); the exact view has mu = {bound.mu:.4g}, epsilon {true:.4g}"
+    figures = {
+        "plf": plf,
+        "mu": plain(bound.mu),
+        "epsilon": plain(true),
+        "claimed_epsilon": claimed,
+        "node": node,
+    }
+    return Finding(about, against(true > claimed), says, figures)
+
+
+def _recovered() -> float:
+    """Return the largest error of the gradients of a node whose noise is on lam, relative to the largest gradient."""
+    settings = {"sigma": 0.5, "noise_on": "lam"}
+    done = run(
+        victim="recal",
+        nodes=NODES,
+        graph="ring",
+        rounds=ROUNDS,
+        data="gaussians",
+        model="logistic",
+        set=settings,
+    )
+    node = int(torch.bincount(done.trace.public["active"][:-1]).argmax())
+    leak, (x, y) = hearing.leaks(done.trace, nodes=[node])[0], done.truth.of(node)
+    exact = [k for k in range(len(leak.std)) if float(leak.std[k]) < 1e-6]
+    at = [t for t, i in enumerate(done.trace.public["active"][:-1].tolist()) if i == node]
+    true = torch.stack(
+        [
+            done.plan.task.gradient(done.truth.states["w"][t, node], x.double(), y)
+            for t in at[: leak.combination.shape[1]]
+        ]
+    )
+    error = leak.value[exact] - leak.combination[exact] @ true
+    return float(error.abs().max() / true.abs().max()) if len(exact) else 1.0
+
+
+def _theorem_4() -> tuple[Finding, ...]:
+    error = _recovered()
+    active = _against_claim("noise on lam", noise_on="lam")
+    full = _against_claim("noise on lam", noise_on="lam", baton="full")
+    says = f"{active.says}; on a run with noise of .5 the gradients come back to {error:.1e}"
+    figures = {**active.figures, "relative_error": error}
+    reading = "if the noise were on lam"
+    return (
+        _against_claim("noise on x, the reading under which the sensitivity is tau_i C"),
+        Finding(reading, _unless(active), says, figures),
+        Finding(
+            f"{reading}, and the baton added up s_i x_i", _unless(full), full.says, full.figures
+        ),
+    )
+
+
+def _unless(variant: Finding) -> Verdict:
+    """Return UNSUPPORTED if a reading that the lost formulas do not exclude exceeds the figure: the paper need not mean it."""
+    return Verdict.UNSUPPORTED if variant.verdict is Verdict.REFUTED else variant.verdict
+
+
+def _theorem_1() -> tuple[Finding, ...]:
+    made = _declared()
+    counts = torch.bincount(made.public["active"][:-1], minlength=NODES)
+    view = know(made.whole, Adversary())
+    exact = [account(view, made.whole.gradients(node), 1.0).mu ** 2 / 2 for node in range(NODES)]
+    # one activation is (tau C)^2 / (2 sigma^2 R^c)-zCDP; a node adds up its own, and the network takes the largest
+    single = [(TAU / SIGMA) ** 2 / 2 / DECAY**c for c in range(int(counts.max()))]
+    said = [sum(single[: int(count)]) for count in counts]
+    exceeded = any(true > claim * (1 + 1e-8) for true, claim in zip(exact, said, strict=True))
+    order = sorted(range(NODES), key=lambda node: (int(counts[node]), exact[node]))
+    rising = all(exact[a] <= exact[b] * (1 + 1e-8) for a, b in itertools.pairwise(order))
+    listed = ", ".join(f"{exact[node]:.2f} for {int(counts[node])}" for node in order)
+    return (
+        Finding(
+            "the budget is the largest sum over an agent's activations",
+            against(exceeded),
+            f"a ring of {NODES}, {ROUNDS} activations: in zCDP the exact view has rho of {max(exact):.4f}, "
+            f"the sums at most {max(said):.4f}",
+            {"exact": exact, "said": said},
+        ),
+        Finding(
+            "fewer activations, a lower budget",
+            against(not rising),
+            f"rho by number of activations: {listed}; every agent has the same steps and the same noise here",
+            {"activations": [int(count) for count in counts]},
+        ),
+    )
+
+
+def _second_message() -> tuple[Finding, ...]:
+    def exact(**settings: object) -> tuple[float, float]:
+        """Return mu of both messages for the busiest node, and mu of its noisy states alone."""
+        made = _declared(**settings)
+        _, times = _busiest(made)
+        alone = math.sqrt(sum((TAU / SIGMA) ** 2 / DECAY**c for c in range(times)))
+        return _bound(made).mu, alone
+
+    both, alone = exact()
+    other, _ = exact(noise_on="lam")
+    return (
+        Finding(
+            "noise on x",
+            against(both > alone * (1 + 1e-8)),
+            f"both messages together have mu = {both:.4f}, the noisy states alone {alone:.4f}: the second message adds nothing",
+            {"both": both, "alone": alone},
+        ),
+        Finding(
+            "if the noise were on lam",
+            Verdict.UNSUPPORTED if other > alone * (1 + 1e-8) else Verdict.NOT_REFUTED,
+            f"both messages together have mu = {other:.4f}: the other one carries x without noise",
+            {"both": plain(other)},
+        ),
+    )
+
+
+def _schedule(activation: str, graph: str, rounds: int) -> list[int]:
+    settings = {"activation": activation}
+    made = protocol(
+        victim="recal",
+        nodes=NODES,
+        graph=graph,
+        rounds=rounds,
+        data="gaussians",
+        model="logistic",
+        set=settings,
+    )
+    active: list[int] = made.public["active"].tolist()
+    return active
+
+
+def _far(active: list[int]) -> int:
+    """Count the moves to a node that is no neighbour on the ring."""
+    return sum((b - a) % NODES not in (1, NODES - 1) for a, b in itertools.pairwise(active))
+
+
+def _activation() -> tuple[Finding, ...]:
+    rounds, share = 400, (NODES - 2) / NODES
+    walk, free = _far(_schedule("walk", "ring", rounds)), _far(_schedule("iid", "complete", rounds))
+    log_chance = rounds * math.log10(1 - share)
+    spread = math.sqrt(rounds * share * (1 - share))
+    independent = walk > 0 or log_chance > math.log10(ALPHA)
+    says = (
+        f"{rounds} moves of a walk on a ring of {NODES}: {walk} to a node that is no neighbour, while independent draws make about "
+        f"{rounds * share:.0f}; their chance to make none is 1e{log_chance:.0f}. Given who was active last, most agents have no chance at "
+        "all, so results on independent activations do not carry over; the convergence stays empirical"
+    )
+    about = f"{free} of {rounds} moves, {abs(free - rounds * share) / spread:.1f} standard deviations from {rounds * share:.0f}"
+    return (
+        Finding(
+            "a walk to neighbours",
+            Verdict.NOT_REFUTED if independent else Verdict.UNSUPPORTED,
+            says,
+            {"moves": walk, "log10_chance": log_chance},
+        ),
+        Finding(
+            "independent draws on a complete graph",
+            against(abs(free - rounds * share) > 4 * spread),
+            about,
+            {"moves": free},
+        ),
+    )
+
+
+LOST = f"the protocol is reconstructed: noise on x, tau = {TAU:g}, sigma = {SIGMA:g}, R = {DECAY:g}"
+RECORD = "a record changes a gradient by at most C"
+
+ROWS = (
+    recal_row(
+        number=10,
+        source="DP-RECAL, Theorem 4",
+        claim="(epsilon, delta) from the largest number of activations of a node (PLF)",
+        quotes=(
+            Quote(
+                "Remark 2",
+                "Theorem 4 reveals the quantitative relationship between the privacy budget and PLF for DP-RECAL",
+            ),
+        ),
+        assumes=(LOST, RECORD, "the order of activations is public"),
+        judge=_theorem_4,
+    ),
+    recal_row(
+        number=11,
+        source="DP-RECAL, Lemmas 1 and 2",
+        claim="passing the baton is a randomised block-coordinate method",
+        quotes=(
+            Quote(
+                "after Lemma 2",
+                "the relay mechanism can be taken as a special example of the randomized block-coordinate method",
+            ),
+            Quote("section III-B", "this process can be considered as a Markov chain"),
+        ),
+        assumes=(
+            "the cited method (recalled) draws blocks independently of the past",
+            "Assumption 2: uniform among neighbours",
+        ),
+        judge=_activation,
+    ),
+    recal_row(
+        number=22,
+        source="DP-RECAL, Theorem 1",
+        claim="the budget is the largest sum of an agent's budgets; a lower PLF is a lower budget",
+        quotes=(
+            Quote(
+                "section II-D",
+                "the less PLF the differentially private algorithm has, the less privacy is compromised",
+            ),
+            Quote("abstract", "lower PLF corresponds to lower privacy budgets"),
+        ),
+        assumes=(
+            LOST,
+            RECORD,
+            "budgets are zCDP, as in section V",
+            "equal budgets for equal activation counts",
+        ),
+        judge=_theorem_1,
+    ),
+    recal_row(
+        number=27,
+        source="DP-RECAL, section III-D",
+        claim="with noise on one passed variable the other message needs no protection",
+        quotes=(
+            Quote("section III-D", "so no additional protection is required for the passing of"),
+        ),
+        assumes=(LOST, RECORD, "no regulariser", "the names of both variables are lost"),
+        judge=_second_message,
+    ),
+)

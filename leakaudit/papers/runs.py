@@ -1,0 +1,84 @@
+"""What the judges share: a scenario as a declared protocol, or as a finished run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leakaudit.protocols import recording
+from leakaudit.protocols.declared import Protocol
+from leakaudit.protocols.recording import Plan
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.tasks.task import Problem
+from leakaudit.trace import Trace, Truth
+
+NEWTON = 30  # steps; quadratic convergence reaches rounding in about ten
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run in memory, its private states included."""
+
+    plan: Plan
+    trace: Trace
+    truth: Truth
+
+    @property
+    def problem(self) -> Problem:
+        """The task with everybody's records, x (N, n, …)."""
+        return problem(self.plan)
+
+
+def planned(**changes: Any) -> Plan:
+    """Return a scenario made ready, in float64 where nothing else is asked for."""
+    return recording.plan(Scenario(**{"dtype": "float64", **changes}))
+
+
+def protocol(**changes: Any) -> Protocol:
+    """Return the protocol of a scenario with its schedule; nothing is run."""
+    plan = planned(**changes)
+    rounds = plan.scenario.rounds
+    return Protocol(
+        plan.victim,
+        plan.graph,
+        rounds,
+        plan.victim.schedule(plan.graph, rounds, plan.random["schedule"]),
+    )
+
+
+def run(**changes: Any) -> Run:
+    """Run a scenario, in float64 where nothing else is asked for."""
+    return finish(planned(**{"states": True, **changes}))
+
+
+def finish(plan: Plan) -> Run:
+    """Run a plan."""
+    recorder = recording.record(plan, None)
+    return Run(plan, recorder.trace, recorder.truth_record)
+
+
+def problem(plan: Plan) -> Problem:
+    """Return what the nodes of a plan train on."""
+    return Problem(
+        plan.task, plan.source.x[plan.rows].to(plan.task.dtype), plan.source.y[plan.rows]
+    )
+
+
+def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
+    """Return argmin sum_i weights_i f_i (d,) by Newton's method; all weights are 1 by default."""
+    task = problem.task
+    weights = torch.ones(problem.nodes, dtype=task.dtype) if weights is None else weights
+    w = task.init(fresh()).expand(problem.nodes, -1)
+    for _ in range(NEWTON):
+        slope = weights @ task.gradients(w, problem.x, problem.y)
+        curvature = torch.einsum("n,nij->ij", weights, task.hessians(w, problem.x, problem.y))
+        w = (w[0] - torch.linalg.solve(curvature, slope)).expand_as(w)
+    return w[0]
+
+
+def fresh(seed: int = 0) -> torch.Generator:
+    """Return a generator for one judge, so that a row repeats."""
+    return torch.Generator().manual_seed(seed)

@@ -1,0 +1,327 @@
+"""DP-Norm (paper 000), Table II: the noise of DP-SGD and DP-ADMM, and what the paper concludes from it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr
+from scipy.stats import binom
+
+from leakaudit import registry
+from leakaudit.bounds import gaussian
+from leakaudit.papers.dpnorm import (
+    BATCH,
+    DELTA,
+    LOCAL,
+    RECORDS,
+    RING,
+    ROUNDS,
+    STEP,
+    record,
+    view_of_a_node,
+)
+from leakaudit.papers.dpnorm import setting as dpnorm_setting
+from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.runs import protocol
+from leakaudit.papers.sources import dpnorm_row
+from leakaudit.relations import account
+from leakaudit.verdict import Verdict, against
+
+NOMINAL = 1.0
+STEPS = ROUNDS * LOCAL
+SHORT = 20
+SHARE = BATCH / RECORDS
+PENALTY = 1e-4  # rho of DP-ADMM in the paper's appendix A-D
+REPLACED, JOINED = (
+    (1.0, -1.0),
+    (1.0, 0.0),
+)  # what a record adds to a batch sum in the one data set, and in the other
+DEVIATIONS, THRESHOLDS = 12, 2_000
+Array = NDArray[np.float64]
+
+
+def reached(
+    steps: int, rate: float, noise: float, moves: tuple[float, float], delta: float
+) -> float:
+    """Return an epsilon that subsampled releases reach: the best threshold on their sum is an event of that likelihood.
+
+    All other records have constant losses and this one has a linear loss, so a release is N(0,
+    noise^2), moved by ``moves[0]`` in the one data set or ``moves[1]`` in the other whenever the
+    batch holds the record. The sum of all releases then has the law of ``move * B + noise
+    sqrt(steps) Z`` with B binomial, and every event E gives log((P(E) - delta) / Q(E)) as a lower
+    bound.
+
+    Args:
+        steps: number of releases, each with fresh noise and a fresh batch.
+        rate: chance that a batch holds the record, B / d_i.
+        noise: standard deviation of a release, in units of the clipped gradient's share G / B.
+        moves: of the two data sets, the larger one first.
+        delta: of (epsilon, delta)-differential privacy.
+
+    Returns:
+        A lower bound on epsilon, 0 if no threshold shows one.
+    """
+    spread = noise * math.sqrt(steps)
+    mean, deviation = steps * rate, math.sqrt(steps * rate * (1 - rate))
+    counts = np.arange(
+        max(0, math.floor(mean - DEVIATIONS * deviation)),
+        min(steps, math.ceil(mean + DEVIATIONS * deviation)) + 1,
+    )
+    weights = binom.pmf(counts, steps, rate)
+    high, low = moves
+    thresholds = np.linspace(low * mean - 8 * spread, high * mean + 8 * spread, THRESHOLDS)
+
+    def above(move: float) -> Array:
+        return np.asarray(weights @ ndtr((move * counts[:, None] - thresholds) / spread))
+
+    def below(move: float) -> Array:
+        return np.asarray(weights @ ndtr((thresholds - move * counts[:, None]) / spread))
+
+    best = 0.0
+    for seen, other in ((above(high), above(low)), (below(low), below(high))):
+        told = (seen > delta) & (other > 0)
+        ratios = (seen[told] - delta) / other[told]
+        best = max(best, math.log(ratios.max()) if len(ratios) else 0.0)
+    return best
+
+
+def _sgd_noise() -> float:
+    """Return Table II's sigma of DP-SGD at (1, .001) in the paper's setting."""
+    settings = {
+        "alpha": STEP,
+        "steps": LOCAL,
+        "noise": "step",
+        "epsilon": NOMINAL,
+        "delta": DELTA,
+        "horizon": ROUNDS,
+    }
+    victim = cast(Any, registry.configure(registry.get("victims", "dpsgd"), settings))
+    return float(victim.std(RECORDS))
+
+
+def _admm_noise() -> float:
+    """Return Table II's sigma of DP-ADMM at (1, .001), in units of the gradient: eta and D drop out there."""
+    settings = {
+        "rho": PENALTY,
+        "eta": 1 / STEP,
+        "steps": LOCAL,
+        "epsilon": NOMINAL,
+        "delta": DELTA,
+        "horizon": ROUNDS,
+        "records": RECORDS,
+    }
+    victim = cast(Any, registry.configure(registry.get("victims", "dpadmm"), settings))
+    return float(victim.noise)
+
+
+def _public_batches() -> dict[str, float]:
+    """Return the epsilon of DP-SGD if everybody knows that the record is in every second batch: no credit for sampling."""
+    rounds = 20
+    settings = {
+        "alpha": STEP,
+        "order": "adapt",
+        "noise": "step",
+        "epsilon": NOMINAL,
+        "delta": DELTA,
+        "horizon": rounds,
+    }
+    made = protocol(
+        victim="dpsgd", rounds=rounds, samples=1, set={**settings, "samples": RECORDS}, **RING
+    )
+    view = view_of_a_node(made)
+    steps = view.declared.gradients(0)
+    found = {}
+    for change, name in ((1, "added or removed"), (2, "replaced")):
+        moves = [change / BATCH if k % 2 == 0 else 0.0 for k in range(len(steps))]
+        found[name] = gaussian.epsilon(DELTA, account(view, steps, moves).mu)
+    return found
+
+
+def _sgd_row() -> tuple[Finding, ...]:
+    noise = (
+        _sgd_noise() * BATCH / STEP
+    )  # in units of mu G / B, by which one record of norm G moves a step
+    replaced = reached(STEPS, SHARE, noise, REPLACED, DELTA)
+    joined = reached(STEPS, SHARE, noise, JOINED, DELTA)
+    short = reached(
+        SHORT, SHARE, noise * math.sqrt(SHORT / STEPS), JOINED, DELTA
+    )  # the printed noise of a training of 20 steps
+    public = _public_batches()
+    listed = " and ".join(f"{epsilon:.2f} ({name})" for name, epsilon in public.items())
+    common = f"with secret batches of {BATCH} of {RECORDS} records and {STEPS} steps"
+    return (
+        Finding(
+            "one record is replaced (section II-B)",
+            against(replaced > NOMINAL),
+            f"linear losses reach epsilon {replaced:.2f} at a nominal {NOMINAL:g}, delta {DELTA:g}, {common}",
+            {"epsilon": replaced, "nominal": NOMINAL, "steps": STEPS, "rate": SHARE},
+        ),
+        Finding(
+            "one record is added or removed (as in the cited DP-SGD)",
+            against(joined > NOMINAL),
+            f"linear losses reach epsilon {joined:.3f}, {common}; a training of {SHORT} steps with its own noise reaches {short:.3f}",
+            {"epsilon": joined, "short": short},
+        ),
+        Finding(
+            "batches that everybody knows",
+            Verdict.UNCLAIMED,
+            f"epsilon {listed} for a record in every second batch; the table relies on secret sampling",
+            {"epsilon": public},
+        ),
+    )
+
+
+def _admm_row() -> tuple[Finding, ...]:
+    noise = _admm_noise() * BATCH  # in units of G / B
+    secret = reached(STEPS, SHARE, noise, REPLACED, DELTA)
+    public = gaussian.epsilon(DELTA, 2 * math.sqrt(STEPS * SHARE) / noise)
+    says = (
+        f"one replaced record: linear losses reach epsilon {secret:.3f} with secret batches; "
+        f"exact composition gives {public:.3f} for a record in every second batch that everybody "
+        f"knows, if every one of the {STEPS} steps is seen. In units of the gradient the noise "
+        f"depends on neither rho nor eta^{{k,r}}"
+    )
+    return (
+        Finding(
+            "the printed noise",
+            against(secret > NOMINAL or public > NOMINAL),
+            says,
+            {"secret": secret, "public": public},
+        ),
+    )
+
+
+def _total_noise() -> tuple[Finding, ...]:
+    made = dpnorm_setting(NOMINAL)
+    claims = made.victim.claims(made.graph, ROUNDS)
+    own = next(c.std or 0.0 for c in claims if "eq. (8)" in c.source)
+    others = {"DP-SGD": _sgd_noise(), "DP-ADMM": _admm_noise() / (2 * PENALTY * 2 + 1 / STEP)}
+    sums = {"DP-Norm": ROUNDS * own} | {name: STEPS * std for name, std in others.items()}
+    squares = {"DP-Norm": ROUNDS * own**2} | {name: STEPS * std**2 for name, std in others.items()}
+    listed = ", ".join(f"{name} {sums[name]:.0f} and {squares[name]:.3g}" for name in sums)
+    least = {
+        name: min(sums["DP-Norm"] / sums[name], squares["DP-Norm"] / squares[name])
+        for name in others
+    }
+    figures = {"sigma": {"DP-Norm": own, **others}, "sums": sums, "squares": squares}
+    needed = gaussian.least_mu(NOMINAL, DELTA)
+    exact = own * record(view_of_a_node(made), 2) / needed
+    sgd = reached(STEPS, SHARE, others["DP-SGD"] * BATCH / STEP, REPLACED, DELTA)
+    same = (
+        others["DP-SGD"] * gaussian.least_mu(sgd, DELTA) / needed
+    )  # the sum of so many steps is all but normal
+    equal = {
+        "DP-Norm": [ROUNDS * exact, ROUNDS * exact**2],
+        "DP-SGD": [STEPS * same, STEPS * same**2],
+    }
+    levels = ", ".join(f"{name} {std:.4f}" for name, std in {"DP-Norm": own, **others}.items())
+    return (
+        Finding(
+            "by the levels of Table II: sums of sigma_i and of sigma_i^2",
+            against(least["DP-SGD"] > 1 or least["DP-ADMM"] > 1),
+            f"Table II at the paper's setting prints sigma_i of {levels}; over all draws of a node the sums are {listed}",
+            figures,
+        ),
+        Finding(
+            "number of draws",
+            against(ROUNDS >= STEPS),
+            f"DP-Norm draws noise {ROUNDS} times, the others {STEPS} times",
+            {"DP-Norm": ROUNDS, "others": STEPS},
+        ),
+        Finding(
+            "if both had an epsilon of 1 by exact accounting",
+            Verdict.UNCLAIMED,
+            f"DP-Norm {equal['DP-Norm'][0]:.0f} and {equal['DP-Norm'][1]:.2g} by the bound of row "
+            f"15 for a record in every second batch, DP-SGD {equal['DP-SGD'][0]:.0f} and "
+            f"{equal['DP-SGD'][1]:.2g}: the two sums then disagree",
+            equal,
+        ),
+    )
+
+
+def _ranking() -> tuple[Finding, ...]:
+    sgd = reached(STEPS, SHARE, _sgd_noise() * BATCH / STEP, REPLACED, DELTA)
+    admm = reached(STEPS, SHARE, _admm_noise() * BATCH, REPLACED, DELTA)
+    says = (
+        f"five methods on Fashion-MNIST for {ROUNDS} rounds of {LOCAL} steps are not trained "
+        f"here, and the weight of the regulariser is not printed. The nominal epsilon {NOMINAL:g} "
+        f"is no equal ground either: replacing a record reaches {sgd:.2f} with the printed noise "
+        f"of DP-SGD and {admm:.2f} with that of DP-ADMM"
+    )
+    return (
+        Finding(
+            "test accuracy at equal epsilon",
+            Verdict.INCONCLUSIVE,
+            says,
+            {"dpsgd": sgd, "dpadmm": admm},
+        ),
+    )
+
+
+A1 = "(A1) gradients of a record have norm at most G = 1"
+SETTING = f"the paper's setting: R = {ROUNDS}, K = {LOCAL}, d_i = {RECORDS}, B = {BATCH}, delta = {DELTA:g}"
+FRESH = "each step draws its batch anew, without replacement, and nobody sees it"
+LEVEL = Quote("Table II", "Minimal noise level to guarantee")
+
+ROWS = (
+    dpnorm_row(
+        number=8,
+        source="DP-Norm, Table II, row DP-SGD",
+        claim="its noise makes DP-SGD (epsilon, delta)-private",
+        quotes=(
+            LEVEL,
+            Quote(
+                "Table II",
+                "does not use a data sample of the local subset more than once in the mini-batch",
+            ),
+            Quote("section II-B", "where one data sample is different from the other"),
+        ),
+        assumes=(A1, FRESH, SETTING),
+        judge=_sgd_row,
+    ),
+    dpnorm_row(
+        number=18,
+        source="DP-Norm, sections V-D and VI-B",
+        claim="DP-Norm needs less noise in total than DP-SGD and DP-ADMM",
+        quotes=(
+            Quote("section V-D", "DP-Norm can guarantee DP with less noise in total"),
+            Quote("section VI-B", "less noise σ_i in total than that in other methods"),
+        ),
+        assumes=(
+            SETTING,
+            "each method takes the noise that Table II prints for it",
+            "eta of DP-ADMM is 1 / mu, rho = 1e-4",
+        ),
+        judge=_total_noise,
+    ),
+    dpnorm_row(
+        number=19,
+        source="DP-Norm, section VI-B, Figure 2",
+        claim="DP-Norm is more accurate than DP-SGD and DP-ADMM at equal epsilon",
+        quotes=(
+            Quote(
+                "appendix A-C",
+                "the test accuracy of DP-SGD is lower than that of DP-Norm in all cases",
+            ),
+        ),
+        assumes=("Fashion-MNIST, a ring of 6 nodes with 6 of 10 classes each", SETTING),
+        judge=_ranking,
+    ),
+    dpnorm_row(
+        number=21,
+        source="DP-Norm, Table II, row DP-ADMM",
+        claim="its noise makes DP-ADMM (epsilon, delta)-private",
+        quotes=(
+            LEVEL,
+            Quote(
+                "Table II",
+                "Add \\mathbf{n}_i to update \\mathbf{w}_i for each inner-loop iteration",
+            ),
+        ),
+        assumes=(A1, FRESH, SETTING),
+        judge=_admm_row,
+    ),
+)

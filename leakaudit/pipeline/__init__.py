@@ -1,0 +1,1 @@
+"""One attack run, resumable, and its scores again."""

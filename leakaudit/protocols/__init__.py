@@ -1,0 +1,1 @@
+"""What victims are built from and run by: scenarios, graphs, shared steps of protocol families."""

@@ -1,0 +1,239 @@
+"""From a scenario to a recording: draw the data, build the task, size the file, run the victim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from leakaudit import registry
+from leakaudit.errors import LeakauditError, suggest
+from leakaudit.protocols import topology as graphs
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.tasks import data, models
+from leakaudit.tasks.task import Problem, Task
+from leakaudit.trace import Graph
+from leakaudit.traces.recorder import Recorder, human, plan_size
+
+if TYPE_CHECKING:
+    from leakaudit.victim import Victim
+
+POOL = 1000  # records of the data set that are kept for identification
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A scenario made ready: nothing is written yet.
+
+    rows: (N, samples) records of `source` that the nodes hold. wires: undirected edges that are recorded.
+    columns: (start, stop) of the model vector that is recorded. random: generators of the model and the run.
+    """
+
+    scenario: Scenario
+    victim: Victim
+    source: data.Dataset
+    rows: Tensor
+    task: Task
+    graph: Graph
+    wires: list[tuple[int, int]]
+    columns: tuple[int, int]
+    random: Mapping[str, Generator]
+
+    def size(
+        self,
+        rounds: int | None = None,
+        wires: list[tuple[int, int]] | None = None,
+        columns: tuple[int, int] | None = None,
+    ) -> int:
+        """Bytes of the recording, or of a smaller one."""
+        start, stop = columns or self.columns
+        messages = self.victim.messages(
+            self.graph, rounds or self.scenario.rounds, self.wires if wires is None else wires
+        )
+        return plan_size(messages, stop - start, self.task.dtype)
+
+    def fit(self, limit: int) -> None:
+        """Raise LeakauditError, with the sizes of smaller recordings, where this one needs more than `limit` bytes."""
+        if (needed := self.size()) <= limit:
+            return
+        fewer = max(1, int(self.scenario.rounds * limit / needed * 0.99))
+        options = {
+            f"--rounds {fewer}": self.size(rounds=fewer),
+            "--wires node:0": self.size(wires=[e for e in self.graph.edges if 0 in e]),
+            "--layers first": self.size(columns=_columns("first", self.task)),
+        }
+        sizes = ", ".join(f"{flag} {human(n)}" for flag, n in options.items())
+        raise LeakauditError(
+            f"the recording needs {human(needed)}, --max-bytes allows {human(limit)}; smaller: {sizes}"
+        )
+
+
+def plan(
+    scenario: Scenario,
+    *,
+    data_root: Path | None = None,
+    download: bool = False,
+    device: str = "cpu",
+    trusted: bool = False,
+) -> Plan:
+    """Draw data and graph and build the task. Raises LeakauditError where the scenario cannot run."""
+    victim, args = scenario.parts()
+    _known(scenario, args)
+    random = generators(scenario.seed, "data", "split", "graph", "model", "run", "schedule")
+    source = data.load(scenario.data, data_root, download, random["data"])
+    rows = data.split(source, scenario.nodes, scenario.samples, scenario.split, random["split"])
+    task = Task.build(
+        source.spec(scenario.model, args),
+        dtype=getattr(torch, scenario.dtype),
+        device=device,
+        trusted=trusted,
+    )
+    if victim.centralised:  # a star whose hub, the server, is the last node
+        graph = Graph(scenario.nodes + 1, tuple((i, scenario.nodes) for i in range(scenario.nodes)))
+    else:
+        graph = graphs.make(scenario.graph, scenario.nodes, random["graph"])
+    victim.fits(task, graph, scenario.samples)
+    return Plan(
+        scenario,
+        victim,
+        source,
+        rows,
+        task,
+        graph,
+        _wires(scenario.wires, graph),
+        _columns(scenario.layers, task),
+        random,
+    )
+
+
+def record(
+    plan: Plan,
+    path: Path | str | None,
+    max_bytes: int = 4_000_000_000,
+    private: Mapping[str, Any] | None = None,
+) -> Recorder:
+    """Run the plan and record it at `path`, in memory where None; returns the closed recorder.
+
+    The scenario goes into the truth, with what `private` adds: whoever knows the seed can repeat the noise and z^0.
+    Raises LeakauditError before anything is written where the recording would need more than `max_bytes`.
+    """
+    plan.fit(max_bytes)
+    with opened(plan, path, public(plan), max_bytes, private) as recorder:
+        rows, task, source = plan.rows, plan.task, plan.source
+        problem = Problem(
+            task, source.x[rows].to(task.device, task.dtype), source.y[rows].to(task.device)
+        )
+        plan.victim.run(
+            problem, plan.graph, plan.scenario.rounds, recorder, plan.random["run"], plan.wires
+        )
+    return recorder
+
+
+def public(plan: Plan) -> dict[str, Tensor]:
+    """Draw what everybody knows at the start: the model w0 and the schedule."""
+    scheduled = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
+    return {"w0": plan.task.init(plan.random["model"]), **scheduled}
+
+
+def opened(
+    plan: Plan,
+    path: Path | str | None,
+    public: Mapping[str, Tensor],
+    max_bytes: int,
+    private: Mapping[str, Any] | None,
+    provenance: Mapping[str, Any] | None = None,
+) -> Recorder:
+    """Return the recorder of a plan's run, which has been given the truth."""
+    scenario, rows, source = plan.scenario, plan.rows, plan.source
+    messages = plan.victim.messages(plan.graph, scenario.rounds, plan.wires)
+    recorder = Recorder(
+        path,
+        protocol=scenario.victim,
+        task=plan.task.spec,
+        graph=plan.graph,
+        params={**registry.values(plan.victim), "samples": scenario.samples},
+        layout=plan.task.layout,
+        rounds=scenario.rounds,
+        messages=messages,
+        rows=messages,
+        dtype=plan.task.dtype,
+        columns=plan.columns,
+        public=public,
+        keep_states=scenario.states,
+        keep_curves=scenario.curves,
+        max_bytes=max_bytes,
+        provenance=provenance,
+        private={"scenario": {**asdict(scenario), "set": dict(scenario.set)}, **(private or {})},
+        check=False,  # the plan is checked, and tests hold every victim to its declaration
+    )
+    for node in range(scenario.nodes):
+        recorder.truth(node, source.x[rows[node]], source.y[rows[node]], index=rows[node])
+    recorder.pool(source.x[np.setdiff1d(np.arange(len(source.x)), rows.numpy())[:POOL]])
+    return recorder
+
+
+def generators(seed: int, *names: str) -> dict[str, Generator]:
+    """Return independent generators, one a name, from one seed."""
+    children = np.random.SeedSequence(seed).spawn(len(names))
+    return {
+        n: Generator().manual_seed(int(c.generate_state(1, np.uint64)[0] >> 1))
+        for n, c in zip(names, children, strict=True)
+    }
+
+
+def _known(scenario: Scenario, args: Mapping[str, Any]) -> None:
+    """Refuse a setting that neither the victim nor the model has, with the nearest of both."""
+    if scenario.model not in models.MODELS:
+        return
+    known = [*registry.parameters(models.MODELS[scenario.model]), "l2", "bn"]
+    for key in args:
+        if key not in known:
+            both = [*registry.parameters(registry.get("victims", scenario.victim)), *known]
+            raise LeakauditError(
+                f"neither {scenario.victim} nor {scenario.model} has a parameter {key!r}{suggest(key, both)}"
+            )
+
+
+def _wires(text: str, graph: Graph) -> list[tuple[int, int]]:
+    """Return the undirected edges that are recorded."""
+    if text in ("all", "none"):
+        return list(graph.edges) if text == "all" else []
+    try:
+        if text.startswith("node:"):
+            chosen = {e for e in graph.edges if int(text[5:]) in e}
+        else:
+            chosen = {
+                (min(i, j), max(i, j)) for i, j in (map(int, p.split("-")) for p in text.split(","))
+            }
+    except ValueError:
+        chosen = set()
+    if not chosen or not chosen <= set(graph.edges):
+        some = ", ".join(f"{i}-{j}" for i, j in graph.edges[:4])
+        raise LeakauditError(
+            f"wires: expected all, none, node:3 or edges of the graph ({some}, …), got {text!r}"
+        )
+    return sorted(chosen)
+
+
+def _columns(text: str, task: Task) -> tuple[int, int]:
+    """Return the columns of the model vector that are recorded."""
+    layout = task.layout
+    if text == "all":
+        return 0, layout.size
+    names = (
+        [n for n in task.first_linear or layout.names[:1] if n]
+        if text == "first"
+        else text.split(",")
+    )
+    for name in names:
+        if name not in layout.names:
+            raise LeakauditError(
+                f"layers: the model has no parameter {name!r}{suggest(name, layout.names)}"
+            )
+    spans = [layout.slices[n] for n in names]
+    return min(s.start for s in spans), max(s.stop for s in spans)

@@ -1,0 +1,130 @@
+"""Who talks to whom: named graphs, random ones redrawn until they are connected, and edge lists."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import networkx as nx
+import torch
+from torch import Generator
+
+from leakaudit.errors import LeakauditError, suggest
+from leakaudit.trace import Graph
+
+LARGEST = 10_000_000  # edges
+DRAWS = 1000
+
+
+def make(kind: str, nodes: int, generator: Generator) -> Graph:
+    """Return a connected graph of nodes 0..nodes-1.
+
+    kind: ``ring``; ``star`` (node 0 is the hub); ``complete``; ``rgg``, random points of the unit square
+    that are joined within sqrt(2 log n / n); ``er``, Erdos-Renyi with p = 2 log n / n; ``grid``, the most
+    square rectangle; ``file:PATH``, a line ``i j`` an edge, ``#`` begins a comment.
+    Raises LeakauditError for an unknown kind, too few nodes and graphs that are not connected.
+    """
+    if nodes < 2:
+        raise LeakauditError(f"graph: expected at least 2 nodes, got {nodes}")
+    if kind.startswith("file:"):
+        return _connected(_read(Path(kind.removeprefix("file:")), nodes), kind)
+    if kind not in KINDS:
+        raise LeakauditError(f"there is no graph {kind!r}{suggest(kind, [*KINDS, 'file:PATH'])}")
+    if nodes > LARGEST or (kind == "complete" and nodes * (nodes - 1) // 2 > LARGEST):
+        raise LeakauditError(
+            f"graph: {kind} of {nodes} nodes is larger than the {LARGEST} edges that are built"
+        )
+    return _connected(_plain(KINDS[kind](nodes, generator), nodes), kind)
+
+
+def _plain(graph: nx.Graph, nodes: int) -> Graph:
+    return Graph(nodes, tuple(sorted((min(e), max(e)) for e in graph.edges())))
+
+
+def _connected(graph: Graph, kind: str) -> Graph:
+    if not graph.connected:
+        alone = [n for n in range(graph.nodes) if not graph.neighbours[n]]
+        raise LeakauditError(
+            f"graph {kind}: not connected{f', node {alone[0]} has no edge' if alone else ''}; add edges or lower --nodes"
+        )
+    return graph
+
+
+def _redrawn(kind: str, draw: Callable[[], nx.Graph]) -> nx.Graph:
+    for _ in range(DRAWS):
+        graph = draw()
+        if nx.is_connected(graph):
+            return graph
+    raise LeakauditError(
+        f"graph {kind}: none of {DRAWS} draws was connected; use another number of nodes"
+    )
+
+
+def _rgg(nodes: int, generator: Generator) -> nx.Graph:
+    radius = math.sqrt(2 * math.log(nodes) / nodes)
+
+    def draw() -> nx.Graph:
+        points = torch.rand(
+            nodes, 2, generator=generator, dtype=torch.float64, device=generator.device
+        )
+        return nx.random_geometric_graph(nodes, radius, pos=dict(enumerate(points.tolist())))
+
+    return _redrawn("rgg", draw)
+
+
+def _er(nodes: int, generator: Generator) -> nx.Graph:
+    p = min(1.0, 2 * math.log(nodes) / nodes)
+
+    def draw() -> nx.Graph:
+        seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
+        return nx.gnp_random_graph(nodes, p, seed=seed)
+
+    return _redrawn("er", draw)
+
+
+def _grid(nodes: int, _: Generator) -> nx.Graph:
+    rows = next(r for r in range(math.isqrt(nodes), 0, -1) if nodes % r == 0)
+    if rows == 1 and nodes > 3:
+        raise LeakauditError(
+            f"graph grid: {nodes} nodes fill no rectangle; use {nodes - 1} or {nodes + 1}"
+        )
+    return nx.convert_node_labels_to_integers(
+        nx.grid_2d_graph(rows, nodes // rows), ordering="sorted"
+    )
+
+
+def _read(path: Path, nodes: int) -> Graph:
+    """Read an edge list; an edge that is given twice, or in both directions, counts once."""
+    edges = set()
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if words := line.partition("#")[0].split():
+                    edges.add(_edge(words, nodes, f"{path.name}, line {number}"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise LeakauditError(f"graph file:{path}: cannot be read as text ({error})") from error
+    return Graph(nodes, tuple(sorted(edges)))
+
+
+def _edge(words: list[str], nodes: int, where: str) -> tuple[int, int]:
+    if len(words) != 2 or not all(w.isascii() and w.isdigit() and len(w) < 10 for w in words):
+        raise LeakauditError(
+            f"graph {where}: expected two node numbers 'i j', got {' '.join(words)[:60]!r}"
+        )
+    i, j = sorted(map(int, words))
+    if i == j or j >= nodes:
+        raise LeakauditError(
+            f"graph {where}: expected two different nodes of 0 to {nodes - 1}, got {i} and {j}; see --nodes"
+        )
+    return i, j
+
+
+KINDS: dict[str, Callable[[int, Generator], nx.Graph]] = {
+    "ring": lambda nodes, _: nx.cycle_graph(nodes),
+    "star": lambda nodes, _: nx.star_graph(nodes - 1),
+    "complete": lambda nodes, _: nx.complete_graph(nodes),
+    "rgg": _rgg,
+    "er": _er,
+    "grid": _grid,
+}

@@ -1,0 +1,1 @@
+"""What reports share: text, pictures, charts and pages."""

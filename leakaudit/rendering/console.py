@@ -1,0 +1,105 @@
+"""Tables on stdout and progress on stderr, in the form that the place can show."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from leakaudit.progress import watching
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+WIDE = 140  # characters of a table that goes into a file
+_SYSTEM: Literal["standard"] = "standard"  # of colours
+
+
+def stdout() -> Console:
+    """Return where tables go: as wide as the terminal, else `WIDE`."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+
+
+def fit() -> dict[str, Any]:
+    """Return the width and colours that a text on stdout may have; a file has the text's own."""
+    return (
+        {"width": shutil.get_terminal_size().columns, "color": "NO_COLOR" not in os.environ}
+        if sys.stdout.isatty()
+        else {}
+    )
+
+
+def printed(parts: Iterable[RenderableType], width: int, color: bool) -> str:
+    """Return these as text in lines of `width` columns, without blanks at their ends; color adds a terminal's codes."""
+    from rich.console import Console
+
+    file, system = io.StringIO(), _SYSTEM if color else None
+    console = Console(
+        file=file, width=width, color_system=system, force_terminal=color, legacy_windows=False
+    )
+    for part in parts:
+        console.print(part)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+
+
+@contextmanager
+def shown(mode: str, seconds: float = 0.0) -> Iterator[None]:
+    """Show the progress of the work inside; mode is auto, rich, plain or none. seconds: its deadline, 0 for none."""
+    if mode == "auto":
+        mode = "rich" if sys.stderr.isatty() else "plain"
+    limit = seconds or None
+    if mode == "rich":
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TaskID,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+            known: dict[str, TaskID] = {}
+
+            def draw(what: str, done: int, total: int) -> None:
+                if what not in known:
+                    known[what] = bars.add_task(what, total=total)
+                bars.update(known[what], completed=done, total=total)
+
+            with watching(draw, limit):
+                yield
+        return
+    with watching(_Lines() if mode == "plain" else None, limit):
+        yield
+
+
+class _Lines:
+    """One line every few seconds, for logs."""
+
+    EVERY = 5.0
+
+    def __init__(self) -> None:
+        self.last = time.monotonic()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self.last >= self.EVERY:
+            self.last = now
+            sys.stderr.write(f"{what}: {done} of {total}\n")
+            sys.stderr.flush()

@@ -1,0 +1,1 @@
+"""Reconstructions beside the truth: the only room that opens a truth file."""

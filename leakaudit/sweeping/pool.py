@@ -1,0 +1,151 @@
+"""Processes that work on cells one after the other, and stay until all is done; torch is imported once for all of them.
+
+A process holds one cell at a time, so that it is known which cell ended it. It ends with the process that started it, however that
+ended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from multiprocessing import connection, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from leakaudit._util import forks
+from leakaudit.errors import LeakauditError
+from leakaudit.sweeping.cells import Cell
+from leakaudit.sweeping.store import DIED
+from leakaudit.sweeping.work import Ended, Job, one_thread
+
+READY = "ready"
+Items = Sequence[tuple[str, Cell]]
+Stop = Callable[[], bool]
+
+
+def here(job: Job, items: Items, stop: Stop) -> Iterator[Ended]:
+    """Work in this process, without another one."""
+    for key, cell in items:
+        if stop():
+            return
+        yield job(key, cell)
+
+
+def processes(job: Job, items: Items, workers: int, stop: Stop) -> Iterator[Ended]:
+    """Yield how each cell ended, as soon as it has; `stop` is asked before a cell begins.
+
+    A process that dies takes the cell that it held with it, and another one is started. Raises LeakauditError where none can start.
+    """
+    waiting, count = list(items)[::-1], min(workers, len(items))
+    pool = [_Worker(k, job) for k in range(count)]
+    try:
+        while any(w.alive for w in pool):
+            for channel in connection.wait([w.channel for w in pool if w.alive]):
+                worker = next(w for w in pool if w.channel is channel)
+                try:
+                    said = worker.channel.recv()
+                except (EOFError, ConnectionError):
+                    yield from worker.died()
+                    if waiting and not stop():
+                        pool[worker.number] = _Worker(worker.number, job)
+                    continue
+                worker.give(waiting.pop() if waiting and not stop() else None)
+                if said != READY:
+                    yield said
+    finally:
+        for worker in pool:
+            worker.end()
+
+
+def parallel(job: Job, items: Items, workers: int, stop: Stop, name: str | None) -> Iterator[Ended]:
+    """Work through joblib, under the backend of a `joblib.parallel_config` around this call, or the named one."""
+    try:
+        import joblib
+    except ImportError:
+        raise LeakauditError(
+            "backend joblib: it is not installed; pip install 'leakaudit[sweep]'"
+        ) from None
+    try:
+        with joblib.parallel_config(**({"backend": name} if name else {})):
+            run = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
+            yield from run(
+                joblib.delayed(_alone)(job, key, cell) for key, cell in items if not stop()
+            )
+    except (
+        ValueError,
+        ImportError,
+    ) as error:  # an unknown backend, or one that is not installed or has no client
+        raise LeakauditError(f"backend joblib:{name}: {' '.join(str(error).split())}") from None
+
+
+class _Worker:
+    """One process and its channel. held: the cell that it works on."""
+
+    def __init__(self, number: int, job: Job) -> None:
+        context = forks.context()
+        self.held: tuple[str, Cell] | None = None
+        self.number, self.started, self.alive = number, False, True
+        self.channel, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(
+            target=_serve, args=(theirs, job, number, dict(os.environ)), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def give(self, item: tuple[str, Cell] | None) -> None:
+        """Hand over a cell, or nothing more, which ends the process."""
+        self.started, self.held = True, item
+        try:
+            self.channel.send(item)
+        except (BrokenPipeError, ConnectionError):
+            return
+        if item is None:
+            self.alive = False
+
+    def died(self) -> Iterator[Ended]:
+        """Say which cell was lost."""
+        self.alive = False
+        self.process.join()
+        code = self.process.exitcode or 0
+        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        if not self.started:
+            guard = "a script that starts a sweep does so below if __name__ == '__main__'"
+            raise LeakauditError(f"sweep: a worker could not start, it ended with {how}; {guard}")
+        if self.held is not None:
+            says = f"its process ended with {how}, out of memory perhaps; run the sweep again to try it again"
+            yield Ended(self.held[0], DIED, says, 0.0, 0.0, self.number)
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        if self.held is not None and self.process.is_alive():
+            self.process.kill()
+        self.channel.close()
+        self.process.join()
+
+
+def _serve(channel: Connection, job: Job, number: int, environment: Mapping[str, str]) -> None:
+    """Work until told to end, or until the process that planned has ended; `environment` is its own, perhaps newer than the fork's."""
+    os.environ.update({**environment, **forks.ONE_THREAD})
+    threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
+    one_thread()
+    try:
+        channel.send(READY)
+        while (item := channel.recv()) is not None:
+            channel.send(replace(job(*item), worker=number))
+    except (EOFError, ConnectionError):
+        return
+
+
+def _end_with(parent: Any) -> None:
+    """Wait for the end of the parent, then end at once: a file half-way is not in its place yet."""
+    parent.join()
+    os._exit(1)
+
+
+def _alone(job: Job, key: str, cell: Cell) -> Ended:
+    one_thread()
+    return replace(job(key, cell), worker=os.getpid())

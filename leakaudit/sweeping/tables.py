@@ -1,0 +1,139 @@
+"""A sweep's plan from TOML, and to JSON and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from leakaudit._util import toml_file
+from leakaudit.errors import LeakauditError, suggest
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.sweeping.plan import SweepPlan, finite
+from leakaudit.trace import Json
+
+TABLES = ("scenario", "sweep", "audit")  # that one file may have
+LISTS = ("attacks", "adversaries", "epsilon", "nodes")
+ELSEWHERE = ("set", "seed", "states", "curves", "epsilon")  # no axis of `over`
+VARY = tuple(f.name for f in fields(Scenario) if f.name not in ELSEWHERE)
+
+
+def load(path: Path) -> SweepPlan:
+    """Read a file with a scenario and a table ``[sweep]``; unknown keys are refused with the nearest."""
+    values = toml_file.read(path, f"sweep {path}")
+    if "scenario" in values:
+        _known(values, TABLES, f"sweep {path}")
+    asked = values.pop("sweep", None)
+    if not isinstance(asked, dict):
+        raise LeakauditError(f"sweep {path}: expected a table [sweep], which says what varies")
+    _known(
+        asked, {f.name for f in fields(SweepPlan)} - {"scenario", "own", "device"}, f"sweep {path}"
+    )
+    scenario = Scenario.of(values, path)
+    plain = {k: v for k, v in asked.items() if k not in (*LISTS, "seeds", "set", "over")}
+    lists: dict[str, Any] = {k: _list(k, asked[k]) for k in LISTS if k in asked}
+    seeds, own = _seeds(asked.get("seeds", 1), scenario.seed), _tables("set", asked.get("set", {}))
+    over = asked.get("over", {})
+    if not isinstance(over, dict):
+        raise LeakauditError(f"sweep: over: expected a table of lists, got {over!r:.60}")
+    shared = {k: _values(f"over.{k}", v) for k, v in over.items() if not isinstance(v, dict)}
+    if wrong := [k for k in shared if k in ELSEWHERE]:
+        raise LeakauditError(
+            f"sweep: over.{wrong[0]}: does not vary here; seeds, epsilon and set stand in [sweep] itself"
+        )
+    mine = {
+        k: {n: _values(f"over.{k}.{n}", v) for n, v in table.items()}
+        for k, table in over.items()
+        if isinstance(table, dict)
+    }
+    return SweepPlan(scenario, **plain, **lists, seeds=seeds, set=own, over=shared, own=mine)
+
+
+def with_seed(plan: SweepPlan, seed: int) -> SweepPlan:
+    """Return the same sweep with as many seeds, from another first one."""
+    return replace(
+        plan,
+        scenario=replace(plan.scenario, seed=seed),
+        seeds=tuple(range(seed, seed + len(plan.seeds))),
+    )
+
+
+def with_device(plan: SweepPlan, device: str) -> SweepPlan:
+    """Return the same sweep on another device."""
+    return replace(plan, device=device)
+
+
+def to_json(plan: SweepPlan) -> dict[str, Json]:
+    """Everything that decides the sweep; `of_json` reads it."""
+    kept: dict[str, Json] = json.loads(
+        json.dumps({**asdict(plan), "epsilon": finite(plan.epsilon)})
+    )
+    return kept
+
+
+def of_json(values: Any) -> SweepPlan:
+    """Return the plan that `to_json` wrote; raises LeakauditError for another value."""
+    try:
+        lists = {
+            f.name: tuple(values[f.name])
+            for f in fields(SweepPlan)
+            if str(f.type).startswith("tuple")
+        }
+        over = {k: tuple(v) for k, v in values["over"].items()}
+        own = {of: {k: tuple(v) for k, v in table.items()} for of, table in values["own"].items()}
+        epsilon = tuple(math.inf if e == "inf" else e for e in values["epsilon"])
+        rest = {**values, **lists, "over": over, "own": own, "epsilon": epsilon}
+        return SweepPlan(**{**rest, "scenario": Scenario(**values["scenario"])})
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise LeakauditError(f"expected the plan of a sweep, got something else: {error}") from None
+
+
+def _values(where: str, given: Any) -> tuple[Json, ...]:
+    """Return the values of an axis: words, numbers, true or false, all different."""
+    fits = (
+        isinstance(given, list) and given and all(isinstance(v, str | int | float) for v in given)
+    )
+    if (
+        not fits
+        or any(isinstance(v, float) and not math.isfinite(v) for v in given)
+        or len({*map(repr, given)}) < len(given)
+    ):
+        raise LeakauditError(
+            f"sweep: {where}: expected a list of different words or finite numbers, got {given!r:.60}"
+        )
+    return tuple(given)
+
+
+def _list(key: str, given: Any) -> tuple[Any, ...]:
+    if not isinstance(given, list):
+        raise LeakauditError(f"sweep: {key}: expected a list, got {given!r:.60}")
+    return tuple(given)
+
+
+def _tables(key: str, given: Any) -> Mapping[str, Mapping[str, Json]]:
+    if not isinstance(given, dict) or not all(isinstance(v, dict) for v in given.values()):
+        raise LeakauditError(
+            f"sweep: {key}: expected tables [sweep.{key}.NAME], NAME an attack or a victim, got {given!r:.60}"
+        )
+    return given
+
+
+def _seeds(given: Any, first: int) -> tuple[int, ...]:
+    """Return the seeds: a list, or so many from the scenario's own."""
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 1:
+        return tuple(range(first, first + given))
+    if isinstance(given, list):
+        return tuple(given)
+    raise LeakauditError(
+        f"sweep: seeds: expected a whole number from 1, or a list of seeds, got {given!r:.60}"
+    )
+
+
+def _known(given: Iterable[str], known: Iterable[str], where: str) -> None:
+    names = list(known)
+    for key in given:
+        if key not in names:
+            raise LeakauditError(f"{where}: unknown key {key!r}{suggest(key, names)}")

@@ -1,0 +1,1 @@
+"""What is trained: models, losses, data, and their gradients in closed form."""

@@ -1,0 +1,103 @@
+"""Data sets by name: bundled with scikit-image, read by torchvision, or drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import skimage.data
+import torch
+import torch.nn.functional as F
+from torch import Generator
+
+from leakaudit.errors import LeakauditError
+from leakaudit.tasks import _torchvision
+from leakaudit.tasks.data_files import Records, images
+
+PHOTOS = {
+    "astronaut": "astronaut.png",
+    "coffee": "coffee.png",
+    "chelsea": "chelsea.png",
+    "rocket": "rocket.jpg",
+    "hubble_deep_field": "hubble_deep_field.jpg",
+    "retina": "retina.jpg",
+}
+PHOTO_SIDE = 160  # shorter side after down-scaling, so that a crop of 32 shows something
+CROP = 32
+CONTRAST = 0.05  # least standard deviation of a crop
+_BUNDLE: Any = skimage.data  # its stubs type arrays as scalars
+TORCHVISION = {"mnist": "MNIST", "fashion": "FashionMNIST", "cifar10": "CIFAR10"}
+
+
+def faces(detect: bool, download: bool) -> Records:
+    """Labelled Faces in the Wild, 25x25 gray, as scikit-image bundles it, rounded to k/255.
+
+    The bundle names nobody: each of its 100 faces is taken as a class of its own (100 classes, y = row).
+    detect: all 200 images, 100 faces (y = 1) and 100 cut-outs without a face (y = 0).
+    """
+    _bundled("lfw_subset.npy", download)
+    x = images(np.round(_BUNDLE.lfw_subset() * 255).astype(np.uint8))
+    if detect:
+        return Records(x, torch.arange(200).lt(100).long(), ("other", "face"), 255)
+    return Records(x[:100], torch.arange(100), (), 255)
+
+
+def photos(download: bool) -> Records:
+    """Cut 32x32 RGB tiles that do not overlap from scikit-image's photographs; y says which photograph.
+
+    Each is first scaled to a shorter side of 160 by area; tiles of nearly one colour are left out.
+    """
+    tiles, y = [], []
+    for label, (name, file) in enumerate(PHOTOS.items()):
+        _bundled(file, download)
+        photo = images(getattr(_BUNDLE, name)()[None])
+        scale = PHOTO_SIDE / min(photo.shape[2:])
+        height, width = (round(side * scale) for side in photo.shape[2:])
+        small = F.interpolate(photo, size=(height, width), mode="area").mul(255).round().div(255)[0]
+        cut = (
+            small.unfold(1, CROP, CROP)
+            .unfold(2, CROP, CROP)
+            .permute(1, 2, 0, 3, 4)
+            .reshape(-1, 3, CROP, CROP)
+        )
+        rich = cut[cut.std(dim=(1, 2, 3)) > CONTRAST]
+        tiles.append(rich)
+        y += [label] * len(rich)
+    return Records(torch.cat(tiles), torch.tensor(y), tuple(PHOTOS), 255)
+
+
+def _bundled(file: str, download: bool) -> None:
+    """Raise LeakauditError where scikit-image would have to download this file."""
+    if not download and not (Path(_BUNDLE.__file__).parent / file).exists():
+        raise LeakauditError(
+            f"this scikit-image does not bundle {file}; use --download, or pip install 'scikit-image>=0.24'"
+        )
+
+
+def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
+    """Read the training images of MNIST, Fashion-MNIST or CIFAR-10 below `root`, in torchvision's layout."""
+    if root is None:
+        raise LeakauditError(
+            f"{name} is not bundled: say with --data-root where it is, and add --download to fetch it"
+        )
+    kind = getattr(_torchvision.torchvision().datasets, TORCHVISION[name])
+    try:
+        got = kind(str(root), train=True, download=download)
+    except (RuntimeError, OSError, ValueError, EOFError) as error:
+        first = str(error).split("\n")[0]
+        raise LeakauditError(
+            f"{name} cannot be read below {root} ({first}); check --data-root, or add --download"
+        ) from error
+    return Records(
+        images(np.asarray(got.data)), torch.as_tensor(got.targets).long(), tuple(got.classes), 255
+    )
+
+
+def gaussians(count: int, generator: Generator | None) -> Records:
+    """Draw two unit-variance Gaussians in the plane, label 0 about (-1, -1) and label 1 about (1, 1); half of `count` each."""
+    if generator is None:
+        raise LeakauditError("gaussians are drawn: give load() a torch.Generator")
+    y = torch.arange(count) % 2
+    noise = torch.randn(count, 2, generator=generator, device=generator.device).cpu()
+    return Records(noise + (2.0 * y - 1).unsqueeze(1), y)

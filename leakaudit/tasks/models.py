@@ -1,0 +1,218 @@
+"""Architectures by name.
+
+A model is a frozen dataclass of hyper-parameters that is called with the input shape and the number of
+outputs and returns a module with its standard initialisation, drawn from torch's current CPU state.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections import OrderedDict
+from dataclasses import MISSING, dataclass
+from itertools import pairwise
+from typing import ClassVar, Literal, Protocol
+
+from torch import nn
+
+from leakaudit.errors import LeakauditError
+from leakaudit.registry import param, parameters
+from leakaudit.tasks import _torchvision
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+
+
+class Model(Protocol):
+    """An architecture with its hyper-parameters."""
+
+    convex: ClassVar[bool]
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build the module for inputs (b, *shape), already normalised."""
+
+
+@dataclass(frozen=True)
+class Logistic:
+    """Logistic regression: one logit with loss ``binary``, one a class with ``cross_entropy``."""
+
+    convex: ClassVar[bool] = True
+    bias: bool = param(True, "whether there is an intercept")
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build Linear(prod(shape), outputs)."""
+        return _affine(shape, outputs, self.bias)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """Linear regression, for loss ``squared``."""
+
+    convex: ClassVar[bool] = True
+    bias: bool = param(True, "whether there is an intercept")
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build Linear(prod(shape), outputs)."""
+        return _affine(shape, outputs, self.bias)
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """Fully connected network of any depth."""
+
+    convex: ClassVar[bool] = False
+    hidden: str = param("100", "width of the hidden layers, e.g. 256 or 256,64")
+    act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation")
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build Linear, activation, ..., Linear."""
+        widths = [math.prod(shape), *self._widths(), outputs]
+        layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+        for i, (before, after) in enumerate(pairwise(widths), 1):
+            if i > 1:
+                layers[f"act{i - 1}"] = ACTIVATIONS[self.act]()
+            layers[f"layer{i}"] = nn.Linear(before, after)
+        return nn.Sequential(layers)
+
+    def _widths(self) -> list[int]:
+        text = self.hidden.replace(" ", "")
+        widths = (
+            [int(w) for w in text.split(",")]
+            if re.fullmatch(r"\d{1,9}(,\d{1,9}){0,63}", text)
+            else [0]
+        )
+        if min(widths) < 1:
+            raise LeakauditError(
+                f"mlp: expected hidden=256 or hidden=256,64 (at most 64 layers), got {self.hidden!r}"
+            )
+        return widths
+
+
+@dataclass(frozen=True)
+class LeNet:
+    """The LeNet of DLG (Zhu et al. 2019): three 5x5 convolutions of 12 channels, strides 2, 2, 1; all parameters U(-0.5, 0.5)."""
+
+    convex: ClassVar[bool] = False
+    act: Literal["sigmoid", "relu", "tanh"] = param("sigmoid", "activation")
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build it for any image size; 32x32 gives Linear(768, outputs) as published."""
+        module = _convolutions("lenet", shape, outputs, 5, (12, 12, 12), (2, 2, 1), self.act)
+        for p in module.parameters():
+            nn.init.uniform_(p, -0.5, 0.5)
+        return module
+
+
+@dataclass(frozen=True)
+class ConvNet:
+    """Three 3x3 convolutions (width, 2 width, 2 width channels; strides 1, 2, 2) and one linear layer; no normalisation."""
+
+    convex: ClassVar[bool] = False
+    width: int = param(16, "channels of the first convolution")
+    act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation")
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build it for any image size."""
+        if self.width < 1:
+            raise LeakauditError(f"convnet: expected width >= 1, got {self.width}")
+        return _convolutions(
+            "convnet",
+            shape,
+            outputs,
+            3,
+            (self.width, 2 * self.width, 2 * self.width),
+            (1, 2, 2),
+            self.act,
+        )
+
+
+@dataclass(frozen=True)
+class ResNet10:
+    """torchvision's ResNet with one basic block a stage; ``bn=train`` (batch statistics, default) or ``bn=eval``."""
+
+    convex: ClassVar[bool] = False
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build it for any number of channels."""
+        return _resnet([1, 1, 1, 1], shape, outputs)
+
+
+@dataclass(frozen=True)
+class ResNet18:
+    """torchvision's ResNet-18, untrained; ``bn=train`` (batch statistics, default) or ``bn=eval``."""
+
+    convex: ClassVar[bool] = False
+
+    def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        """Build it for any number of channels."""
+        return _resnet([2, 2, 2, 2], shape, outputs)
+
+
+MODELS: dict[str, type[Model]] = {
+    "linear": Linear,
+    "logistic": Logistic,
+    "mlp": Mlp,
+    "lenet": LeNet,
+    "convnet": ConvNet,
+    "resnet10": ResNet10,
+    "resnet18": ResNet18,
+}
+
+
+def table() -> list[dict[str, str]]:
+    """Return name, args (with defaults) and note of every registered model, for ``leakaudit list models``."""
+    rows = []
+    for name, kind in MODELS.items():
+        args = ", ".join(
+            f"{k}={'' if f.default is MISSING else f.default}" for k, f in parameters(kind).items()
+        )
+        rows.append(
+            {"name": name, "args": args, "note": (inspect.getdoc(kind) or "").split("\n")[0]}
+        )
+    return rows
+
+
+def _needs_image(name: str, shape: tuple[int, ...]) -> None:
+    if len(shape) != 3:
+        raise LeakauditError(
+            f"{name} needs images (channels, height, width), got inputs of shape {shape}; use mlp or logistic"
+        )
+
+
+def _affine(shape: tuple[int, ...], outputs: int, bias: bool) -> nn.Module:
+    return nn.Sequential(
+        OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(math.prod(shape), outputs, bias=bias))
+    )
+
+
+def _resnet(blocks: list[int], shape: tuple[int, ...], outputs: int) -> nn.Module:
+    """ResNet of torchvision; other than three channels get a first convolution of their own with the same initialisation."""
+    _needs_image("resnet", shape)
+    resnet = _torchvision.torchvision().models.resnet
+    module: nn.Module = resnet.ResNet(resnet.BasicBlock, blocks, num_classes=outputs)
+    if shape[0] != 3:
+        module.conv1 = nn.Conv2d(shape[0], 64, kernel_size=7, stride=2, padding=3, bias=False)
+        nn.init.kaiming_normal_(module.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return module
+
+
+def _convolutions(
+    name: str,
+    shape: tuple[int, ...],
+    outputs: int,
+    kernel: int,
+    channels: tuple[int, ...],
+    strides: tuple[int, ...],
+    act: str,
+) -> nn.Module:
+    """Convolutions with padding kernel // 2, an activation after each, then one linear layer."""
+    _needs_image(name, shape)
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    before, height, width = shape
+    for i, (after, stride) in enumerate(zip(channels, strides, strict=True), 1):
+        layers[f"conv{i}"] = nn.Conv2d(before, after, kernel, stride, kernel // 2)
+        layers[f"act{i}"] = ACTIVATIONS[act]()
+        before, height, width = after, -(-height // stride), -(-width // stride)
+    layers["flatten"] = nn.Flatten()
+    layers["fc"] = nn.Linear(before * height * width, outputs)
+    return nn.Sequential(layers)

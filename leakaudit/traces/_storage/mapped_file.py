@@ -1,0 +1,292 @@
+"""A .pt file that is laid out first, sparse, and then filled in place through a shared memory map; it can be read at any time."""
+
+from __future__ import annotations
+
+import errno
+import io
+import math
+import mmap
+import os
+import pickle
+import secrets
+import shutil
+import sys
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from leakaudit.errors import LeakauditError
+from leakaudit.traces._storage.archive import Writer
+from leakaudit.traces._storage.safe_reader import STORAGES
+
+AHEAD = (
+    32 << 20
+)  # bytes that are given blocks and pages before they are written, which doubles the speed
+BEHIND = 32 << 20  # bytes whose memory is handed back together
+COPY = 1 << 20  # bytes copied at a time
+POPULATE_WRITE = 23  # of madvise, Linux 5.14
+_STORAGE = {dtype: getattr(torch, name) for name, dtype in STORAGES.items()}
+_REBUILD: Callable[..., Tensor] = torch._utils._rebuild_tensor_v2
+
+Tree = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A tensor of zeros that takes no space before it is written."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes when it is full."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class MemoryFile:
+    """What `MapFile` is, without a file."""
+
+    def __init__(self, tree: Tree) -> None:
+        """Allocate the holes of `tree`; memory that is never written is never taken."""
+        self.tree = _replace(
+            tree,
+            lambda leaf: (
+                torch.zeros(leaf.shape, dtype=leaf.dtype)
+                if isinstance(leaf, Hole)
+                else leaf.clone()
+            ),
+        )
+
+    def publish(self) -> None:
+        """Show the file under its name."""
+
+    def reserve(self, stop: int) -> None:
+        """Make sure that the first `stop` bytes of the last leaf can be written."""
+
+    def take(self, other: MemoryFile, stop: int) -> None:
+        """Copy the first `stop` bytes of the last leaf of another file with rows of the same size."""
+        mine, theirs = (
+            [*_leaves(file.tree)][-1].view(-1).view(torch.uint8) for file in (self, other)
+        )
+        mine[:stop] = theirs[:stop]
+
+    def release(self, stop: int) -> None:
+        """Hand back the memory behind the first `stop` bytes of the last leaf."""
+
+    def finish(self, rows: int) -> None:
+        """Cut the last leaf to `rows` and write no more."""
+
+    def discard(self) -> None:
+        """Give up before `publish`."""
+
+
+class MapFile(MemoryFile):
+    """The tensors of a new .pt file, writable in `tree`.
+
+    tree: dictionaries of plain values, tensors (copied in) and `Hole`s, of which the last is the large one.
+    The file stands at `path` from `publish` on; before, it has a temporary name beside it.
+    Raises LeakauditError where it cannot be created.
+    """
+
+    def __init__(self, path: Path, tree: Tree) -> None:
+        """Lay out the file."""
+        self.path, self._plan = (
+            path,
+            _replace(tree, lambda leaf: Hole(tuple(leaf.shape), leaf.dtype)),
+        )
+        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
+        writer, tail, self._index_size = _lay_out(self._plan)
+        try:
+            self._fd = os.open(
+                self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
+            )
+        except OSError as error:
+            raise LeakauditError(
+                f"cannot write {path}: {error.strerror}; choose another path"
+            ) from None
+        self._last = [*writer.records.values()][-1]
+        try:
+            os.ftruncate(self._fd, writer.at + len(tail))
+            if sys.platform == "linux":
+                os.posix_fallocate(self._fd, 0, self._last.start)
+            writer.write(self._fd)
+            os.pwrite(self._fd, tail, writer.at)
+            self._map = mmap.mmap(self._fd, writer.at + len(tail))
+        except OSError as error:
+            self.discard()
+            raise LeakauditError(
+                f"cannot write {path} ({writer.at} bytes): {error.strerror}"
+            ) from None
+        starts = iter([r.start for name, r in writer.records.items() if name.startswith("data/")])
+        self.tree = _replace(tree, lambda leaf: self._view(leaf, next(starts)))
+        self._ready = self._released = 0
+
+    def _view(self, leaf: Tensor | Hole, start: int) -> Tensor:
+        if not math.prod(leaf.shape):
+            return torch.empty(leaf.shape, dtype=leaf.dtype)
+        view = torch.frombuffer(
+            self._map, dtype=leaf.dtype, count=math.prod(leaf.shape), offset=start
+        ).view(leaf.shape)
+        return view.copy_(leaf) if isinstance(leaf, Tensor) else view
+
+    def publish(self) -> None:
+        """Replace whatever stands at `path`."""
+        try:
+            os.replace(self._temporary, self.path)
+        except OSError as error:
+            self.discard()
+            raise LeakauditError(
+                f"cannot write {self.path}: {error.strerror}; choose another path"
+            ) from None
+
+    def reserve(self, stop: int) -> None:
+        """Give blocks of the disk to the first `stop` bytes of the last leaf; raises LeakauditError where there are none left."""
+        if stop <= self._ready:
+            return
+        free = self._ready + shutil.disk_usage(self.path.parent).free
+        stop = max(stop, min(self._ready + AHEAD, self._last.size, free))
+        if free < stop:  # writing to the map of a full disk would kill the process
+            self._no_room()
+        start, length = _pages(self._last.start + self._ready, self._last.start + stop)
+        try:
+            if sys.platform == "linux":
+                os.posix_fallocate(self._fd, start, length)
+                self._map.madvise(POPULATE_WRITE, start, length)
+        except OSError as error:  # another file system or an older kernel does without
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self._no_room()
+        self._ready = stop
+
+    def _no_room(self) -> NoReturn:
+        raise LeakauditError(
+            f"the disk of {self.path} is full; what was recorded up to here can be read"
+        )
+
+    def take(self, other: MemoryFile, stop: int) -> None:
+        """Copy through the system, which is faster than through the two maps."""
+        assert isinstance(other, MapFile)
+        try:
+            for at in range(0, stop, COPY):
+                piece = os.pread(other._fd, min(COPY, stop - at), other._last.start + at)
+                os.pwrite(self._fd, piece, self._last.start + at)
+        except OSError:
+            self._no_room()
+        self._ready = self._released = stop
+
+    def release(self, stop: int) -> None:
+        """Take written pages out of this process; the system writes them to the disk in its own time."""
+        if stop - self._released >= BEHIND:
+            start, length = _pages(self._last.start + self._released, self._last.start + stop)
+            self._map.madvise(mmap.MADV_DONTNEED, start, length)
+            self._released = stop
+
+    def finish(self, rows: int) -> None:
+        """Cut the last leaf to `rows` in place and close; a reader finds a whole file at every moment."""
+        last = [*_leaves(self._plan)][-1]
+        shorter = _replace(
+            self._plan,
+            lambda hole: Hole((rows, *hole.shape[1:]), hole.dtype) if hole is last else hole,
+        )
+        writer, tail, index_size = _lay_out(shorter, self._index_size)
+        try:
+            if (
+                index_size == self._index_size
+                and writer.at + len(tail) <= self._last.start + self._last.size
+            ):
+                os.pwrite(
+                    self._fd, tail, writer.at
+                )  # the old directory still counts, and has room for the smaller tensor
+                writer.write(self._fd)
+                os.ftruncate(self._fd, writer.at + len(tail))
+        except OSError:
+            self._no_room()
+        finally:
+            os.close(self._fd)
+            self._fd = -1
+
+    def discard(self) -> None:
+        """Remove the temporary file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+        self._temporary.unlink(missing_ok=True)
+
+
+class _Store(NamedTuple):
+    key: str
+    hole: Hole
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles holes as `torch.save` does tensors."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, protocol=2)
+        self.stores: list[_Store] = []
+
+    def persistent_id(self, obj: Any) -> Any:
+        if not isinstance(obj, _Store):
+            return None
+        return ("storage", _STORAGE[obj.hole.dtype], obj.key, "cpu", math.prod(obj.hole.shape))
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, Hole):
+            return NotImplemented
+        self.stores.append(_Store(str(len(self.stores)), obj))
+        strides = tuple(math.prod(obj.shape[k + 1 :]) for k in range(len(obj.shape)))
+        return _REBUILD, (self.stores[-1], 0, obj.shape, strides, False, OrderedDict())
+
+
+def _lay_out(plan: Tree, index_size: int = 0) -> tuple[Writer, bytes, int]:
+    """Return the records, what stands behind them, and the size of the index, padded to `index_size`."""
+    out = io.BytesIO()
+    pickler = _Pickler(out)
+    pickler.dump(plan)
+    small = {
+        "data.pkl": out.getvalue().ljust(index_size, b"\0"),
+        "version": b"3\n",
+        "byteorder": sys.byteorder.encode(),
+    }
+    writer = Writer()
+    for name, data in small.items():
+        writer.add(name, len(data), data)
+    for key, hole in pickler.stores:
+        writer.add(f"data/{key}", hole.nbytes)
+    return (
+        writer,
+        writer.directory({name: zlib.crc32(data) for name, data in small.items()}),
+        len(small["data.pkl"]),
+    )
+
+
+def _replace(tree: Tree, new: Callable[[Any], Any]) -> dict[str, Any]:
+    """Copy the dictionaries of `tree` with new(leaf) for every tensor and hole, in order."""
+    return {
+        key: _replace(value, new)
+        if isinstance(value, Mapping)
+        else new(value)
+        if isinstance(value, Tensor | Hole)
+        else value
+        for key, value in tree.items()
+    }
+
+
+def _leaves(tree: Tree) -> Any:
+    for value in tree.values():
+        if isinstance(value, Mapping):
+            yield from _leaves(value)
+        elif isinstance(value, Tensor | Hole):
+            yield value
+
+
+def _pages(start: int, stop: int) -> tuple[int, int]:
+    """Return start and length of the pages that [start, stop) touches."""
+    start -= start % mmap.PAGESIZE
+    return start, stop - start

@@ -1,0 +1,272 @@
+"""Read a .pt file that a stranger made: all of it is checked before any of it is believed, and nothing in it is ever run.
+
+`torch.load(weights_only=True)` refuses code, but not an archive or an index that takes all memory, and it cannot open a file
+larger than the memory (its private mapping reserves the whole of it). So torch never sees the file: its index is read here, against
+the few things that `torch.save` writes for dictionaries of tensors, and the tensors are views of the memory-mapped file.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import mmap
+import os
+import pickle
+import pickletools
+import stat
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor
+
+from leakaudit.errors import LeakauditError
+from leakaudit.traces._storage.archive import Record, Refused, directory, refuse, short
+
+STORAGES = {
+    "HalfStorage": torch.float16,
+    "BFloat16Storage": torch.bfloat16,
+    "FloatStorage": torch.float32,
+    "DoubleStorage": torch.float64,
+    "ByteStorage": torch.uint8,
+    "CharStorage": torch.int8,
+    "ShortStorage": torch.int16,
+    "IntStorage": torch.int32,
+    "LongStorage": torch.int64,
+    "BoolStorage": torch.bool,
+}
+OPCODES = {
+    *(
+        "PROTO",
+        "STOP",
+        "MARK",
+        "EMPTY_DICT",
+        "EMPTY_LIST",
+        "EMPTY_TUPLE",
+        "TUPLE",
+        "TUPLE1",
+        "TUPLE2",
+        "TUPLE3",
+    ),
+    *(
+        "SETITEM",
+        "SETITEMS",
+        "APPEND",
+        "APPENDS",
+        "NONE",
+        "NEWTRUE",
+        "NEWFALSE",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG1",
+        "BINFLOAT",
+    ),
+    *(
+        "BINUNICODE",
+        "BINPUT",
+        "LONG_BINPUT",
+        "BINGET",
+        "LONG_BINGET",
+        "GLOBAL",
+        "REDUCE",
+        "BINPERSID",
+    ),
+}
+MAX_INDEX, MAX_STEPS, MAX_DEPTH, MAX_INT = 8 << 20, 50_000, 8, 1 << 48
+NORESERVE = getattr(
+    mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0
+)  # Python has the name since 3.13
+
+
+class _Store(NamedTuple):
+    dtype: torch.dtype
+    key: str
+    numel: int
+
+
+class _Shell(NamedTuple):
+    """A tensor that the index describes."""
+
+    store: _Store
+    offset: int
+    shape: tuple[int, ...]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the file's dictionary: plain Python values, dicts and lists of them, and tensors mapped copy-on-write.
+
+    Memory and time do not depend on the size of the tensors. Raises LeakauditError, in one line, for anything
+    that `torch.save` would not have written for such a dictionary.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not block
+    except OSError as error:
+        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        return _read(fd)
+    except Refused as why:
+        raise LeakauditError(f"{path} is refused: {why}") from None
+    except OSError as error:
+        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
+    finally:
+        os.close(fd)
+
+
+def _read(fd: int) -> dict[str, Any]:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        refuse("it is not a regular file")
+    if status.st_size == 0:
+        refuse("the file is empty")
+    records = directory(fd, status.st_size)
+    order = records.get("byteorder")
+    if (
+        order is not None
+        and os.pread(fd, min(order.size, 16), order.start) != sys.byteorder.encode()
+    ):
+        refuse(f"it was not written on a {sys.byteorder}-endian machine")
+    size = records["data.pkl"].size
+    if size > MAX_INDEX:
+        refuse(f"its index takes {size} bytes, at most {MAX_INDEX} are expected")
+    tree = _parse(os.pread(fd, size, records["data.pkl"].start))
+    data = mmap.mmap(
+        fd,
+        status.st_size,
+        flags=mmap.MAP_PRIVATE | NORESERVE,
+        prot=mmap.PROT_READ | mmap.PROT_WRITE,
+    )
+    built = _Builder(records, data).build(tree, 0)
+    return built if isinstance(built, dict) else refuse("it holds no dictionary of named values")
+
+
+def _parse(index: bytes) -> Any:
+    """Return the index with a `_Shell` for every tensor; what reaches the unpickler can call nothing but the functions below."""
+    try:
+        end = 0
+        for count, (op, arg, at) in enumerate(pickletools.genops(index)):
+            _allow(op.name, arg, count)
+            end = (at or 0) + 1
+        if index[end:].strip(b"\0"):
+            refuse("something follows its index")
+        return _Unpickler(io.BytesIO(index)).load()
+    except Refused:
+        raise
+    except Exception:  # a damaged pickle raises anything
+        refuse("its index is damaged")
+
+
+def _allow(opcode: str, arg: Any, count: int) -> None:
+    if opcode not in OPCODES:
+        refuse(f"its index uses {opcode}, which a trace does not need")
+    if opcode == "GLOBAL" and arg not in _NAMES:
+        refuse(
+            f"its index names {short(arg)}; a trace holds plain tensors and values only, and runs no code"
+        )
+    if count > MAX_STEPS or ("PUT" in opcode and arg > MAX_STEPS):
+        refuse("its index has too many parts")
+
+
+def _shell(
+    store: object,
+    offset: object,
+    shape: object,
+    stride: object,
+    _gradient: object,
+    _hooks: object,
+    *_: object,
+) -> _Shell:
+    """Stand in for `torch._utils._rebuild_tensor_v2`."""
+    if (
+        not isinstance(store, _Store)
+        or not _is_count(offset)
+        or not isinstance(shape, tuple)
+        or not isinstance(stride, tuple)
+    ):
+        refuse("its index describes a tensor in a way that torch does not")
+    if (
+        len(shape) != len(stride)
+        or len(shape) > MAX_DEPTH
+        or not all(map(_is_count, (*shape, *stride)))
+    ):
+        refuse("its index describes a tensor in a way that torch does not")
+    numel = math.prod(shape)
+    if offset + numel > store.numel:
+        refuse(f"a tensor of shape {shape} claims more numbers than the file holds")
+    step = 1
+    for length, jump in zip(reversed(shape), reversed(stride), strict=True):
+        if numel and length != 1 and jump != step:
+            refuse(f"a tensor of shape {shape} is not contiguous")
+        step *= length
+    return _Shell(store, offset, shape)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < MAX_INT
+
+
+def _no_hooks() -> None:
+    """Stand in for the empty `collections.OrderedDict` that follows every tensor."""
+
+
+_NAMES: dict[str, Any] = {
+    "torch._utils _rebuild_tensor_v2": _shell,
+    "collections OrderedDict": _no_hooks,
+    **{f"torch {name}": dtype for name, dtype in STORAGES.items()},
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _NAMES[f"{module} {name}"]
+
+    def persistent_load(self, described: Any) -> _Store:
+        kind, dtype, key, _, numel = described
+        if (
+            kind != "storage"
+            or not isinstance(dtype, torch.dtype)
+            or type(key) is not str
+            or not _is_count(numel)
+        ):
+            refuse("its index describes a storage in a way that torch does not")
+        return _Store(dtype, key, numel)
+
+
+class _Builder:
+    """Turns shells into views of the mapped file; counts its steps, because a small index can share its parts without end."""
+
+    def __init__(self, records: dict[str, Record], data: mmap.mmap) -> None:
+        self.records, self.data, self.steps = records, data, 0
+
+    def build(self, value: Any, depth: int) -> Any:
+        self.steps += 1
+        if self.steps > MAX_STEPS or depth > MAX_DEPTH:
+            refuse("its values are nested too deep, or repeat without end")
+        if isinstance(value, _Shell):
+            return self._tensor(value)
+        if isinstance(value, dict):
+            if not all(type(key) is str for key in value):
+                refuse("a dictionary in it has keys that are not text")
+            return {key: self.build(part, depth + 1) for key, part in value.items()}
+        if isinstance(value, list) or type(value) is tuple:
+            return [self.build(part, depth + 1) for part in value]
+        return (
+            value
+            if value is None or type(value) in (bool, int, float, str)
+            else refuse("it holds something that is no plain value")
+        )
+
+    def _tensor(self, shell: _Shell) -> Tensor:
+        (dtype, key, numel), offset, shape = shell
+        record = self.records.get(f"data/{key}")
+        if record is None or numel * dtype.itemsize > record.size:
+            refuse(f"record {short(key)} lies about its size: {numel} numbers are announced")
+        if record.start % dtype.itemsize:
+            refuse(f"record {short(key)} is not aligned")
+        count = math.prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        return torch.frombuffer(
+            self.data, dtype=dtype, count=count, offset=record.start + offset * dtype.itemsize
+        ).view(shape)

@@ -1,0 +1,111 @@
+"""Traces from one form into another: .pt, a folder of shards, .npz, .safetensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.trace import Messages, Trace
+from leakaudit.traces import trace_file
+from leakaudit.traces._storage import foreign
+from leakaudit.traces._storage.sizes import human, plan_size
+from leakaudit.traces.recorder import Recorder
+
+READ = {".npz": foreign.read_npz, ".safetensors": foreign.read_safetensors}
+WRITE = {".npz": foreign.write_npz, ".safetensors": foreign.write_safetensors}
+
+
+def convert(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    max_bytes: float = 4e9,
+    shard_bytes: int = 1 << 30,
+) -> None:
+    """Write the trace in `source` as `target`; the endings decide: .pt, .npz, .safetensors, or a folder (``name/``).
+
+    Raises LeakauditError where an array is missing or out of range, or the result would exceed max_bytes.
+    """
+    old, new = Path(source), Path(target)
+    folder = os.fspath(target).endswith("/") or new.is_dir()
+    if not folder and new.suffix not in (".pt", *WRITE):
+        raise LeakauditError(
+            f"convert: expected a target that ends in .pt, .npz, .safetensors or /, got {os.fspath(target)!r}"
+        )
+    if old.resolve() == new.resolve():
+        raise LeakauditError(f"convert: {old} cannot become itself; name another target")
+    trace = (
+        READ[old.suffix](old, max_bytes)
+        if old.suffix in READ and not old.is_dir()
+        else trace_file.load(old)
+    )
+    if folder or new.suffix == ".pt":
+        _record(trace, target, max_bytes, shard_bytes)
+        return
+    rows = sum(len(m.payload) for m in trace.messages)
+    if (
+        size := plan_size(len(trace), trace.columns[1] - trace.columns[0], trace.dtype, rows)
+    ) > max_bytes:
+        raise LeakauditError(
+            f"convert: {new} would take {human(size)}, max_bytes allows {human(max_bytes)}"
+        )
+    WRITE[new.suffix](trace, new)
+
+
+def _record(
+    trace: Trace, target: str | os.PathLike[str], max_bytes: float, shard_bytes: int
+) -> None:
+    """Record a trace again, in the order of its rounds."""
+    recorder = Recorder(
+        target,
+        protocol=trace.protocol,
+        task=trace.task,
+        graph=trace.graph,
+        params=trace.params,
+        layout=trace.layout,
+        rounds=trace.rounds,
+        messages=len(trace),
+        rows=sum(len(m.payload) for m in trace.messages),
+        dtype=trace.dtype,
+        columns=trace.columns,
+        public=trace.public,
+        id=trace.id,
+        truth=False,
+        max_bytes=max_bytes,
+        shard_bytes=shard_bytes,
+        provenance=trace.provenance,
+        check=False,
+    )
+    with recorder:
+        for m in trace.messages:
+            for group in _groups(m):
+                at = int(group[0])
+                rows, row = np.unique(m.row.numpy()[group], return_inverse=True)
+                kind, secure = m.kinds[int(m.kind[at])], bool(m.secure[at])
+                out = recorder.send_many(
+                    int(m.round[at]),
+                    m.src.numpy()[group],
+                    m.dst.numpy()[group],
+                    kind,
+                    secure,
+                    row=row,
+                )
+                torch.index_select(m.payload, 0, torch.from_numpy(rows), out=out)
+                step("converting", int(m.round[at]), trace.rounds)
+        recorder.close(complete=trace.complete)
+
+
+def _groups(m: Messages) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    """Split messages by round, kind and secrecy, in the order of their rounds; within a group they keep theirs."""
+    columns = np.stack([m.round.numpy(), m.kind.numpy(), m.secure.numpy()])
+    order = np.lexsort(columns[::-1])
+    if len(order):
+        yield from np.split(
+            order, 1 + np.flatnonzero((np.diff(columns[:, order]) != 0).any(axis=0))
+        )

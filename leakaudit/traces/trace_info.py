@@ -1,0 +1,112 @@
+"""What a trace holds, and whether all of it is sound: `leakaudit trace info` and `leakaudit trace verify`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.trace import Json, Messages, Trace
+from leakaudit.traces import gaps, trace_file
+from leakaudit.traces._storage import shards, sidecar
+
+CHUNK = 32 << 20  # bytes of payload that are looked at together
+
+
+def info(path: str | os.PathLike[str]) -> dict[str, Json]:
+    """Return the facts of a trace as plain values, without reading its payloads. Raises as `tracefile.load` does."""
+    path = Path(path)
+    trace = trace_file.load(path, verify=False)
+    files = [path] if path.is_file() else [path / name for name in shards.read(path).files]
+    return {
+        "path": str(path),
+        "format": trace_file.TRACE,
+        "version": trace_file.VERSION,
+        "id": trace.id,
+        "protocol": trace.protocol,
+        "params": dict(trace.params),
+        "task": trace.task.to_json(),
+        "nodes": trace.graph.nodes,
+        "edges": len(trace.graph.edges),
+        "rounds": trace.rounds,
+        "complete": trace.complete,
+        **_missing(trace),
+        "messages": len(trace),
+        "kinds": _kinds(trace),
+        "secure": sum(int(m.secure.sum()) for m in trace.messages),
+        "dtype": str(trace.dtype).removeprefix("torch."),
+        "d": trace.layout.size,
+        "columns": list(trace.columns),
+        "public": {name: list(t.shape) for name, t in trace.public.items()},
+        "files": len(files),
+        "bytes": sum(file.stat().st_size for file in files),
+        "sha256": sidecar.recorded(path if path.is_file() else shards.place(path)),
+        "provenance": dict(trace.provenance),
+    }
+
+
+def _missing(trace: Trace) -> dict[str, Json]:
+    """``missing``, where something is."""
+    said = gaps.sentences(trace)
+    return {"missing": said} if said else {}
+
+
+def _kinds(trace: Trace) -> dict[str, dict[str, int]]:
+    """Messages and secure messages of each kind."""
+    counts = {kind: {"messages": 0, "secure": 0} for kind in trace.kinds()}
+    for m in trace.messages:
+        for key, which in (("messages", m.kind), ("secure", m.kind[m.secure])):
+            for kind, count in zip(
+                m.kinds, torch.bincount(which, minlength=len(m.kinds)).tolist(), strict=True
+            ):
+                counts[kind][key] += count
+    return counts
+
+
+def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
+    """Check a trace through and through: sha256 where there is one, form, and that every payload is finite.
+
+    Returns the sha256 (None where there is none beside it), how many messages and values were checked, and ``missing``, in sentences,
+    where the engine that recorded the run says that something is.
+    Raises LeakauditError with the first thing that is wrong; for a payload, with round, nodes and kind.
+    """
+    path = Path(path)
+    main = shards.place(path) if path.is_dir() else path
+    sha = sidecar.recorded(main) if main.is_file() else None
+    trace = trace_file.load(path, verify=sha is not None)
+    total, done = sum(len(m.payload) for m in trace.messages), 0
+    for m in trace.messages:
+        rows = max(1, CHUNK // max(1, m.payload.shape[1] * m.payload.element_size()))
+        for at in range(0, len(m.payload), rows):
+            part = m.payload[at : at + rows]
+            if not bool((finite := torch.isfinite(part)).all()):
+                _name_worst(m, at + int((~finite).any(dim=1).int().argmax()), path)
+            done += len(part)
+            step("checking", done, total)
+    values = sum(m.payload.numel() for m in trace.messages)
+    return {
+        "path": str(path),
+        "sha256": sha,
+        "messages": len(trace),
+        "values": values,
+        **_missing(trace),
+    }
+
+
+def _name_worst(m: Messages, row: int, path: Path) -> None:
+    """Raise LeakauditError with the first message that carries this row."""
+    carrying = np.flatnonzero(m.row.numpy() == row)
+    if not carrying.size:
+        raise LeakauditError(
+            f"{path}: payload {row} holds values that are not finite, and no message carries it"
+        )
+    k = int(carrying[0])
+    bad = int((~torch.isfinite(m.payload[row])).sum())
+    what = f"message {m.kinds[int(m.kind[k])]!r} {int(m.src[k])} -> {int(m.dst[k])} of round {int(m.round[k])}"
+    raise LeakauditError(
+        f"{path}: {what} holds {bad} values that are not finite; attack it with --rounds 0:{int(m.round[k])}"
+    )

@@ -1,0 +1,203 @@
+"""Whether a change that should change nothing changes nothing: twenty recorded runs, before and after.
+
+    git worktree add ../before COMMIT          and a .venv in it, made with the README's commands
+    python tests/same_runs.py make ../before FOLDER/before
+    python tests/same_runs.py make . FOLDER/after
+    python tests/same_runs.py compare FOLDER/before FOLDER/after
+
+Each run is recorded, described, explained, priced, attacked and reported by the command line. Every
+file is compared: traces tensor by tensor, bit by bit, pictures byte by byte, texts and JSON word by word. Only what
+differs between any two runs of the same code is masked: the random ids of a recording, times, and
+digests of files that hold them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+MLP = ["--model", "mlp", "--set"]
+RUNS: dict[str, list[str]] = {
+    "fedsgd": ["fedsgd", "--graph", "star", "--data", "faces"],
+    "fedavg": ["fedavg", "--graph", "star", "--data", "gaussians"],
+    "dpsgd": ["dpsgd", "--data", "faces", "--samples", "2", *MLP, "hidden=64"],
+    "dpsgd noise": ["dpsgd", "--data", "photos", "--set", "sigma=0.1", "--set", "clip=1"],
+    "pdmm": ["pdmm", "--data", "faces", *MLP, "hidden=64"],
+    "pdmm batch": ["pdmm", "--data", "faces", "--samples", "3", *MLP, "hidden=128"],
+    "pdmm quantised": ["pdmm", "--data", "photos", "--set", "quantize=0.001"],
+    "dpnorm": ["dpnorm", "--data", "faces"],
+    "recal": ["recal", "--data", "gaussians", "--model", "logistic"],
+    "dkm": ["dkm", "--data", "gaussians"],
+    "secured": [
+        *("secured", "--graph", "complete", "--data", "gaussians"),
+        *("--set", "group_size=2", "--set", "partitions=2"),
+    ],
+    "gossip": ["gossip", "--data", "gaussians"],
+    "choco": ["choco", "--data", "photos"],
+    "extra": ["extra", "--data", "photos"],
+    "nids": ["nids", "--data", "gaussians"],
+    "tracking": ["tracking", "--data", "faces"],
+    "muffliato": ["muffliato", "--data", "photos"],
+    "fedsplit": ["fedsplit", "--graph", "star", "--data", "photos"],
+    "dpadmm": ["dpadmm", "--data", "photos"],
+    "single": ["single", "--data", "faces"],
+}
+SHAPE = ["--nodes", "4", "--rounds", "6", "--seed", "1", "-q"]
+FORMATS = ("html", "markdown", "text", "junit", "sarif", "json")
+VARY = {
+    *("seconds", "started", "command", "platform", "path", "created", "files", "digest"),
+    *("versions", "wall", "id", "recording", "sha256"),
+}
+VARYING_WORDS = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d)?(\.\d+)?(Z|\+00:00)?"  # a time
+    r'|\b\d+(\.\d+)? ?(s|ms|min)\b|time="[\d.]+"'  # a duration
+    r"|[0-9a-f]{64}|sha256:[0-9a-f]+|\b[0-9a-f]{32}\b"  # a digest, an id
+    r"|\b\d\.\d\d(?= ?\||$| ?</td>)",  # the last column of a table: seconds
+    re.MULTILINE,
+)
+TEXTS = (".html", ".markdown", ".md", ".text", ".txt", ".junit", ".sarif")
+
+
+def steps() -> Iterator[tuple[list[str], str]]:
+    """Yield the commands after recording, and the file that keeps what each one prints."""
+    yield ["trace", "info", "trace.pt", "-f", "json"], "info.json"
+    yield ["trace", "lint", "trace.pt", "-f", "json"], "lint.json"
+    yield ["explain", "trace.pt", "--node", "1", "-f", "json"], "explain.json"
+    yield ["bound", "trace.pt", "--as", "eavesdropper", "-f", "json"], "bound.json"
+    attack = ["attack", "trace.pt", "-o", "out", "--seed", "3", "--max-seconds", "60", "-q"]
+    yield attack, "log.txt"
+    for name in FORMATS:
+        yield ["report", "out", "-f", name, "-q"], f"report.{name}"
+    redacted = ["report", "out", "-f", "json", "--redact", "--redact-key", "k", "-q"]
+    yield redacted, "redacted.json"
+
+
+def make(checkout: Path, folder: Path, only: list[str]) -> None:
+    """Run everything with the code of a checkout."""
+    names = only or list(RUNS)
+
+    def one(name: str) -> str:
+        return run(checkout, folder / name.replace(" ", "-"), RUNS[name])
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for name, codes in zip(names, pool.map(one, names), strict=True):
+            sys.stdout.write(f"{name:15s} exit codes {codes}\n")
+
+
+def run(checkout: Path, folder: Path, recorded: list[str]) -> str:
+    """Record, attack and report one run; return the exit codes."""
+    folder.mkdir(parents=True)
+    codes = [call(checkout, folder, ["record", *recorded, *SHAPE, "-o", "trace.pt"], "record.txt")]
+    for arguments, file in steps():
+        codes.append(call(checkout, folder, arguments, file))
+    (folder / "codes.json").write_text(json.dumps(codes), encoding="utf-8")
+    return " ".join(map(str, codes))
+
+
+def call(checkout: Path, folder: Path, arguments: list[str], file: str) -> int:
+    """Run one command; what it prints goes to a file."""
+    python = checkout / ".venv" / "bin" / "python"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "COLUMNS": "100"}
+    printed = (folder / file).open("w", encoding="utf-8")
+    errors = (folder / "errors.txt").open("a", encoding="utf-8")
+    with printed, errors:
+        done = subprocess.run(
+            [str(python), "-m", "leakaudit", *arguments],
+            cwd=folder,
+            env=environment,
+            stdout=printed,
+            stderr=errors,
+            check=False,
+        )
+    return done.returncode
+
+
+def compare(before: Path, after: Path) -> int:
+    """Write what differs; return 1 if anything does."""
+    found = [p.relative_to(top) for top in (before, after) for p in top.rglob("*") if p.is_file()]
+    names = sorted({name.as_posix() for name in found if name.suffix != ".sha256"})
+    different = [name for name in names if not same(before / name, after / name)]
+    for name in different:
+        sys.stdout.write(f"{name} differs, or one side lacks it\n")
+    sys.stdout.write(f"{len(names)} files, {len(different)} differ\n")
+    return int(bool(different))
+
+
+def same(one: Path, other: Path) -> bool:
+    """Return whether two files hold the same but for what varies."""
+    if not one.is_file() or not other.is_file():
+        return False
+    return masked(one) == masked(other)
+
+
+def masked(path: Path) -> object:
+    """Return a file's content without what varies."""
+    if path.suffix == ".pt":
+        return plain(torch.load(path, weights_only=True))
+    if path.suffix == ".npz":
+        archive = zipfile.ZipFile(path)
+        return {entry: archive.read(entry) for entry in archive.namelist()}
+    if path.suffix in TEXTS or path.suffix == ".json":
+        text = path.read_text(encoding="utf-8")
+        try:
+            return stable(json.loads(text))
+        except ValueError:
+            return VARYING_WORDS.sub("", text)
+    return path.read_bytes()
+
+
+def plain(value: Any) -> Any:
+    """Return what a trace or a truth holds; the ids and the time in its JSON text are masked."""
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.shape, value.contiguous().view(torch.uint8).numpy().tobytes()
+    if isinstance(value, str) and value.startswith("{"):
+        return stable(json.loads(value))
+    return value
+
+
+def stable(value: Any) -> Any:
+    """Return a JSON value without the keys and the words that vary."""
+    if isinstance(value, dict):
+        return {key: stable(entry) for key, entry in value.items() if key not in VARY}
+    if isinstance(value, list):
+        return [stable(entry) for entry in value]
+    if isinstance(value, str):
+        return VARYING_WORDS.sub("", value)
+    return value
+
+
+def main() -> None:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    making = verbs.add_parser("make")
+    making.add_argument("checkout", type=Path)
+    making.add_argument("folder", type=Path)
+    making.add_argument("--only", nargs="+", default=[], choices=list(RUNS))
+    comparing = verbs.add_parser("compare")
+    comparing.add_argument("before", type=Path)
+    comparing.add_argument("after", type=Path)
+    asked = parser.parse_args()
+    if asked.verb == "make":
+        make(asked.checkout.resolve(), asked.folder.resolve(), asked.only)
+    else:
+        sys.exit(compare(asked.before, asked.after))
+
+
+if __name__ == "__main__":
+    main()

@@ -91,8 +91,7 @@ class Rgap:
         slopes = task.layout.split(target.value[0] / target.combination[0, 0] - task.l2 * theta)
         h, held = layerwise.descend(layers, slopes, error)
         if h is not None:
-            mean, std = layer_chain.units(task)
-            x, how = (h * std + mean)[None], "every layer by linear equations"
+            x, how = task.denormalise(h)[None], "every layer by linear equations"
         else:
             search, goal = partial(self._search, task, layers, held[-1]), max(self.goal, error**2)
             draw = partial(priors.start, task, 1, generator, "uniform", torch.float64)
@@ -115,11 +114,10 @@ class Rgap:
 
     def _search(self, task: Task, layers: list[Layer], known: Relations, start: Point) -> Run:
         """L-BFGS over the input on one layer's equations, with smoothing that fades."""
-        mean, std = layer_chain.units(task)
 
         def objective(weight: float, x: Tensor) -> Tensor:
             return known.misfit(
-                layer_chain.run(layers[: known.at], (x - mean) / std)
+                layer_chain.run(layers[: known.at], task.normalise(x))
             ) + weight * priors.total_variation(x, BEND)
 
         run = Run(start)

@@ -16,11 +16,11 @@ _kept: list[torch.library.Library] = []  # a schema lives as long as its library
 
 
 def torchvision() -> ModuleType:
-    """Return torchvision, with its two missing operator schemas declared if it was built for another torch.
+    """Return torchvision; if it was built for another torch, with two operator schemas declared.
 
-    A torchvision whose compiled operators do not load raises ``operator torchvision::nms does not exist`` on
-    import. Once the schemas exist, models, data sets and transforms work; `ops.nms` and detection models do
-    not.
+    A torchvision whose compiled operators do not load raises ``operator torchvision::nms does not
+    exist`` on import. Once the schemas exist, models, data sets and transforms work; `ops.nms` and
+    detection models do not.
 
     Raises:
         LeakauditError: torchvision is absent, or broken in another way.
@@ -35,7 +35,7 @@ def lpips() -> ModuleType:
 
 
 def shimmed() -> bool:
-    """Tell whether torchvision runs with declared schemas; belongs in the provenance of every result."""
+    """Tell whether torchvision runs with declared schemas, for the provenance of a result."""
     return bool(_kept) and "torchvision" in sys.modules
 
 

@@ -1,8 +1,9 @@
 """What is known in closed form about each activation: its derivatives and its inverse.
 
-One table for three readers. Gradients of fully connected stacks need the slope from the output, which
-they keep anyway; gradients that are differentiated again need both derivatives from the input; taking a
-network apart layer by layer needs the inverse. An activation may lack some of the three.
+One table for three readers. Gradients of fully connected stacks need the slope from the output,
+which they keep anyway; gradients that are differentiated again need both derivatives from the
+input; taking a network apart layer by layer needs the inverse. An activation may lack some of the
+three.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from torch import Tensor, nn
 
 from leakaudit.tasks.smoothed_relu import Rounded
 
-# Outputs of ReLU below this share of the largest one count as zero. The inverse is applied to values solved
-# in float64: this is nine orders of magnitude above their rounding. A choice.
+# Outputs of ReLU below this share of the largest one count as zero. The inverse is applied to
+# values solved in float64: this is nine orders of magnitude above their rounding. A choice.
 ZERO = 1e-7
 # The same share in multiples of the values' own relative error, if that is larger. A choice.
 ZERO_ERRORS = 20
-# Least distance of an output of sigmoid or tanh from its limits, so that the inverse stays finite: at most
-# 28 for sigmoid and 14 for tanh. A choice.
+# Least distance of an output of sigmoid or tanh from its limits, so that the inverse stays finite:
+# at most 28 for sigmoid and 14 for tanh. A choice.
 INSIDE = 1e-12
 
 Bends = tuple[Tensor, Tensor | None, Tensor | None]
@@ -47,11 +48,12 @@ class Inverse:
 
 @dataclass(frozen=True)
 class Activation:
-    """Formulas of one activation a = s(z), applied entry by entry; None for a formula that is not available.
+    """Formulas of one activation a = s(z), applied entry by entry; None for one that is not known.
 
     Attributes:
         slope: From a to s'(z).
-        bends: From the module and z to s(z), s'(z) and s''(z); None in place of a second derivative of zero.
+        bends: From the module and z to s(z), s'(z) and s''(z); None in place of a second derivative
+            of zero.
         undo: From the module, a and the relative error of a to its `Inverse`.
     """
 

@@ -1,4 +1,4 @@
-"""From a `TaskSpec` to a torch module: rejects what does not fit, builds it from a generator, inspects what it built."""
+"""From a `TaskSpec` to a torch module: reject what does not fit, build it, inspect the result."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from leakaudit.tasks.models import MODELS
 from leakaudit.trace import Json, TaskSpec
 
 SETTINGS = ("l2", "bn")  # keys of spec.args that are the task's, not the model's
-# A trace is a stranger's file and may ask for more memory than there is. Both limits are choices: a GiB of
-# float32 parameters, and inputs of 64 MiB.
+# A trace is a stranger's file and may ask for more memory than there is. Both limits are choices: a
+# GiB of float32 parameters, and inputs of 64 MiB.
 LARGEST_MODEL = 2**28
 LARGEST_INPUT = 2**24
 LinearNames = tuple[str, str | None]
@@ -108,16 +108,18 @@ def convex(spec: TaskSpec) -> bool:
 
 
 def module(spec: TaskSpec, generator: Generator, trusted: bool) -> nn.Module:
-    """Build the module from the generator's state, in evaluation mode, with batch normalisation as ``bn`` tells.
+    """Build the module in evaluation mode, with batch normalisation as the spec's ``bn`` tells.
 
     Args:
         spec: Description of what is trained.
         generator: Source of the initial parameters.
-        trusted: Whether a ``package.module:factory`` may be imported and called. A spec that was read from
-            a trace is a stranger's text, and calling what it names would execute arbitrary code.
+        trusted: Whether a ``package.module:factory`` may be imported and called. A spec that was
+            read from a trace is a stranger's text, and calling what it names would execute
+            arbitrary code.
 
     Raises:
-        LeakauditError: A name or argument is unknown, a factory is not trusted, or a size is beyond reason.
+        LeakauditError: A name or argument is unknown, a factory is not trusted, or a size is beyond
+            reason.
     """
     args = {k: v for k, v in spec.args.items() if k not in SETTINGS}
     with _global_state_of(generator):
@@ -164,7 +166,7 @@ def _set_batch_norm(spec: TaskSpec, net: nn.Module) -> None:
 
 
 def _refuse_one_value(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Refuse, before torch does, the statistics of a single value per channel, whose variance is zero."""
+    """Refuse, before torch does, statistics of a single value per channel: the variance is zero."""
     x = inputs[0]
     if norm.running_mean is None and x.dim() > 1 and x.numel() == x.shape[1]:
         raise LeakauditError(
@@ -187,7 +189,7 @@ def _refuse_two_names(spec: TaskSpec, net: nn.Module) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """One forward call of a linear layer: whether it saw the network's input as it is, and its output."""
+    """One call of a linear layer: whether it saw the network's input itself, and its output."""
 
     layer: nn.Module
     sees_input: bool
@@ -195,9 +197,10 @@ class _Call:
 
 
 def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, LinearNames | None]:
-    """Run two made-up inputs to find the `nn.Linear` that gets the input as it is, and the one that gives the outputs.
+    """Find the `nn.Linear` that sees the input, and the one before the loss, by running two inputs.
 
-    Both must run once, on parameters of their own; otherwise gradients would be sums over several uses.
+    Both must run once, on parameters of their own; otherwise gradients would be sums over several
+    uses.
 
     Args:
         net: The model.
@@ -245,14 +248,15 @@ def _watched(
     layers: list[nn.Module],
     look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None],
 ) -> Tensor:
-    """Run a model on two inputs while `look` sees every call of some layers; return the checked output."""
+    """Run a model on two inputs while `look` sees every call of some layers; check the output."""
     hooks = [layer.register_forward_hook(look) for layer in layers]
     try:
         with torch.no_grad():
             out = net(x)
     except Exception as error:  # a user's forward may raise anything
         raise LeakauditError(
-            f"model {spec.model!r} does not take inputs (b, {', '.join(map(str, spec.shape))}): {error}"
+            f"model {spec.model!r} does not take inputs "
+            f"(b, {', '.join(map(str, spec.shape))}): {error}"
         ) from error
     finally:
         for hook in hooks:

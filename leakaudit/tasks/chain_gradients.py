@@ -1,14 +1,17 @@
-"""Gradients of many small networks at once, to be differentiated once more in inputs and labels, in closed form.
+"""Closed formulas for gradients of many small networks that are differentiated once more.
 
-A chain z_l = W_l U_l + b_l, a_l = s(z_l) has U_l, the columns of a_{l-1} that each output sees, and slopes
-d_l = dL/dz_l; its gradient in W_l is d_l U_l^T. What a matching loss asks of it is the slope in x of
-<g(x), R> for a fixed R = dLoss/dg. That is the derivative of L along R, so one forward pass carries
-z'_l = R_l U_l + W_l U'_l, and one backward pass m_l = dL'/dz_l (Pearlmutter 1994, "R-operator"). Weights are
-never differentiated twice, and each network's convolution is a product of two matrices instead of one group
-of a large convolution.
+The second derivatives are those in inputs and labels, as a matching loss needs them.
+
+A chain z_l = W_l U_l + b_l, a_l = s(z_l) has U_l, the columns of a_{l-1} that each output sees, and
+slopes d_l = dL/dz_l; its gradient in W_l is d_l U_l^T. What a matching loss asks of it is the slope
+in x of <g(x), R> for a fixed R = dLoss/dg. That is the derivative of L along R, so one forward pass
+carries z'_l = R_l U_l + W_l U'_l, and one backward pass m_l = dL'/dz_l (Pearlmutter 1994,
+"R-operator"). Weights are never differentiated twice, and each network's convolution is a product
+of two matrices instead of one group of a large convolution.
 
 Layout: n networks come first and b samples third, (n, channels, b, *sides) between convolutions and
-(n, features, b) between linear layers, so that a layer of all networks is one batched matrix product.
+(n, features, b) between linear layers, so that a layer of all networks is one batched matrix
+product.
 """
 
 from __future__ import annotations
@@ -81,12 +84,14 @@ class Link:
             a: Inputs (n, channels, b, *sides) or (n, features, b).
 
         Returns:
-            Columns (n, length, b * outputs per channel); the length is the number of weights of an output.
+            Columns (n, length, b * outputs per channel); the length is the number of weights of an
+            output.
         """
         m = self.module
         if not isinstance(m, nn.Conv2d):
             return a if a.dim() == 3 else a.movedim(2, -1).flatten(1, -2)
-        # The patches overlap; a view with repeated strides shows them all, and the reshape copies them once.
+        # The patches overlap; a view with repeated strides shows them all, and the reshape copies
+        # them once.
         kernel_y, kernel_x = m.kernel_size
         step_y, step_x = m.stride
         apart_y, apart_x = m.dilation
@@ -155,7 +160,8 @@ class Link:
             z: Values (n, channels, b * outputs per channel).
 
         Returns:
-            Its value, first and second derivative; None for a first derivative of 1, or a second of 0.
+            Its value, first and second derivative; None for a first derivative of 1, or a second of
+            0.
         """
         if self.act is None:
             return z, None, None
@@ -241,7 +247,8 @@ class Chain:
         Returns:
             Gradients (n, d).
         """
-        found: Tensor = _Gradients.apply(self, error, thetas.detach(), x, y)  # type: ignore[no-untyped-call]
+        given = (self, error, thetas.detach(), x, y)
+        found: Tensor = _Gradients.apply(*given)  # type: ignore[no-untyped-call]
         return found
 
     def forward(self, thetas: Tensor, x: Tensor) -> Forward:
@@ -264,7 +271,7 @@ class Chain:
 
 
 class _Gradients(torch.autograd.Function):
-    """Gradients by one pass up and one down; their own slopes by a second pass of both, along the incoming R."""
+    """Gradients by one pass up and one down; their own slopes by a second pass of both, along R."""
 
     @staticmethod
     def forward(
@@ -302,7 +309,8 @@ class _Gradients(torch.autograd.Function):
         thetas, y, out, *kept = ctx.saved_tensors
         columns, first, second, slopes, falls = (kept[k * n : (k + 1) * n] for k in range(5))
 
-        # Up: z'_l = R_l U_l + r_l + W_l U'_l, with U'_l the columns of a'_{l-1} = s'(z_{l-1}) z'_{l-1}.
+        # Up: z'_l = R_l U_l + r_l + W_l U'_l with r_l the part of R in the bias, and U'_l the
+        # columns of a'_{l-1} = s'(z_{l-1}) z'_{l-1}.
         moved = list[Tensor]()
         for k, link in enumerate(links):
             along = link.shift(torch.bmm(link.weights(r), columns[k]), r)
@@ -329,7 +337,7 @@ def _times(slope: Tensor, bend: Tensor | None) -> Tensor:
 
 
 def _bent(error: Error, out: Tensor, y: Tensor, along: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the slopes of <error(out, y), along> in the outputs, (n, classes, b), and in soft y."""
+    """Return the slopes of <error(out, y), along> in out, as (n, classes, b), and in soft y."""
     soft = y.is_floating_point()
     with torch.enable_grad():
         out = out.detach().requires_grad_()

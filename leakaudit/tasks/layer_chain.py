@@ -1,4 +1,4 @@
-"""A network as a chain of layers and activations that can be undone, and how to walk it in both directions."""
+"""A network as a chain of layers and activations that can be undone, to be walked both ways."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from leakaudit.tasks.sequential import Part, Role
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Most pixels per channel of a convolution's input, 64x64. The layer's matrix has as many columns, and its
-# singular value decomposition takes time of the third power. A choice.
+# Most pixels per channel of a convolution's input, 64x64. The layer's matrix has as many columns,
+# and its singular value decomposition takes time of the third power. A choice.
 PIXELS = 4096
 
 
@@ -66,7 +66,8 @@ class Layer:
         Args:
             d: Slope of the loss in the output, without a batch.
         """
-        # A layer with weights is affine, so its derivative is the same at every input, zero for example.
+        # A layer with weights is affine, so its derivative is the same at every input, zero for
+        # example.
         found: Tensor = vjp(self, d.new_zeros(1, *self.shape))[1](d[None])[0][0]
         return found
 
@@ -97,7 +98,10 @@ class Output:
 
 
 def unfit(task: Task) -> str | None:
-    """Tell why a network cannot be taken apart: it must be a chain of layers that ends in a linear one with a bias.
+    """Tell why a network cannot be taken apart.
+
+    It must be a chain of layers with weights, each with at most one activation behind it, that ends
+    in a linear layer with a bias.
 
     Args:
         task: The task.
@@ -189,8 +193,8 @@ def before(
         error: Relative error of h.
 
     Returns:
-        The place of the next layer with weights, -1 if there is none; what is known of its output, or of
-        the input of the chain; and the slope of the loss in that.
+        The place of the next layer with weights, -1 if there is none; what is known of its output,
+        or of the input of the chain; and the slope of the loss in that.
     """
     out = Output(h, torch.ones_like(h, dtype=torch.bool), torch.ones_like(h))
     while k and sequential.ROLES[type(chain[k - 1].module)] is not Role.LAYER:

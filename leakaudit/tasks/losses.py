@@ -14,8 +14,8 @@ def mean_loss(loss: str, out: Tensor, y: Tensor) -> Tensor:
     Args:
         loss: One of `LOSSES`; ``squared`` is half the squared error, summed over outputs.
         out: Outputs (b, k); k is 1 for ``binary``.
-        y: Labels (b,) int64 or (b, k) soft for ``cross_entropy``, (b,) in [0, 1] for ``binary``, (b,) or
-            (b, k) floats for ``squared``.
+        y: Labels (b,) int64 or (b, k) soft for ``cross_entropy``, (b,) in [0, 1] for ``binary``,
+            (b,) or (b, k) floats for ``squared``.
     """
     if loss == "cross_entropy":
         return F.cross_entropy(out, y.to(out.dtype) if y.is_floating_point() else y.long())
@@ -41,7 +41,8 @@ def output_slope(loss: str, out: Tensor, y: Tensor) -> Tensor:
     if loss == "squared":
         return (out - y.to(out.dtype).reshape(out.shape)).div_(b)
     if y.is_floating_point():
-        # Soft labels need not add up to 1: d/dz of -sum_k y_k log softmax(z)_k is softmax(z) sum_k y_k - y.
+        # Soft labels need not add up to 1: d/dz of -sum_k y_k log softmax(z)_k is softmax(z) sum_k
+        # y_k - y.
         soft = y.to(out.dtype)
         return (out.softmax(-1) * soft.sum(-1, keepdim=True) - soft).div_(b)
     probabilities = out.softmax(-1)

@@ -1,7 +1,8 @@
-"""The one walk over a plain `nn.Sequential`: its parts in order, and its layers with their activations.
+"""The one walk over a plain `nn.Sequential`: its parts, and its layers with their activations.
 
-Closed formulas exist for chains of layers only. Each of them accepts another kind of chain; which module
-plays which part is decided here, once, by its exact type, as a subclass may compute anything.
+Closed formulas exist for chains of layers only. Each of them accepts another kind of chain; which
+module plays which part is decided here, once, by its exact type, as a subclass may compute
+anything.
 """
 
 from __future__ import annotations
@@ -73,8 +74,8 @@ def parts(module: nn.Module) -> list[Part] | None:
         module: Any module.
 
     Returns:
-        The parts without their containers, a module that is used twice listed twice; None if the module
-        is not a ``Sequential``.
+        The parts without their containers, a module that is used twice listed twice; None if the
+        module is not a ``Sequential``.
     """
     if type(module) is not nn.Sequential:
         return None
@@ -93,7 +94,8 @@ def blocks(chain: Iterable[Part]) -> list[Block] | None:
         chain: Parts in order.
 
     Returns:
-        One block per layer; None if a part has another role, or an activation has no layer of its own.
+        One block per layer; None if a part has another role, or an activation has no layer of its
+        own.
     """
     found: list[Block] = []
     flat = False

@@ -1,8 +1,8 @@
 """ReLUs with a rounded kink, which a search sharpens as it goes.
 
-The gradient of a ReLU network jumps where an input switches a unit, and its slopes do not tell in which
-direction the jumps lie: a search that matches gradients ends at the first wrong pattern of switches.
-Rounded units switch gradually, so that their slopes point at the pattern that fits.
+The gradient of a ReLU network jumps where an input switches a unit, and its slopes do not tell in
+which direction the jumps lie: a search that matches gradients ends at the first wrong pattern of
+switches. Rounded units switch gradually, so that their slopes point at the pattern that fits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Rounding:
         self.share = self.first
 
     def at(self, done: float) -> None:
-        """Set the width for a stage of the search: it falls by equal factors to a fortieth of the first.
+        """Set the width for a stage of the search: it falls geometrically to a fortieth.
 
         Args:
             done: Part of the search that is done, 0 to 1.
@@ -76,7 +76,7 @@ class Rounded(nn.Module):
         return 0.5 * (z + (z * z + square).sqrt())
 
     def bends(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the value, first and second derivative for n networks, each with a width of its own.
+        """Return value, first and second derivative for n networks, each with a width of its own.
 
         Args:
             z: Inputs (n, ...).

@@ -1,4 +1,7 @@
-"""What is trained, as pure functions over a flat parameter vector; everything works under torch.func and in float64."""
+"""What is trained, as pure functions over a flat parameter vector.
+
+Everything works under torch.func and in float64.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ from leakaudit.tasks.dense_gradients import Stack
 from leakaudit.tasks.smoothed_relu import Rounding, rounded
 from leakaudit.trace import Layout, TaskSpec
 
-# Parameters above which one node at a time is faster than the grouped convolutions of vmap (measured: 3x for
-# ResNets on a processor).
+# Parameters above which one node at a time is faster than the grouped convolutions of vmap
+# (measured: 3x for ResNets on a processor).
 LOOP_ABOVE = 100_000
 Params = Mapping[str, Tensor]
 
@@ -37,8 +40,8 @@ class Task:
         spec: The public description that the task was built from.
         layout: Where each trained parameter lies in the flat vector theta (d,).
         buffers: Constants of the model: running statistics and frozen parameters.
-        first_linear: Names (weight, bias or None) of a fully connected layer that sees the flattened,
-            normalised input; None if there is none.
+        first_linear: Names (weight, bias or None) of a fully connected layer that sees the
+            flattened, normalised input; None if there is none.
         last_linear: The same for the layer that gives the outputs.
         convex: Whether the loss is convex in theta.
         l2: Weight of the penalty l2/2 |theta|^2.
@@ -46,8 +49,8 @@ class Task:
         device: Of what `init` draws.
         module: The torch module; its own parameter values are never used.
         stack: Closed formulas of gradients, for fully connected stacks; None for other models.
-        chain: Closed formulas of gradients that can be differentiated again, for chains of layers; None for
-            other models. A stack's take half the time of a chain's.
+        chain: Closed formulas of gradients that can be differentiated again, for chains of layers;
+            None for other models. A stack's take half the time of a chain's.
         trusted: Whether the model may be code outside leakaudit.
     """
 
@@ -77,13 +80,14 @@ class Task:
         """Build the task that a spec describes; dropout is off.
 
         Args:
-            spec: The description. Its `args` are the model's, except ``l2`` (adds l2/2 |theta|^2 to the
-                loss) and ``bn`` (``train``: statistics of the batch, the default; ``eval``: running
-                statistics as constants).
+            spec: The description. Its `args` are the model's, except ``l2`` (adds l2/2 |theta|^2 to
+                the loss) and ``bn`` (``train``: statistics of the batch, the default; ``eval``:
+                running statistics as constants).
             generator: Draws the buffers and frozen parameters; None takes a fixed one.
             dtype: Of what `init` draws.
             device: Where the model is.
-            trusted: Whether `spec.model` may name a ``package.module:factory``, whose code is then run.
+            trusted: Whether `spec.model` may name a ``package.module:factory``, whose code is then
+                run.
 
         Raises:
             LeakauditError: The spec does not describe a model that fits its inputs and loss.
@@ -131,7 +135,7 @@ class Task:
         return replace(self, dtype=dtype or self.dtype, device=where, buffers=buffers)
 
     def rounded(self, rounding: Rounding) -> Task:
-        """Return the task with every ReLU module rounded, for gradients by `again`; itself if it has no ReLU.
+        """Return the task with every ReLU module rounded, for `again`; itself if it has no ReLU.
 
         Args:
             rounding: Width of the kinks, which a search may change later.
@@ -162,7 +166,7 @@ class Task:
                 )
 
     def init(self, generator: Generator) -> Tensor:
-        """Draw an initial model with the architecture's own initialisation; torch's global state is left alone.
+        """Draw an initial model as the architecture does, without a trace in torch's global state.
 
         Args:
             generator: Source of randomness.
@@ -223,7 +227,8 @@ class Task:
         std = like.new_tensor(self.spec.std).reshape(-1, *sides)
         if tuple(like.shape[-len(shape) :]) == shape:
             return mean, std
-        # A shape can be read both ways only if it is (1, ..., 1, p); then both readings give the same.
+        # A shape can be read both ways only if it is (1, ..., 1, p); then both readings give the
+        # same.
         if like.dim() and like.shape[-1] == math.prod(shape):
             return mean.expand(shape).flatten(), std.expand(shape).flatten()
         raise LeakauditError(
@@ -249,8 +254,9 @@ class Task:
         Args:
             theta: Flat parameters (d,).
             x: Inputs (b, *shape) in the data's units.
-            y: (b,) int64 labels or (b, classes) soft labels for ``cross_entropy``; (b,) in [0, 1] for
-                ``binary``; (b,) or (b, classes) floats for ``squared``, which is half the mean squared error.
+            y: (b,) int64 labels or (b, classes) soft labels for ``cross_entropy``; (b,) in [0, 1]
+                for ``binary``; (b,) or (b, classes) floats for ``squared``, which is half the mean
+                squared error.
         """
         return self._loss(self.layout.split(theta), x, y)
 
@@ -317,7 +323,7 @@ class Task:
             return torch.cat([g.flatten() for g in got])
 
     def again(self, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Return gradients that can be differentiated once more, in x and soft y; thetas are constants.
+        """Return gradients that can be differentiated again in x and soft y; thetas are constants.
 
         A chain of layers has closed formulas, other models take two passes of autograd.
 
@@ -373,8 +379,8 @@ class Task:
             thetas: Parameters (N, d).
             x: Inputs (N, b, *shape).
             y: Labels (N, b).
-            chunk: Nodes in one vmap, if all at once do not fit in memory; 1 takes them one by one, which
-                is the default for large models.
+            chunk: Nodes in one vmap, if all at once do not fit in memory; 1 takes them one by one,
+                which is the default for large models.
             out: Memory (N, d) for the result, None for new memory.
 
         Returns:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import InitVar, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,35 +56,36 @@ class AuditPlan:
     replays: int = 200
     canary: int = 200
     one_run: bool = False
+    table: InitVar[str] = "audit"  # that errors name: the values may come from another one
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, table: str) -> None:
         """Check what needs no data."""
         for name in ("seeds", "gradients"):
-            _check(name, "a whole number from 1", getattr(self, name), 1)
+            _check(table, name, "a whole number from 1", getattr(self, name), 1)
         for name in ("replays", "canary"):
-            _check(name, "a whole number from 0", getattr(self, name), 0)
-        _check("candidates", "a whole number from 2", self.candidates, 2)
+            _check(table, name, "a whole number from 0", getattr(self, name), 0)
+        _check(table, "candidates", "a whole number from 2", self.candidates, 2)
         if self.noise not in NOISES:
             raise LeakauditError(
-                f"audit: noise: expected one of {', '.join(NOISES)}, got {self.noise!r}{suggest(str(self.noise), NOISES)}"
+                f"{table}: noise: expected one of {', '.join(NOISES)}, got {self.noise!r}{suggest(str(self.noise), NOISES)}"
             )
         if not all(_number(e) and e > 0 for e in self.epsilon) or len(set(self.epsilon)) < len(
             self.epsilon
         ):
             raise LeakauditError(
-                f"audit: epsilon: expected different numbers above 0, inf for no noise, got {list(self.epsilon)}"
+                f"{table}: epsilon: expected different numbers above 0, inf for no noise, got {list(self.epsilon)}"
             )
         for name, low, high in (("alpha", 0, 1), ("delta", 0, 1), ("sensitivity", 0, math.inf)):
             value = getattr(self, name)
             if value is not None and not (_number(value) and low < value < high):
                 raise LeakauditError(
-                    f"audit: {name}: expected a number above {low} and below {high:g}, got {value!r}"
+                    f"{table}: {name}: expected a number above {low} and below {high:g}, got {value!r}"
                 )
         if self.smoothness is not None and not (
             _number(self.smoothness) and 0 <= self.smoothness < math.inf
         ):
             raise LeakauditError(
-                f"audit: smoothness: expected a number from 0, got {self.smoothness!r}"
+                f"{table}: smoothness: expected a number from 0, got {self.smoothness!r}"
             )
         object.__setattr__(
             self,
@@ -96,10 +97,10 @@ class AuditPlan:
                 registry.configure(registry.get("attacks", name), dict(self.set.get(name, {})))
         if unused := [name for name in self.set if name not in self.attacks]:
             raise LeakauditError(
-                f"audit: set.{unused[0]}: no such attack is in the plan{suggest(unused[0], self.attacks)}"
+                f"{table}: set.{unused[0]}: no such attack is in the plan{suggest(unused[0], self.attacks)}"
             )
         if not self.adversaries or not self.attacks:
-            raise LeakauditError("audit: expected at least one adversary and one attack")
+            raise LeakauditError(f"{table}: expected at least one adversary and one attack")
 
     @classmethod
     def from_toml(cls, path: Path) -> AuditPlan:
@@ -121,9 +122,9 @@ class AuditPlan:
         return {**plain, "epsilon": ["inf" if e == math.inf else e for e in self.epsilon]}
 
 
-def _check(name: str, wanted: str, value: object, least: int) -> None:
+def _check(table: str, name: str, wanted: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise LeakauditError(f"audit: {name}: expected {wanted}, got {value!r}")
+        raise LeakauditError(f"{table}: {name}: expected {wanted}, got {value!r}")
 
 
 def _number(value: object) -> bool:

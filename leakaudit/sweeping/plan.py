@@ -158,10 +158,7 @@ class SweepPlan:
             "nodes": self.nodes,
             "gradients": self.gradients,
         }
-        try:
-            return AuditPlan(scenario, epsilon=epsilons, **stated, **rest)
-        except LeakauditError as error:
-            raise LeakauditError(str(error).replace("audit:", "sweep:", 1)) from None
+        return AuditPlan(scenario, epsilon=epsilons, **stated, **rest, table="sweep")
 
 
 def finite(epsilons: Iterable[float]) -> tuple[Json, ...]:

@@ -64,7 +64,8 @@ def select(papers: Collection[str] = (), numbers: Collection[int] = ()) -> tuple
     ):
         if missing := [a for a in asked if a not in known]:
             raise LeakauditError(
-                f"there is no {name} {missing[0]} on the scoreboard; it has {', '.join(map(str, known))}"
+                f"there is no {name} {missing[0]} on the scoreboard; it has "
+                f"{', '.join(map(str, known))}"
             )
     return tuple(
         row
@@ -74,7 +75,11 @@ def select(papers: Collection[str] = (), numbers: Collection[int] = ()) -> tuple
 
 
 def judge(rows: Sequence[Row]) -> Iterator[Judged]:
-    """Yield each row with its findings, computed now."""
+    """Yield each row with its findings, computed now.
+
+    Args:
+        rows: As from `select`.
+    """
     for k, row in enumerate(rows):
         step("claims", k, len(rows))
         start = time.perf_counter()

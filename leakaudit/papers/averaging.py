@@ -1,4 +1,7 @@
-"""SecureD-FL (paper 003): how well its averaging by ADMM averages. Groups do not matter for that: eqs. (4) to (6) hold with any."""
+"""SecureD-FL (paper 003): how well its averaging by ADMM averages.
+
+Groups do not matter for that: eqs. (4) to (6) hold with any.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,10 @@ FIGURE_4 = 1e-13  # mean squared error after four iterations that the paper repo
 class Averaging:
     """What eqs. (4) to (6) make of the peers' models.
 
-    z: (I + 1, d), the estimates of the average from z^0 = 0 on. lam: (I + 1, n, d), the duals.
-    mean: (d,), the average.
+    Attributes:
+        z: (I + 1, d), the estimates of the average from z^0 = 0 on.
+        lam: (I + 1, n, d), the duals.
+        mean: (d,), the average.
     """
 
     z: Tensor
@@ -41,7 +46,14 @@ class Averaging:
 
 
 def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> Averaging:
-    """Average the models w (n, d) from the duals lam (n, d), in the number format of w."""
+    """Average models by eqs. (4) to (6), in their number format.
+
+    Args:
+        w: Models of the peers (n, d).
+        lam: Duals to begin with (n, d).
+        rho: Penalty.
+        iterations: Number of iterations I.
+    """
     z = torch.zeros_like(w[0])
     estimates, duals = [z], [lam]
     for _ in range(iterations):
@@ -54,7 +66,7 @@ def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> Averaging:
 
 
 def _models(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Return models of the size of a layer's default initialisation, and duals that are uniform on [0, 1)."""
+    """Return models of the size of a default initialisation, and duals uniform on [0, 1)."""
     random = fresh()
     w = torch.randn(PEERS, SIZE, generator=random, dtype=torch.float64) / 20
     lam = torch.rand(PEERS, SIZE, generator=random, dtype=torch.float64)
@@ -65,7 +77,10 @@ def _sums() -> tuple[Finding, ...]:
     made = average(*_models(), rho=0.5, iterations=20)
     sums = made.lam.sum(1).abs().amax(1)
     start, later = float(sums[0]), float(sums[1:].max())
-    says = f"{PEERS} peers, duals drawn from [0, 1): at most {later:.1e} from iteration 1 on, {start:.1f} at the start"
+    says = (
+        f"{PEERS} peers, duals drawn from [0, 1): at most {later:.1e} from iteration 1 on, "
+        f"{start:.1f} at the start"
+    )
     return (
         Finding(
             "from the first iteration on",
@@ -87,7 +102,8 @@ def _linear_rate() -> tuple[Finding, ...]:
         Finding(
             "from the second iteration on",
             against(worst > rate * (1 + ROUNDING)),
-            f"rho = {rho:g}: the error falls by at most {worst:.9f} an iteration, rho / (rho + 2) = {rate:g}",
+            f"rho = {rho:g}: the error falls by at most {worst:.9f} an iteration, rho / (rho + 2) "
+            f"= {rate:g}",
             figures,
         ),
         Finding(
@@ -194,7 +210,8 @@ ROWS = (
             Quote("section VI-A", "while offering the estimation closer to true average"),
             Quote(
                 "section VI-C",
-                "the estimation error due to early termination does not adversely affect the test accuracy",
+                "the estimation error due to early termination does not adversely affect the test "
+                "accuracy",
             ),
         ),
         assumes=(DUALS, "models with entries of about .05"),

@@ -1,4 +1,7 @@
-"""PDMM (paper 004): what its defences hide and cost, how it compares with a server, and when its quadratic approximation converges."""
+"""PDMM (paper 004): what its defences hide and cost, and how it compares with a server.
+
+Also when its quadratic approximation converges.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ SQUARINGS, VANISHED = 21, 1e-6  # 2^21 rounds; the slowest case contracts by abo
 
 
 def _trained(rounds: int, **settings: float) -> Run:
-    """Run the thesis' example: logistic regression of 60 nodes on a random geometric graph, one sample each."""
+    """Run the thesis' example: logistic regression of 60 nodes with one sample each.
+
+    The graph is random and geometric.
+    """
     return run(nodes=60, rounds=rounds, set={**CONSTANTS, **settings}, **PLANE)
 
 
@@ -41,9 +47,9 @@ def _quantisation() -> tuple[Finding, ...]:
     found = {f"{cell:g}": _inputs(_trained(HEARD, quantize=cell)) for cell in CELLS}
     listed = ", ".join(f"{error:.2g} with cells of {cell}" for cell, error in found.items())
     says = (
-        "the width of the cells is not in our copy, and decides: one-step differences of the first "
-        f"{HEARD} rounds give the inputs with a median error of {listed}. Small cells leave nothing "
-        "that further rounds would have to improve"
+        "the width of the cells is not in our copy, and decides: one-step differences of the "
+        f"first {HEARD} rounds give the inputs with a median error of {listed}. Small cells leave "
+        "nothing that further rounds would have to improve"
     )
     return (Finding("error of the inputs", Verdict.UNSUPPORTED, says, {"error": found}),)
 
@@ -66,7 +72,7 @@ def _inexact() -> tuple[Finding, ...]:
 
 
 def _accuracy(done: Run) -> float:
-    """Return the share of all samples that a node's model classifies correctly, averaged over the nodes."""
+    """Return the share of all samples that a model classifies correctly, averaged over nodes."""
     x, y = done.problem.x.flatten(0, 1), done.problem.y.flatten(0, 1)
     models = done.truth.states["w"][-1]
     return sum(done.plan.task.accuracy(model, x, y) for model in models) / len(models)
@@ -86,7 +92,8 @@ def _unaffected() -> tuple[Finding, ...]:
         Finding(
             "quantisation and inexact updates",
             against(min([*cells.values(), *steps.values()]) < whole - LOST),
-            f"training accuracy {whole:.3f} without them; with cells {listed(cells)}; with k_max {listed(steps)}",
+            f"training accuracy {whole:.3f} without them; with cells {listed(cells)}; with k_max "
+            f"{listed(steps)}",
             figures,
         ),
         Finding(
@@ -132,7 +139,9 @@ def _against_a_server() -> tuple[Finding, ...]:
 
 
 def contracts(graph: Graph, curvatures: Tensor, mu: float, rho: float) -> float:
-    """Return what is left of an error of the models after 2^SQUARINGS rounds of QA-PDMM on scalar quadratics.
+    """Return what is left of an error of the models after 2^SQUARINGS rounds of QA-PDMM.
+
+    The losses are scalar quadratics.
 
     f_i(w) = a_i w^2 / 2, so that errors follow the linear map of eqs. (4.9) and (4.12), theta = 1:
 
@@ -192,7 +201,8 @@ def _quadratic_condition() -> tuple[Finding, ...]:
         Finding(
             "enough: mu above beta^2 / (2 m) converges (Theorem 2)",
             against(not max(above.values()) < VANISHED),
-            f"a ring of 8, {TRIALS} sets of quadratics each, mu 1 % above the limit: after 2^{SQUARINGS} rounds at most {shown} is left",
+            f"a ring of 8, {TRIALS} sets of quadratics each, mu 1 % above the limit: after "
+            f"2^{SQUARINGS} rounds at most {shown} is left",
             {"left": above},
         ),
         Finding(
@@ -249,7 +259,8 @@ ROWS = (
         quotes=(
             Quote(
                 "section 7.1",
-                "optimization-based decentralized FL outperforms the average consensus-based FL in the centralized topology",
+                "optimization-based decentralized FL outperforms the average consensus-based FL "
+                "in the centralized topology",
             ),
             Quote(
                 "appendix, after Corollary 1",
@@ -268,7 +279,8 @@ ROWS = (
             Quote("section 4.3", "could accelerate convergence but must satisfy"),
         ),
         assumes=(
-            "m-strongly convex and beta-smooth losses: scalar quadratics with curvatures from m to beta",
+            "m-strongly convex and beta-smooth losses: scalar quadratics with curvatures from m "
+            "to beta",
             "theta = 1, rho = .4 m",
         ),
         judge=_quadratic_condition,

@@ -23,7 +23,10 @@ SIZES = (10, 100, 1000)
 
 
 def _theorem_6(epsilon: float, delta: float, times: float = 1.0) -> Additive:
-    """Return its noise for a shift by 1: sigma^2 = times / epsilon, and the A for which [A - 1, A] has the mass delta."""
+    """Return its noise for a shift by 1.
+
+    That is sigma^2 = times / epsilon, and the A for which [A - 1, A] has the mass delta.
+    """
     low, high, scale = 0.5, 500.0, math.sqrt(times / epsilon)
     for _ in range(100):
         middle = (low + high) / 2
@@ -36,7 +39,7 @@ def _theorem_6(epsilon: float, delta: float, times: float = 1.0) -> Additive:
 
 
 def _enough(epsilon: float, delta: float) -> float:
-    """Return how many times the printed variance, with the A that follows from it, keeps (epsilon, delta)."""
+    """Return how many times the printed variance, with the A of that, keeps (epsilon, delta)."""
     low, high = 1.0, 1e3
     for _ in range(50):
         middle = math.sqrt(low * high)
@@ -46,7 +49,10 @@ def _enough(epsilon: float, delta: float) -> float:
 
 
 def _measured(epsilon: float, delta: float) -> float:
-    """Return a lower limit on delta, at confidence 1 - ALPHA, from the noise that a run draws: the event is z <= 0 against z + 1 <= 0."""
+    """Return a lower limit on delta, at confidence 1 - ALPHA, from the noise that a run draws.
+
+    The event is z <= 0 against z + 1 <= 0.
+    """
     settings = {
         "mechanism": "truncated_gaussian",
         "epsilon": epsilon,
@@ -87,8 +93,9 @@ def _truncated_gaussian() -> tuple[Finding, ...]:
         )
     first, measured = table[0], _measured(*SETTINGS[0])
     says = (
-        f"true delta {first['true_delta']:.3f} at a claimed (.5, .001), by integration; the noise of a run gives at least {measured:.3f} "
-        f"at confidence {1 - ALPHA:g}; the ratio of the densities stays below e^epsilon only where A <= Delta, and its own A is "
+        f"true delta {first['true_delta']:.3f} at a claimed (.5, .001), by integration; the noise "
+        f"of a run gives at least {measured:.3f} at confidence {1 - ALPHA:g}; the ratio of the "
+        "densities stays below e^epsilon only where A <= Delta, and its own A is "
         f"{first['A']:.2f} Delta; {first['needed_variance']:.1f} times the variance would do"
     )
     beyond = all(t["true_delta"] > t["delta"] for t in table)
@@ -99,7 +106,10 @@ def _truncated_gaussian() -> tuple[Finding, ...]:
 
 
 def _vector_delta(noise: Additive, epsilon: float, size: int) -> tuple[float, float]:
-    """Return delta = E[(1 - e^(epsilon - loss))+] of a shift of length 1, equal in all coordinates, and Hoeffding's lower limit on it."""
+    """Return delta = E[(1 - e^(epsilon - loss))+], and Hoeffding's lower limit on it.
+
+    The shift has length 1 and is equal in all coordinates.
+    """
     random, shift, total = fresh(size), 1 / math.sqrt(size), 0.0
     edge = noise.width / noise.scale
     for _ in range(DRAWS // AT_ONCE):
@@ -121,15 +131,19 @@ def _truncated_laplace() -> tuple[Finding, ...]:
     listed = ", ".join(f"{found[size][0]:.3f} for {size}" for size in SIZES)
     limits = ", ".join(f"{found[size][1]:.3f}" for size in SIZES)
     vectors = (
-        f"claimed delta {delta:g} at epsilon {epsilon:g}; a shift of Euclidean length 1 has delta {listed} coordinates (at least {limits} "
-        f"at confidence {1 - ALPHA:g}); a shift of 1 in each of 1000 has {support:.3f}"
+        f"claimed delta {delta:g} at epsilon {epsilon:g}; a shift of Euclidean length 1 has delta "
+        f"{listed} coordinates (at least {limits} at confidence {1 - ALPHA:g}); a shift of 1 in "
+        f"each of 1000 has {support:.3f}"
     )
     figures = {
         "delta": {str(k): v[0] for k, v in found.items()},
         "lower": {str(k): v[1] for k, v in found.items()},
         "support": support,
     }
-    one = f"true delta {single:.6f} at a claimed {delta:g}; a vector keeps it where Delta is its L1 sensitivity"
+    one = (
+        f"true delta {single:.6f} at a claimed {delta:g}; a vector keeps it where Delta is its L1 "
+        "sensitivity"
+    )
     return (
         Finding(
             "vectors with a Euclidean bound",
@@ -192,8 +206,14 @@ def _sensitivity() -> tuple[Finding, ...]:
         "broadcast": shown,
         "B": bound,
     }
-    says = f"one record moved it by {moved:.2e}; the theorem allows {theorem:.3f}, the trivial bound 2 B sum alpha {trivial:.3f}"
-    about = f"the same record moved one broadcast by {shown:.2e}, {shown / moved:.1f} times as far; the theorem has no word on it"
+    says = (
+        f"one record moved it by {moved:.2e}; the theorem allows {theorem:.3f}, the trivial bound "
+        f"2 B sum alpha {trivial:.3f}"
+    )
+    about = (
+        f"the same record moved one broadcast by {shown:.2e}, {shown / moved:.1f} times as far; "
+        "the theorem has no word on it"
+    )
     return (
         Finding(
             "the final average",
@@ -209,11 +229,14 @@ ROWS = (
     dkm_row(
         number=2,
         source="DP-dKM, Theorem 6",
-        claim="truncated Gaussian noise with sigma^2 >= Delta^2 / epsilon is (epsilon, delta)-private",
+        claim=(
+            "truncated Gaussian noise with sigma^2 >= Delta^2 / epsilon is (epsilon, delta)-private"
+        ),
         quotes=(
             Quote(
                 "Theorem 6",
-                "The truncated Gaussian distribution $p_{nor}(z)$ with $p = 2$ in formula (3) preserves",
+                "The truncated Gaussian distribution $p_{nor}(z)$ with $p = 2$ in formula (3) "
+                "preserves",
             ),
         ),
         assumes=(
@@ -225,7 +248,10 @@ ROWS = (
     dkm_row(
         number=3,
         source="DP-dKM, Definition 6 and section 3",
-        claim="truncated Laplace noise keeps (epsilon, delta) for vectors of bounded Euclidean sensitivity",
+        claim=(
+            "truncated Laplace noise keeps (epsilon, delta) for vectors of bounded Euclidean "
+            "sensitivity"
+        ),
         quotes=(
             Quote(
                 "Definition 6",
@@ -233,11 +259,13 @@ ROWS = (
             ),
             Quote(
                 "section 3",
-                "we estimate the ℓ_2 norm sensitivity of the stochastic dKM, laying the foundation for noise addition",
+                "we estimate the ℓ_2 norm sensitivity of the stochastic dKM, laying the "
+                "foundation for noise addition",
             ),
         ),
         assumes=(
-            "the coordinates of a vector get independent noise, all with Delta, the Euclidean sensitivity",
+            "the coordinates of a vector get independent noise, all with Delta, the Euclidean "
+            "sensitivity",
         ),
         judge=_truncated_laplace,
     ),

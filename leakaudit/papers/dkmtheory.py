@@ -1,4 +1,7 @@
-"""DP-dKM (paper 002): generalisation (Theorems 2 and 3), composition (Theorem 4) and the noise of the mixing step (Theorem 5)."""
+"""DP-dKM (paper 002): generalisation, composition and the noise of the mixing step.
+
+These are Theorems 2 and 3, Theorem 4 and Theorem 5.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,14 @@ SURE = 1 + 1e-9  # a claim is exceeded by more than rounding
 
 
 def bound(epsilon: float, delta: float, agents: int, loss: float) -> float:
-    """Return the right side of Theorem 2 as printed: (1 - e^-epsilon) R + e^-epsilon M delta."""
+    """Return the right side of Theorem 2 as printed: (1 - e^-epsilon) R + e^-epsilon M delta.
+
+    Args:
+        epsilon: Of the algorithm's privacy.
+        delta: Of the algorithm's privacy.
+        agents: M.
+        loss: R, the bound on the loss.
+    """
     return -math.expm1(-epsilon) * loss + math.exp(-epsilon) * agents * delta
 
 
@@ -87,7 +97,7 @@ def _generalisation() -> tuple[Finding, ...]:
 
 def _finite_sample() -> tuple[Finding, ...]:
     def margin(delta: float, loss: float) -> tuple[float, float]:
-        """Return the chance that L <= empirical L + a, and the chance that Theorem 3 promises, at the worst a."""
+        """Return the chance that L <= empirical L + a, and that of Theorem 3, at the worst a."""
         largest = loss * math.exp(
             AGENTS * RECORDS * math.log1p(-1 / ITEMS)
         )  # the gap if the data are memorised
@@ -110,18 +120,24 @@ def _finite_sample() -> tuple[Finding, ...]:
         Finding(
             "delta above 1/2, as printed for any delta",
             against(true * SURE < said),
-            f"delta = .9, R = {20 * LOSS:g}: a chance of {true:.2f} where {said:.2f} is promised, by the same M delta as in Theorem 2",
+            f"delta = .9, R = {20 * LOSS:g}: a chance of {true:.2f} where {said:.2f} is promised, "
+            "by the same M delta as in Theorem 2",
             {"true": true, "promised": said},
         ),
     )
 
 
 def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float, float]:
-    """Return the most that Theorem 4 can promise: its epsilon_1, the sum, and the largest delta' over all allowed a_m.
+    """Return the most that Theorem 4 can promise for several agents.
 
+    That is its epsilon_1, the sum, and the largest delta' over all allowed a_m:
     delta' = 1 - prod(1 - e^(-a_m) q_m) + 1 - prod(1 - q_m) with q_m = delta_m / (1 + e^epsilon_m).
     It falls in every a_m, so a_m = 0 is an upper value. Nothing in it depends on the lost tilde of
     delta.
+
+    Args:
+        epsilons: Of each agent's privacy.
+        deltas: Of each agent's privacy.
     """
     parts = [
         delta / (1 + math.exp(epsilon)) for epsilon, delta in zip(epsilons, deltas, strict=True)
@@ -131,7 +147,9 @@ def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float,
 
 
 def _two_agents() -> Finding:
-    """Judge two agents that iterate twice, W = 1/2, where a record moves T(x) - x of its agent by a vector of length 1 / alpha.
+    """Judge two agents that iterate twice with W = 1/2.
+
+    A record moves T(x) - x of its agent by a vector of length 1 / alpha.
 
     What agent 1 broadcasts is hidden by its own noise (standard deviation 2.5) in both rounds, in
     the second also by half of agent 2's (standard deviation 125), which agent 1's broadcasts do not
@@ -144,7 +162,10 @@ def _two_agents() -> Finding:
         return math.hypot(1 / std, 1 / math.hypot(std, share * other))
 
     def passed(std: float, other: float) -> float:
-        """Return mu of its record in the other agent's broadcasts alone: half of its first one arrives in the other's second."""
+        """Return mu of its record in only the other agent's broadcasts.
+
+        Half of its first one arrives in the other's second.
+        """
         return share / math.hypot(share * std, other)
 
     marginal = [
@@ -207,7 +228,10 @@ def _mixed_noise() -> tuple[Finding, ...]:
     second = float(eigenvalues[:-1].abs().max())
 
     def norms(std: float, mean: float) -> tuple[float, float]:
-        """Return E|W N|_F^2 of independent noise, and Theorem 5's bound: W keeps the mean, which is alike for all agents."""
+        """Return E|W N|_F^2 of independent noise, and Theorem 5's bound.
+
+        W keeps the mean, which is alike for all agents.
+        """
         exact = size * (std**2 * float(eigenvalues.square().sum()) + mean**2 * AGENTS)
         return exact, size * (std**2 + mean**2) * ((AGENTS - 1) * second**2 + 1)
 
@@ -234,7 +258,10 @@ ROWS = (
     dkm_row(
         number=28,
         source="DP-dKM, Theorem 2",
-        claim="the generalisation error of a private algorithm is at most (1 - e^-epsilon) R + e^-epsilon M delta",
+        claim=(
+            "the generalisation error of a private algorithm is at most (1 - e^-epsilon) R + "
+            "e^-epsilon M delta"
+        ),
         quotes=(Quote("Theorem 2", "e^{-\\epsilon})R + e^{-\\epsilon}M\\delta"),),
         assumes=(
             "(2) the loss lies in [0, R], for some R > 0",
@@ -245,18 +272,24 @@ ROWS = (
     dkm_row(
         number=29,
         source="DP-dKM, Theorem 3",
-        claim="the true loss exceeds the empirical one by more than a with at most the chance that it prints",
+        claim=(
+            "the true loss exceeds the empirical one by more than a with at most the chance that "
+            "it prints"
+        ),
         quotes=(Quote("Theorem 3", "\\text{ for any } \\epsilon > 0"),),
         assumes=(
             "as Theorem 2",
-            "its epsilon is two numbers: the privacy and the accuracy a, which the print does not tell apart",
+            "its epsilon is two numbers: the privacy and the accuracy a, which the print does not "
+            "tell apart",
         ),
         judge=_finite_sample,
     ),
     dkm_row(
         number=30,
         source="DP-dKM, Theorem 4",
-        claim="agents that are (epsilon_m, delta_m)-private are together (epsilon', delta')-private",
+        claim=(
+            "agents that are (epsilon_m, delta_m)-private are together (epsilon', delta')-private"
+        ),
         quotes=(Quote("Theorem 4", "generated by the specific stochastic algorithm with K steps"),),
         assumes=(
             "an agent's guarantee is that of its own iterates",
@@ -267,7 +300,10 @@ ROWS = (
     dkm_row(
         number=31,
         source="DP-dKM, Theorem 5",
-        claim="Gaussian noise of mean mu enters the next iterate with at most p (sigma^2 + mu^2) ((M - 1) lambda^2 + 1)",
+        claim=(
+            "Gaussian noise of mean mu enters the next iterate with at most p (sigma^2 + mu^2) "
+            "((M - 1) lambda^2 + 1)"
+        ),
         quotes=(Quote("Theorem 5", "follows a Gaussian distribution with mean"),),
         assumes=("every agent and coordinate draws its noise independently",),
         judge=_mixed_noise,

@@ -21,7 +21,11 @@ NOMINAL = (1.0, 0.5, 0.4, 0.25, 0.1, 0.05, 0.02)
 
 
 def setting(epsilon: float) -> Protocol:
-    """Return DP-Norm with the constants of the paper's experiments, and the noise that Theorem 1 sets for epsilon."""
+    """Return DP-Norm with the constants of the paper's experiments.
+
+    Args:
+        epsilon: Sets the noise, by Theorem 1.
+    """
     settings = {
         "mu": STEP,
         "inner": LOCAL,
@@ -41,7 +45,13 @@ def setting(epsilon: float) -> Protocol:
 
 
 def view_of_a_node(made: Protocol) -> Knowledge:
-    """Return what an eavesdropper knows of node 0 over all rounds, by relations of the first few that repeat."""
+    """Return what an eavesdropper knows of node 0 over all rounds.
+
+    The relations of the first few rounds repeat, so only these are solved.
+
+    Args:
+        made: The protocol.
+    """
     base = know(made.start, Adversary()).near([0])
     return know(made.continued(base.rows, range(1, made.rounds + 1)), Adversary())
 
@@ -76,8 +86,8 @@ def _theorem_1() -> tuple[Finding, ...]:
         Finding(
             "in the form of its proof, eq. (8), with Lemma 1's sensitivity",
             against(used > 1),
-            f"the true epsilon is at most {used:.2f} times the nominal one; at epsilon = 1 the noise is {share:.2f} times what exact "
-            f"composition of {ROUNDS} rounds needs",
+            f"the true epsilon is at most {used:.2f} times the nominal one; at epsilon = 1 the "
+            f"noise is {share:.2f} times what exact composition of {ROUNDS} rounds needs",
             {"noise": levels[1.0]["eq8"], "needed": least, "times": share},
         ),
         Finding(
@@ -91,7 +101,10 @@ def _theorem_1() -> tuple[Finding, ...]:
 
 
 def _in_a_run(printed: Mapping[float, float], declared: float) -> Finding:
-    """Judge the printed noise levels by what a record moves; declared: the level of the view that is computed."""
+    """Judge the printed noise levels by what a record moves.
+
+    declared: the level of the view that is computed.
+    """
     view = view_of_a_node(setting(1.0))
     mu = drift(
         view, view.declared.gradients(0), 2 / BATCH, 0.0
@@ -104,7 +117,8 @@ def _in_a_run(printed: Mapping[float, float], declared: float) -> Finding:
     return Finding(
         "as printed in our copy, in a run",
         against(any(true > nominal for nominal, true in reached.items())),
-        f"Lemma 1 overestimates what a record moves; linear losses with a record in every batch reach epsilon {shown}",
+        "Lemma 1 overestimates what a record moves; linear losses with a record in every batch "
+        f"reach epsilon {shown}",
         {"epsilon": _named(reached)},
     )
 
@@ -114,12 +128,17 @@ def _named(values: Mapping[float, float]) -> dict[str, float]:
 
 
 def smoothest() -> float:
-    """Return the largest Lipschitz constant of gradients that Theorem 1 allows: mu <= 1 / (c K L)."""
+    """Return the largest Lipschitz constant of gradients by Theorem 1: mu <= 1 / (c K L)."""
     return 1 / ((1 + 2 * (2 + ALPHA / (STEP * 2 * LOCAL))) * LOCAL * STEP)
 
 
 def record(view: Knowledge, every: int) -> float:
-    """Return an upper bound on mu of one replaced record that is in every so many-th batch."""
+    """Return an upper bound on mu of one replaced record.
+
+    Args:
+        view: What the adversary knows.
+        every: The record is in every so many-th batch.
+    """
     steps = view.declared.gradients(0)
     moves = [2 / BATCH if k % every == 0 else 0.0 for k in range(len(steps))]
     return drift(view, steps, moves, smoothest()).mu
@@ -132,8 +151,9 @@ def _claimed_one() -> tuple[Finding, ...]:
     found = {name: gaussian.epsilon(DELTA, record(view, every)) for every, name in names.items()}
     listed = " or ".join(f"{epsilon:.3f} for a record in {name}" for name, epsilon in found.items())
     says = (
-        f"claimed epsilon 1; over {len(steps)} gradients the view is bounded by {listed}, for gradients of a Lipschitz constant of at most "
-        f"{limit:.3f}, the theorem's own condition on the step; without it only changes of the whole node are bounded"
+        f"claimed epsilon 1; over {len(steps)} gradients the view is bounded by {listed}, for "
+        f"gradients of a Lipschitz constant of at most {limit:.3f}, the theorem's own condition "
+        "on the step; without it only changes of the whole node are bounded"
     )
     figures = {"epsilon": found, "smoothness": limit, "gradients": len(steps)}
     return (Finding("records", against(max(found.values()) > 1), says, figures),)

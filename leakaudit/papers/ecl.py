@@ -1,4 +1,4 @@
-"""DP-Norm (paper 000) as an optimiser: where it converges to, how fast, and what noise does to its norms."""
+"""DP-Norm (paper 000) as an optimiser: its limit, its speed, and what noise does to its norms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ STOPS = (100, 400, 1600)
 
 
 def _reached(graph: str, eta: str = "node") -> tuple[float, float]:
-    """Return how far the models of ECL end from the optimum, and from the one whose losses are weighted by the degrees."""
+    """Return how far the models of ECL end from the optimum, and from that of weighted losses.
+
+    The weights are the degrees.
+    """
     settings = {"sigma": 0.0, "mu": 0.2, "eta": eta, "l2": 0.1}
     done = run(
         victim="dpnorm",
@@ -57,7 +60,10 @@ def _fixed_point() -> tuple[Finding, ...]:
 
 
 def _divergence(done: Run, rounds: int) -> float:
-    """Return (1/N) sum_i D_{f_i}(w_i^out, w*), the left side of eq. (9) at alpha = 0; w_i^out is the mean of the first rounds' models."""
+    """Return (1/N) sum_i D_{f_i}(w_i^out, w*), the left side of eq. (9) at alpha = 0.
+
+    w_i^out is the mean of the first rounds' models.
+    """
     problem = done.problem
     best = optimum(problem).expand(problem.nodes, -1)
     out = done.truth.states["w"][:rounds].mean(0)
@@ -91,20 +97,25 @@ def _rate() -> tuple[Finding, ...]:
         Finding(
             "without noise (epsilon infinite)",
             against(slower),
-            f"a ring of 6, logistic regression, one class a node, K = 1: the divergence is {listed}; (9) allows it to fall as 1 / sqrt(R)",
+            "a ring of 6, logistic regression, one class a node, K = 1: the divergence is "
+            f"{listed}; (9) allows it to fall as 1 / sqrt(R)",
             {"divergence": {str(stop): value for stop, value in found.items()}},
         ),
         Finding(
             "the terms in epsilon",
             Verdict.UNSUPPORTED,
-            "the constants, the logarithms and the appropriate mu are hidden in the order, and the proof is in a supplement that we lack",
+            "the constants, the logarithms and the appropriate mu are hidden in the order, and "
+            "the proof is in a supplement that we lack",
         ),
     )
 
 
 def _norms() -> tuple[Finding, ...]:
     def dual(sigma: float, alpha: float) -> list[float]:
-        """Return the norm of the dual messages after 200 and 800 rounds, each averaged over the last quarter."""
+        """Return the norm of the dual messages after 200 and 800 rounds.
+
+        Each is averaged over the last quarter.
+        """
         settings = {"sigma": sigma, "alpha": alpha, "mu": 0.05, "inner": 2, "l2": 0.1}
         done = run(
             victim="dpnorm", rounds=800, samples=10, curves=True, wires="none", set=settings, **RING
@@ -115,20 +126,25 @@ def _norms() -> tuple[Finding, ...]:
     sigma = 0.1
     quiet, plain, damped = dual(0.0, 0.0), dual(sigma, 0.0), dual(sigma, 0.2)
     louder = dual(2 * sigma, 0.0)
-    shown = f"{quiet[1]:.2f} without noise, {plain[1]:.2f} with sigma = {sigma:g}, {louder[1]:.2f} with twice that"
+    shown = (
+        f"{quiet[1]:.2f} without noise, {plain[1]:.2f} with sigma = {sigma:g}, {louder[1]:.2f} "
+        "with twice that"
+    )
     growth = plain[1] / plain[0]
     figures = {"quiet": quiet, "plain": plain, "louder": louder, "damped": damped, "growth": growth}
     return (
         Finding(
             "noise raises the norm, alpha > 0 lowers it",
             against(not quiet[1] < plain[1] < louder[1] or damped[1] >= plain[1]),
-            f"norm of the dual messages at alpha = 0: {shown}; {damped[1]:.2f} at alpha = .2 and sigma = {sigma:g}",
+            f"norm of the dual messages at alpha = 0: {shown}; {damped[1]:.2f} at alpha = .2 and "
+            f"sigma = {sigma:g}",
             figures,
         ),
         Finding(
             "growth with the rounds",
             Verdict.UNCLAIMED,
-            f"from round 200 to 800 the norm at alpha = 0 grows by a factor of {growth:.2f}: with a strongly convex loss it levels off",
+            f"from round 200 to 800 the norm at alpha = 0 grows by a factor of {growth:.2f}: with "
+            "a strongly convex loss it levels off",
             {"growth": growth},
         ),
     )

@@ -47,15 +47,15 @@ def _pairwise() -> tuple[Finding, ...]:
         Finding(
             "one pair",
             against(exact[3] > float(said[4]) * (1 + 1e-9)),
-            f"mu^2 on a ring of eight, {gossips} exchanges: {listed}. All messages share one noise; the proof's restriction "
-            "may differ from the formula of the public code",
+            f"mu^2 on a ring of eight, {gossips} exchanges: {listed}. All messages share one "
+            "noise; the proof's restriction may differ from the formula of the public code",
             figures,
         ),
         Finding(
             "the mean over senders",
             against(mean > total * (1 + 1e-9)),
-            f"mu^2 of {mean:.3f} exact, where the theorem's T d_v / n is {total:.3f}; without the term of the node itself, which is no "
-            f"sender, the formula has {others:.3f}",
+            f"mu^2 of {mean:.3f} exact, where the theorem's T d_v / n is {total:.3f}; without the "
+            f"term of the node itself, which is no sender, the formula has {others:.3f}",
             {"exact": mean, "said": total, "said_of_others": others},
         ),
     )
@@ -88,7 +88,10 @@ def _rate() -> float:
 
 
 def _farthest() -> float:
-    """Return the largest move of an exact update when one of its records is replaced, over random ones and the worst one known."""
+    """Return the largest move of an exact update when one of its records is replaced.
+
+    Replacements are random ones and the worst one known.
+    """
     task = Task.build(
         TaskSpec("logistic", {"bias": False, "l2": RHO}, "binary", (2,), 2), dtype=torch.float64
     )
@@ -124,11 +127,15 @@ def _primal() -> tuple[Finding, ...]:
     most = 2 / (RECORDS * (RHO + 2 * ETA * degree))
     times = (RHO + 2 * ETA * degree) / RHO
     says = (
-        f"claimed loss {LOSS:g} an iteration; a replaced record moves an exact update by at most {most:.4f} (measured {moved:.4f}), "
-        f"so the loss is at most {rate * most:.3f} (measured {rate * moved:.3f}): {times:.3g} = (rho + 2 eta N) / rho times too much noise"
+        f"claimed loss {LOSS:g} an iteration; a replaced record moves an exact update by at most "
+        f"{most:.4f} (measured {moved:.4f}), so the loss is at most {rate * most:.3f} (measured "
+        f"{rate * moved:.3f}): {times:.3g} = (rho + 2 eta N) / rho times too much noise"
     )
     figures = {"claimed": LOSS, "bound": rate * most, "measured": rate * moved, "times": times}
-    total = f"not composed by the paper: {rounds} iterations are {rounds * LOSS:g} by its figure, {rounds * rate * most:.3g} by the bound above"
+    total = (
+        f"not composed by the paper: {rounds} iterations are {rounds * LOSS:g} by its figure, "
+        f"{rounds * rate * most:.3g} by the bound above"
+    )
     return (
         Finding("one iteration", against(rate * moved > LOSS), says, figures),
         Finding(
@@ -146,7 +153,8 @@ ROWS = (
         source="Cyffers et al. 2022 (Muffliato), formula of the public code",
         claim="distance in the graph protects a pair of nodes",
         assumes=(
-            "the authors' public code was read, their paper was not: its proof may restrict the formula",
+            "the authors' public code was read, their paper was not: its proof may restrict the "
+            "formula",
             "one draw of noise a node",
         ),
         judge=_pairwise,

@@ -1,4 +1,7 @@
-"""PDMM (paper 004): what differential messages show, when training stops early, for batches, and of how many wires."""
+"""PDMM (paper 004): what differential messages reveal.
+
+Also when training stops early, for batches, and of how many wires.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,12 @@ PLANE = {"data": "gaussians", "model": "logistic"}
 
 
 def two_steps(done: Run, leak: GradientLeak) -> GradientLeak:
-    """Return g^1 - g^3 by eq. (4.3) with all last models taken as equal, for theta = 1 and one gradient step."""
+    """Return g^1 - g^3 by eq. (4.3) with all last models taken as equal.
+
+    Args:
+        done: A run with theta = 1 and one gradient step.
+        leak: Of the node, whose value is replaced.
+    """
     w, rho, a = done.truth.states["w"], done.trace.params["rho"], 1 / done.trace.params["alpha"]
     w = w - w[-1]  # the messages give the changes of w; the end, w* for everybody, falls out
     around = list(done.trace.graph.neighbours[leak.node])
@@ -56,7 +64,12 @@ def two_steps(done: Run, leak: GradientLeak) -> GradientLeak:
 
 
 def input_error(done: Run, leaks: list[GradientLeak]) -> float:
-    """Return the median relative error of the inputs that the analytic attack makes of leaks."""
+    """Return the median relative error of the inputs that the analytic attack makes of leaks.
+
+    Args:
+        done: The run, with its truth.
+        leaks: What the attack gets.
+    """
     found = [attacking.attack_one(leak, done.plan.task, "analytic", fresh()) for leak in leaks]
     return median(float((s.relative_error or (1.0,))[0] or 1.0) for s in score(found, done.truth))
 
@@ -69,7 +82,10 @@ def _early_stopping() -> tuple[Finding, ...]:
         one[str(stop)] = input_error(done, leaks)
         two[str(stop)] = input_error(done, [two_steps(done, leak) for leak in leaks])
     listed = ", ".join(f"{two[str(s)]:.2g} and {one[str(s)]:.1e} at t_max = {s}" for s in STOPS)
-    says = f"inputs of {len(ATTACKED)} of 60 nodes, median error by the paper's two-step and by one-step differences: {listed}"
+    says = (
+        f"inputs of {len(ATTACKED)} of 60 nodes, median error by the paper's two-step and by "
+        f"one-step differences: {listed}"
+    )
     return (
         Finding(
             "gradient differences",
@@ -88,7 +104,10 @@ def _true_difference(done: Run, node: int, t: int, by: int) -> Tensor:
 
 
 def _printed(done: Run) -> float:
-    """Return the largest relative error of eq. (2.13), rho d (w^t + w^{t+2}) - 2 rho sum_j w_j^{t+1}, with the models known."""
+    """Return the largest relative error of eq. (2.13), with the models known.
+
+    Its right side is rho d (w^t + w^{t+2}) - 2 rho sum_j w_j^{t+1}.
+    """
     w, rho, errors = done.truth.states["w"], done.trace.params["rho"], []
     for node in range(done.trace.graph.nodes):
         around = list(done.trace.graph.neighbours[node])
@@ -102,7 +121,7 @@ def _printed(done: Run) -> float:
 
 
 def _one_step(done: Run) -> float:
-    """Return the largest relative error of the one-step differences that an eavesdropper computes."""
+    """Return the largest relative error of an eavesdropper's one-step differences."""
     errors = []
     for leak in hearing.leaks(done.trace):
         x, y = done.truth.of(leak.node)
@@ -147,7 +166,7 @@ def _what_is_learnt() -> tuple[Finding, ...]:
 
 
 def _images(samples: int, rounds: int, attack: str) -> tuple[int, int, bool]:
-    """Return how many faces came back bit for bit, how many labels, and whether all are certified, from differences."""
+    """Return how many faces differences give bit for bit, how many labels, and if all are certified."""
     wires = {} if samples == 1 else {"wires": "node:0"}
     settings = {"hidden": 128, "z0": 0.01}
     done = run(
@@ -176,13 +195,17 @@ def _batches() -> tuple[Finding, ...]:
         Finding(
             "labels from differences",
             against(labels == 4),
-            f"{labels} of 4 labels of one-sample nodes, and {faces} of 4 faces bit for bit, without any model",
+            f"{labels} of 4 labels of one-sample nodes, and {faces} of 4 faces bit for bit, "
+            "without any model",
             {"labels": labels, "faces": faces, "of": 4},
         )
     ]
     for size in BATCHES if "exact" in registry.names("attacks") else ():
         whole, _, sure = _images(size, 20, "exact")
-        says = f"{whole} of {size} faces bit for bit from differences, {'all' if sure else 'not all'} certified"
+        says = (
+            f"{whole} of {size} faces bit for bit from differences, "
+            f"{'all' if sure else 'not all'} certified"
+        )
         findings.insert(
             0,
             Finding(
@@ -243,7 +266,8 @@ def _subspace() -> tuple[Finding, ...]:
         Finding(
             "differences of gradients",
             Verdict.UNCLAIMED,
-            f"every one-step difference comes back to {error:.1e}, as the thesis' own Theorem 1 lets expect",
+            f"every one-step difference comes back to {error:.1e}, as the thesis' own Theorem 1 "
+            "lets expect",
             {"relative_error": error},
         ),
         Finding(
@@ -273,7 +297,8 @@ ROWS = (
         assumes=(
             LISTENS,
             INPUTS,
-            "logistic regression of 60 nodes with one sample, k_max = 1; rho = .1 and alpha = .2 are ours",
+            "logistic regression of 60 nodes with one sample, k_max = 1; rho = .1 and alpha = .2 "
+            "are ours",
         ),
         judge=_early_stopping,
     ),
@@ -284,7 +309,8 @@ ROWS = (
         quotes=(
             Quote(
                 "appendix, section 7",
-                "the quality of reconstructed samples is significantly lower than the quality obtained with",
+                "the quality of reconstructed samples is significantly lower than the quality "
+                "obtained with",
             ),
             Quote(
                 "section 5.2.1", "Label inference is not available with the difference of gradients"
@@ -292,7 +318,8 @@ ROWS = (
         ),
         assumes=(
             LISTENS,
-            "a ReLU network with a first fully connected layer of 128, as the thesis' two-layer perceptrons; faces",
+            "a ReLU network with a first fully connected layer of 128, as the thesis' two-layer "
+            "perceptrons; faces",
         ),
         judge=_batches,
     ),
@@ -312,7 +339,10 @@ ROWS = (
     pdmm_row(
         number=13,
         source="Yu 2023, sections 2.3.2 and 5.1.1",
-        claim="a random z^0 keeps gradients from leaking directly if there are at least as many edges as nodes",
+        claim=(
+            "a random z^0 keeps gradients from leaking directly if there are at least as many "
+            "edges as nodes"
+        ),
         quotes=(
             Quote(
                 "section 5.1.1",

@@ -1,6 +1,9 @@
-"""DP-RECAL (paper 001): budgets from activations (Theorems 1 and 4), the unprotected message, and the law of its activations.
+"""DP-RECAL (paper 001): budgets from activations, the unprotected message, the law of activations.
 
-The formulas of the paper are lost in our copy of its text; what is judged here was reconstructed (the protocol's docstring says how).
+The budgets are those of Theorems 1 and 4.
+
+The formulas of the paper are lost in our copy of its text; what is judged here was reconstructed
+(the protocol's docstring says how).
 """
 
 from __future__ import annotations
@@ -61,7 +64,10 @@ def _against_claim(about: str, **settings: object) -> Finding:
     )
     claimed, delta = claim.epsilon or math.inf, claim.delta or 0.0
     true = gaussian.epsilon(delta, bound.mu)
-    says = f"PLF {plf}: Theorem 4 says ({claimed:.4g}, {delta:g}); the exact view has mu = {bound.mu:.4g}, epsilon {true:.4g}"
+    says = (
+        f"PLF {plf}: Theorem 4 says ({claimed:.4g}, {delta:g}); the exact view has mu = "
+        f"{bound.mu:.4g}, epsilon {true:.4g}"
+    )
     figures = {
         "plf": plf,
         "mu": plain(bound.mu),
@@ -73,7 +79,10 @@ def _against_claim(about: str, **settings: object) -> Finding:
 
 
 def _recovered() -> float:
-    """Return the largest error of the gradients of a node whose noise is on lam, relative to the largest gradient."""
+    """Return the largest error of the gradients of a node whose noise is on lam.
+
+    It is relative to the largest gradient.
+    """
     settings = {"sigma": 0.5, "noise_on": "lam"}
     done = run(
         victim="recal",
@@ -115,7 +124,10 @@ def _theorem_4() -> tuple[Finding, ...]:
 
 
 def _unless(variant: Finding) -> Verdict:
-    """Return UNSUPPORTED if a reading that the lost formulas do not exclude exceeds the figure: the paper need not mean it."""
+    """Return UNSUPPORTED if a reading that the lost formulas allow exceeds the figure.
+
+    The paper need not mean it.
+    """
     return Verdict.UNSUPPORTED if variant.verdict is Verdict.REFUTED else variant.verdict
 
 
@@ -124,7 +136,8 @@ def _theorem_1() -> tuple[Finding, ...]:
     counts = torch.bincount(made.public["active"][:-1], minlength=NODES)
     view = know(made.whole, Adversary())
     exact = [account(view, made.whole.gradients(node), 1.0).mu ** 2 / 2 for node in range(NODES)]
-    # one activation is (tau C)^2 / (2 sigma^2 R^c)-zCDP; a node adds up its own, and the network takes the largest
+    # one activation is (tau C)^2 / (2 sigma^2 R^c)-zCDP; a node adds up its own, and the network
+    # takes the largest
     single = [(TAU / SIGMA) ** 2 / 2 / DECAY**c for c in range(int(counts.max()))]
     said = [sum(single[: int(count)]) for count in counts]
     exceeded = any(true > claim * (1 + 1e-8) for true, claim in zip(exact, said, strict=True))
@@ -135,14 +148,15 @@ def _theorem_1() -> tuple[Finding, ...]:
         Finding(
             "the budget is the largest sum over an agent's activations",
             against(exceeded),
-            f"a ring of {NODES}, {ROUNDS} activations: in zCDP the exact view has rho of {max(exact):.4f}, "
-            f"the sums at most {max(said):.4f}",
+            f"a ring of {NODES}, {ROUNDS} activations: in zCDP the exact view has rho of "
+            f"{max(exact):.4f}, the sums at most {max(said):.4f}",
             {"exact": exact, "said": said},
         ),
         Finding(
             "fewer activations, a lower budget",
             against(not rising),
-            f"rho by number of activations: {listed}; every agent has the same steps and the same noise here",
+            f"rho by number of activations: {listed}; every agent has the same steps and the same "
+            "noise here",
             {"activations": [int(count) for count in counts]},
         ),
     )
@@ -162,7 +176,8 @@ def _second_message() -> tuple[Finding, ...]:
         Finding(
             "noise on x",
             against(both > alone * (1 + 1e-8)),
-            f"both messages together have mu = {both:.4f}, the noisy states alone {alone:.4f}: the second message adds nothing",
+            f"both messages together have mu = {both:.4f}, the noisy states alone {alone:.4f}: "
+            "the second message adds nothing",
             {"both": both, "alone": alone},
         ),
         Finding(
@@ -201,11 +216,15 @@ def _activation() -> tuple[Finding, ...]:
     spread = math.sqrt(rounds * share * (1 - share))
     independent = walk > 0 or log_chance > math.log10(ALPHA)
     says = (
-        f"{rounds} moves of a walk on a ring of {NODES}: {walk} to a node that is no neighbour, while independent draws make about "
-        f"{rounds * share:.0f}; their chance to make none is 1e{log_chance:.0f}. Given who was active last, most agents have no chance at "
-        "all, so results on independent activations do not carry over; the convergence stays empirical"
+        f"{rounds} moves of a walk on a ring of {NODES}: {walk} to a node that is no neighbour, "
+        f"while independent draws make about {rounds * share:.0f}; their chance to make none is "
+        f"1e{log_chance:.0f}. Given who was active last, most agents have no chance at all, so "
+        "results on independent activations do not carry over; the convergence stays empirical"
     )
-    about = f"{free} of {rounds} moves, {abs(free - rounds * share) / spread:.1f} standard deviations from {rounds * share:.0f}"
+    about = (
+        f"{free} of {rounds} moves, {abs(free - rounds * share) / spread:.1f} standard deviations "
+        f"from {rounds * share:.0f}"
+    )
     return (
         Finding(
             "a walk to neighbours",
@@ -233,7 +252,8 @@ ROWS = (
         quotes=(
             Quote(
                 "Remark 2",
-                "Theorem 4 reveals the quantitative relationship between the privacy budget and PLF for DP-RECAL",
+                "Theorem 4 reveals the quantitative relationship between the privacy budget and "
+                "PLF for DP-RECAL",
             ),
         ),
         assumes=(LOST, RECORD, "the order of activations is public"),
@@ -246,7 +266,8 @@ ROWS = (
         quotes=(
             Quote(
                 "after Lemma 2",
-                "the relay mechanism can be taken as a special example of the randomized block-coordinate method",
+                "the relay mechanism can be taken as a special example of the randomized "
+                "block-coordinate method",
             ),
             Quote("section III-B", "this process can be considered as a Markov chain"),
         ),
@@ -263,7 +284,8 @@ ROWS = (
         quotes=(
             Quote(
                 "section II-D",
-                "the less PLF the differentially private algorithm has, the less privacy is compromised",
+                "the less PLF the differentially private algorithm has, the less privacy is "
+                "compromised",
             ),
             Quote("abstract", "lower PLF corresponds to lower privacy budgets"),
         ),

@@ -26,7 +26,10 @@ PLF = 300  # activations of the busiest node in the paper's Table IV
 
 
 def _errors(at: tuple[int, ...], **settings: float) -> list[float]:
-    """Return how far the models are from the optimum after some activations, for a strongly convex logistic regression."""
+    """Return how far the models are from the optimum after some activations.
+
+    The problem is a strongly convex logistic regression.
+    """
     chosen = {"tau": "0.2", "s": "0.5", "l2": 0.1, **settings}
     done = run(victim="recal", nodes=NODES, rounds=max(at), set=chosen, **RING)
     models, best = done.truth.states["w"], optimum(done.problem)
@@ -41,7 +44,8 @@ def _convergence() -> tuple[Finding, ...]:
         Finding(
             "noise that decays",
             against(errors[-1] > CLOSE),
-            f"a ring of {NODES}, variance R = {DECAY:g} times the last one: the models are {listed} activations off the optimum",
+            f"a ring of {NODES}, variance R = {DECAY:g} times the last one: the models are "
+            f"{listed} activations off the optimum",
             {"errors": errors},
         ),
     )
@@ -62,7 +66,8 @@ def _linear() -> tuple[Finding, ...]:
         Finding(
             "without noise",
             against(slowing),
-            f"a ring of {NODES}: the logarithm of the error falls by {listed} an activation between {', '.join(map(str, at))} activations",
+            f"a ring of {NODES}: the logarithm of the error falls by {listed} an activation "
+            f"between {', '.join(map(str, at))} activations",
             {"errors": errors, "slopes": slopes},
         ),
     )
@@ -95,7 +100,8 @@ def _communications() -> tuple[Finding, ...]:
         Finding(
             "better accuracy at the same budget",
             Verdict.INCONCLUSIVE,
-            "the budget, the noise and the steps of Tables IV and V are lost, and their four data sets are not trained here",
+            "the budget, the noise and the steps of Tables IV and V are lost, and their four data "
+            "sets are not trained here",
         ),
         Finding(
             "fewer communications at PLF 300",
@@ -108,7 +114,8 @@ def _communications() -> tuple[Finding, ...]:
         Finding(
             "2400 communications at PLF 300",
             Verdict.UNSUPPORTED,
-            f"they need all {NODES} nodes to be active equally often; 2400 activations of this walk have a PLF of {most}",
+            f"they need all {NODES} nodes to be active equally often; 2400 activations of this "
+            f"walk have a PLF of {most}",
             {"plf": most},
         ),
     )
@@ -146,11 +153,14 @@ ROWS = (
     recal_row(
         number=25,
         source="DP-RECAL, Tables I to III",
-        claim="lower PLF and fewer communications than ADMM, EXTRA, NIDS and RW-ADMM on most networks",
+        claim=(
+            "lower PLF and fewer communications than ADMM, EXTRA, NIDS and RW-ADMM on most networks"
+        ),
         quotes=(
             Quote(
                 "section VI",
-                "DP-RECAL exhibits superior communication efficiency and better security than any compared algorithms",
+                "DP-RECAL exhibits superior communication efficiency and better security than any "
+                "compared algorithms",
             ),
         ),
         assumes=("the entries of the tables are lost",),

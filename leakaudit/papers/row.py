@@ -1,4 +1,4 @@
-"""A row of the scoreboard: a published claim, where it is printed, and the function that judges it by computing."""
+"""A row of the scoreboard: a published claim, its source, and the function that judges it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ class Quality(Enum):
 class Quote:
     """A few words of a paper, verbatim.
 
-    place: section, theorem or equation where they stand. text: the words.
+    Attributes:
+        place: Section, theorem or equation where they stand.
+        text: The words.
     """
 
     place: str
@@ -40,8 +42,11 @@ class Quote:
 class Finding:
     """One statement and what was measured of it.
 
-    about: what is judged. says: the outcome in one sentence, figures included. figures: the same
-    for programs.
+    Attributes:
+        about: What is judged.
+        verdict: The outcome.
+        says: The outcome in one sentence, figures included.
+        figures: The same for programs.
     """
 
     about: str
@@ -63,11 +68,16 @@ class Finding:
 class Row:
     """A published claim.
 
-    number: of the scoreboard. paper: 000 to 004, ``other`` for papers of other groups. source:
-    paper and theorem. claim: what the paper states. quality: how well we know it. quotes: the
-    paper's own words, empty if the paper was not at hand. assumes: what the paper assumes, and what
-    we had to assume to judge it. judge: computes the findings; the first is on the claim as it is
-    published, the others on its variants.
+    Attributes:
+        number: Place on the scoreboard.
+        paper: 000 to 004, ``other`` for papers of other groups.
+        source: Paper and theorem.
+        claim: What the paper states.
+        quality: How well we know it.
+        quotes: The paper's own words, empty if the paper was not at hand.
+        assumes: What the paper assumes, and what we had to assume to judge it.
+        judge: Computes the findings; the first is on the claim as it is published, the others are
+            on its variants.
     """
 
     number: int
@@ -87,7 +97,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Judged:
-    """A row with what was found, and the seconds that it took."""
+    """A row that was judged.
+
+    Attributes:
+        row: The claim.
+        findings: What was found.
+        seconds: Wall-clock time that it took.
+    """
 
     row: Row
     findings: tuple[Finding, ...]
@@ -116,5 +132,9 @@ class Judged:
 
 
 def plain(value: float) -> float | str:
-    """Return a number for JSON; infinity is the text ``inf``."""
+    """Return a number for JSON; infinity is the text ``inf``.
+
+    Args:
+        value: The number.
+    """
     return "inf" if value == math.inf else value

@@ -20,7 +20,13 @@ NEWTON = 30  # steps; quadratic convergence reaches rounding in about ten
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run in memory, its private states included."""
+    """A finished run in memory, its private states included.
+
+    Attributes:
+        plan: What was run.
+        trace: What was recorded.
+        truth: What was private.
+    """
 
     plan: Plan
     trace: Trace
@@ -55,20 +61,33 @@ def run(**changes: Any) -> Run:
 
 
 def finish(plan: Plan) -> Run:
-    """Run a plan."""
+    """Run a plan.
+
+    Args:
+        plan: A scenario made ready.
+    """
     recorder = recording.record(plan, None)
     return Run(plan, recorder.trace, recorder.truth_record)
 
 
 def problem(plan: Plan) -> Problem:
-    """Return what the nodes of a plan train on."""
+    """Return what the nodes of a plan train on.
+
+    Args:
+        plan: A scenario made ready.
+    """
     return Problem(
         plan.task, plan.source.x[plan.rows].to(plan.task.dtype), plan.source.y[plan.rows]
     )
 
 
 def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
-    """Return argmin sum_i weights_i f_i (d,) by Newton's method; all weights are 1 by default."""
+    """Return argmin sum_i weights_i f_i (d,) by Newton's method.
+
+    Args:
+        problem: The task with everybody's records.
+        weights: One per node (N,), None for 1 each.
+    """
     task = problem.task
     weights = torch.ones(problem.nodes, dtype=task.dtype) if weights is None else weights
     w = task.init(fresh()).expand(problem.nodes, -1)
@@ -80,5 +99,9 @@ def optimum(problem: Problem, weights: Tensor | None = None) -> Tensor:
 
 
 def fresh(seed: int = 0) -> torch.Generator:
-    """Return a generator for one judge, so that a row repeats."""
+    """Return a generator for one judge, so that a row repeats.
+
+    Args:
+        seed: Its seed.
+    """
     return torch.Generator().manual_seed(seed)

@@ -29,7 +29,7 @@ def _own_alone(view: Knowledge) -> Knowledge:
 def _first(
     made: Protocol, corrupt: Collection[int], last: int, *, sums: bool = True
 ) -> dict[int, int]:
-    """Return, for every other peer, the first iteration at which a coalition knows its w_k, where it ever does."""
+    """Return, by peer, the first iteration at which a coalition knows its w_k, if it ever does."""
     p, others = made.whole, [k for k in range(made.graph.nodes) if k not in corrupt]
     first: dict[int, int] = {}
     for i in range(1, last + 1):
@@ -51,7 +51,10 @@ def _coalitions(peers: int, size: int, every: int) -> list[tuple[int, ...]]:
 
 
 def _case(peers: int, partitions: int) -> dict[str, int]:
-    """Return iterations of the first breach and of the last for one and two curious peers, over a sample of coalitions."""
+    """Return the iterations of the first and the last breach, for one and two curious peers.
+
+    They are those of a sample of coalitions.
+    """
     last = 2 * partitions - 1
     settings = {"rho": 0.8, "iterations": last, "partitions": partitions, "local_steps": 1}
     network = {"nodes": peers, "graph": "complete", "data": "gaussians", "model": "logistic"}
@@ -71,7 +74,10 @@ def _case(peers: int, partitions: int) -> dict[str, int]:
 
 
 def _recovered(iterations: int) -> tuple[float, int]:
-    """Return the largest relative error of the w_k that one curious peer of nine computes, and how many it computes exactly."""
+    """Return the largest relative error of the w_k that one curious peer of nine computes.
+
+    Also returns how many it computes exactly.
+    """
     settings = {"rho": 0.8, "iterations": iterations, "partitions": 4, "local_steps": 3}
     done = run(
         victim="secured",
@@ -97,9 +103,10 @@ def _theorem_3_2() -> tuple[Finding, ...]:
     nine = cases[0]
     broken = error < EXACT and all(c["alone_first"] <= c["claimed_safe"] for c in cases)
     says = (
-        f"nine peers, four partitions: claimed safe for {nine['claimed_safe']} iterations; one curious peer that also uses the group sums "
-        f"knows a first model at {nine['one_first']} and all at {nine['one_all']}, without them a first at {nine['alone_first']}; "
-        f"computed on a run, {count} models of 8 to {error:.1e}"
+        f"nine peers, four partitions: claimed safe for {nine['claimed_safe']} iterations; one "
+        f"curious peer that also uses the group sums knows a first model at {nine['one_first']} "
+        f"and all at {nine['one_all']}, without them a first at {nine['alone_first']}; computed "
+        f"on a run, {count} models of 8 to {error:.1e}"
     )
     two = f"they know a first model at {nine['two_first']} and all at {nine['two_all']}"
     return (
@@ -131,7 +138,10 @@ def _lemma_3_1() -> tuple[Finding, ...]:
     )
     first = _first(made, (0,), 3)
     told = set(first.values()) == {2} and len(first) == 8
-    says = f"nine peers in one group: one curious peer determines {len(first)} of 8 models, the first at iteration {min(first.values())}"
+    says = (
+        f"nine peers in one group: one curious peer determines {len(first)} of 8 models, the "
+        f"first at iteration {min(first.values())}"
+    )
     return (
         Finding(
             "two consecutive iterations",
@@ -152,7 +162,8 @@ ROWS = (
         quotes=(
             Quote(
                 "section I",
-                "ADMM can run for at most $2k - 1$ iterations without revealing private local model parameters",
+                "ADMM can run for at most $2k - 1$ iterations without revealing private local "
+                "model parameters",
             ),
             Quote(
                 "proof of Theorem III.2",

@@ -1,4 +1,4 @@
-"""DP-Norm (paper 000), Table II: the noise of DP-SGD and DP-ADMM, and what the paper concludes from it."""
+"""DP-Norm (paper 000), Table II: the noise of DP-SGD and DP-ADMM, and the paper's conclusions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Array = NDArray[np.float64]
 def reached(
     steps: int, rate: float, noise: float, moves: tuple[float, float], delta: float
 ) -> float:
-    """Return an epsilon that subsampled releases reach: the best threshold on their sum is an event of that likelihood.
+    """Return an epsilon that subsampled releases reach, by the best threshold on their sum.
 
     All other records have constant losses and this one has a linear loss, so a release is N(0,
     noise^2), moved by ``moves[0]`` in the one data set or ``moves[1]`` in the other whenever the
@@ -103,7 +103,10 @@ def _sgd_noise() -> float:
 
 
 def _admm_noise() -> float:
-    """Return Table II's sigma of DP-ADMM at (1, .001), in units of the gradient: eta and D drop out there."""
+    """Return Table II's sigma of DP-ADMM at (1, .001), in units of the gradient.
+
+    In these units eta and D drop out.
+    """
     settings = {
         "rho": PENALTY,
         "eta": 1 / STEP,
@@ -118,7 +121,10 @@ def _admm_noise() -> float:
 
 
 def _public_batches() -> dict[str, float]:
-    """Return the epsilon of DP-SGD if everybody knows that the record is in every second batch: no credit for sampling."""
+    """Return the epsilon of DP-SGD if everybody knows that the record is in every second batch.
+
+    Sampling then gets no credit.
+    """
     rounds = 20
     settings = {
         "alpha": STEP,
@@ -156,19 +162,22 @@ def _sgd_row() -> tuple[Finding, ...]:
         Finding(
             "one record is replaced (section II-B)",
             against(replaced > NOMINAL),
-            f"linear losses reach epsilon {replaced:.2f} at a nominal {NOMINAL:g}, delta {DELTA:g}, {common}",
+            f"linear losses reach epsilon {replaced:.2f} at a nominal {NOMINAL:g}, delta "
+            f"{DELTA:g}, {common}",
             {"epsilon": replaced, "nominal": NOMINAL, "steps": STEPS, "rate": SHARE},
         ),
         Finding(
             "one record is added or removed (as in the cited DP-SGD)",
             against(joined > NOMINAL),
-            f"linear losses reach epsilon {joined:.3f}, {common}; a training of {SHORT} steps with its own noise reaches {short:.3f}",
+            f"linear losses reach epsilon {joined:.3f}, {common}; a training of {SHORT} steps "
+            f"with its own noise reaches {short:.3f}",
             {"epsilon": joined, "short": short},
         ),
         Finding(
             "batches that everybody knows",
             Verdict.UNCLAIMED,
-            f"epsilon {listed} for a record in every second batch; the table relies on secret sampling",
+            f"epsilon {listed} for a record in every second batch; the table relies on secret "
+            "sampling",
             {"epsilon": public},
         ),
     )
@@ -222,7 +231,8 @@ def _total_noise() -> tuple[Finding, ...]:
         Finding(
             "by the levels of Table II: sums of sigma_i and of sigma_i^2",
             against(least["DP-SGD"] > 1 or least["DP-ADMM"] > 1),
-            f"Table II at the paper's setting prints sigma_i of {levels}; over all draws of a node the sums are {listed}",
+            f"Table II at the paper's setting prints sigma_i of {levels}; over all draws of a "
+            f"node the sums are {listed}",
             figures,
         ),
         Finding(
@@ -262,7 +272,10 @@ def _ranking() -> tuple[Finding, ...]:
 
 
 A1 = "(A1) gradients of a record have norm at most G = 1"
-SETTING = f"the paper's setting: R = {ROUNDS}, K = {LOCAL}, d_i = {RECORDS}, B = {BATCH}, delta = {DELTA:g}"
+SETTING = (
+    f"the paper's setting: R = {ROUNDS}, K = {LOCAL}, d_i = {RECORDS}, B = {BATCH}, delta = "
+    f"{DELTA:g}"
+)
 FRESH = "each step draws its batch anew, without replacement, and nobody sees it"
 LEVEL = Quote("Table II", "Minimal noise level to guarantee")
 

@@ -1,7 +1,8 @@
 """The auditor audited: how often the estimators raise a false alarm on mechanisms with known privacy, and what they find.
 
-A true claim must be refuted in at most a share alpha of the runs, and a claim that a planted mistake has made false in at least nine
-of ten. Both rates carry Clopper and Pearson's limits, and both can fail: fewer runs or trials widen them.
+A true claim must be refuted in at most a share alpha of the runs, and a claim that a planted
+mistake has made false in at least nine of ten. Both rates carry Clopper and Pearson's limits, and
+both can fail: fewer runs or trials widen them.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ PLANTED = (
 class Row:
     """One estimator on one mechanism.
 
-    planted: the mistake that makes the claim false, empty where it is true. known, claimed: mu or epsilon, of all rounds. refuted: runs
+    planted: the mistake that makes the claim false, empty where it is true. known, claimed: mu or
+        epsilon, of all rounds. refuted: runs
     in which the claim was refuted, at level alpha.
     """
 
@@ -115,7 +117,8 @@ def check(
 ) -> Iterator[Row]:
     """Yield the rates of every estimator: on true claims first, then on planted mistakes.
 
-    runs: audits a row. trials: of one audit, with the record and without, or canaries of one run. Raises LeakauditError for numbers
+    runs: audits a row. trials: of one audit, with the record and without, or canaries of one run.
+        Raises LeakauditError for numbers
     below 1 or an alpha that is none.
     """
     if not (runs >= 1 and trials >= 1 and 0 < alpha < 1):

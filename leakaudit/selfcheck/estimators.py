@@ -27,7 +27,8 @@ AT_ONCE = 1 << 21  # numbers that are drawn together
 class Estimator:
     """A test of a claimed epsilon (Laplace noise, delta 0) or mu (Gaussian noise).
 
-    observe: (mechanism, runs, trials, generator) -> counts of every run (runs, k). refutes: (counts of a run, trials, claimed, alpha)
+    observe: (mechanism, runs, trials, generator) -> counts of every run (runs, k). refutes: (counts
+        of a run, trials, claimed, alpha)
     -> whether they contradict the claim at confidence 1 - alpha.
     """
 
@@ -60,8 +61,8 @@ def _counts(
 ) -> Outcomes:
     """True and false positives of `trials` trials with the record and as many without.
 
-    The threshold is fixed beforehand: in the middle for Gaussian noise; at the record's own value for Laplace noise, beyond which the
-    likelihood ratio is the largest, e^epsilon.
+    The threshold is fixed beforehand: in the middle for Gaussian noise; at the record's own value
+    for Laplace noise, beyond which the likelihood ratio is the largest, e^epsilon.
     """
     absent, present = mechanism.ends
     level = (

@@ -17,8 +17,10 @@ Floats: TypeAlias = NDArray[np.float64]
 class Mechanism:
     """One coordinate, released in every round under noise of scale 1; in round t the record moves it by (-1)^t signal.
 
-    signal: mu of one round under Gaussian noise, epsilon under Laplace noise. reused: one draw of noise serves all rounds, of which
-    there is an even number. opposite: without the record there is another one in its place, which moves the release the other way.
+    signal: mu of one round under Gaussian noise, epsilon under Laplace noise. reused: one draw of
+        noise serves all rounds, of which
+    there is an even number. opposite: without the record there is another one in its place, which
+    moves the release the other way.
     """
 
     law: Law

@@ -58,20 +58,26 @@ def select(papers: Collection[str] = (), numbers: Collection[int] = ()) -> tuple
     Raises:
         LeakauditError: a paper or a number is not on the scoreboard.
     """
-    for name, asked, known in (
-        ("paper", papers, PAPERS),
-        ("row", numbers, [row.number for row in ROWS]),
-    ):
-        if missing := [a for a in asked if a not in known]:
+    _refuse_unknown("paper", papers, PAPERS)
+    _refuse_unknown("row", numbers, [row.number for row in ROWS])
+    chosen = []
+    for row in ROWS:
+        if papers and row.paper not in papers:
+            continue
+        if numbers and row.number not in numbers:
+            continue
+        chosen.append(row)
+    return tuple(chosen)
+
+
+def _refuse_unknown(
+    name: str, asked: Collection[str] | Collection[int], known: Collection[str] | Collection[int]
+) -> None:
+    for one in asked:
+        if one not in known:
             raise LeakauditError(
-                f"there is no {name} {missing[0]} on the scoreboard; it has "
-                f"{', '.join(map(str, known))}"
+                f"there is no {name} {one} on the scoreboard; it has {', '.join(map(str, known))}"
             )
-    return tuple(
-        row
-        for row in ROWS
-        if (not papers or row.paper in papers) and (not numbers or row.number in numbers)
-    )
 
 
 def judge(rows: Sequence[Row]) -> Iterator[Judged]:

@@ -16,7 +16,8 @@ from leakaudit.papers.runs import fresh
 from leakaudit.papers.sources import secured_row
 from leakaudit.verdict import Verdict, against
 
-PEERS, SIZE = 9, 2_000
+PEERS = 9
+SIZE = 2_000
 PENALTIES = (1e-3, 2e-3, 5e-3, 0.01, 0.1, 1.0)
 ROUNDING = 1e-9
 FIGURE_4 = 1e-13  # mean squared error after four iterations that the paper reports
@@ -38,7 +39,7 @@ class Averaging:
 
     def off(self) -> list[float]:
         """Return the Euclidean distance of each z from the average."""
-        return [float(distance) for distance in (self.z - self.mean).norm(dim=1)]
+        return list(map(float, (self.z - self.mean).norm(dim=1)))
 
     def squared(self, iterations: int) -> float:
         """Return the mean squared error of z after some iterations."""
@@ -55,7 +56,8 @@ def average(w: Tensor, lam: Tensor, rho: float, iterations: int) -> Averaging:
         iterations: Number of iterations I.
     """
     z = torch.zeros_like(w[0])
-    estimates, duals = [z], [lam]
+    estimates = [z]
+    duals = [lam]
     for _ in range(iterations):
         x = (2 * w - lam + rho * z) / (2 + rho)  # (4)
         z = (x + lam / rho).mean(0)  # (5)
@@ -76,7 +78,8 @@ def _models(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
 def _sums() -> tuple[Finding, ...]:
     made = average(*_models(), rho=0.5, iterations=20)
     sums = made.lam.sum(1).abs().amax(1)
-    start, later = float(sums[0]), float(sums[1:].max())
+    start = float(sums[0])
+    later = float(sums[1:].max())
     says = (
         f"{PEERS} peers, duals drawn from [0, 1): at most {later:.1e} from iteration 1 on, "
         f"{start:.1f} at the start"
@@ -131,14 +134,15 @@ def _figure_4() -> tuple[Finding, ...]:
         if small
         else "no rho that was tried has an error so small"
     )
-    figures = {
-        name: {f"{rho:g}": error for rho, error in errors.items()} for name, errors in found.items()
-    }
+    figures = {}
+    for name, errors in found.items():
+        figures[name] = {f"{rho:g}": error for rho, error in errors.items()}
     return (Finding("mean squared error after 4 iterations", Verdict.UNSUPPORTED, says, figures),)
 
 
 def _two_iterations() -> tuple[Finding, ...]:
-    shifts, better = {}, True
+    shifts = {}
+    better = True
     for rho in PENALTIES:
         made = average(*_models(), rho=rho, iterations=2)
         off = made.off()

@@ -26,8 +26,11 @@ ATTACKED = range(4)  # nodes of the 60 whose inputs are computed
 STOPS = (5, 20, 100)
 LOST = 0.05  # share of the samples, 3 of 60: an accuracy that is lower by more counts as affected
 CONDITIONS = (1.0, 2.0, 10.0, 100.0)  # beta / m
-PENALTY, TRIALS = 0.4, 5
-SQUARINGS, VANISHED = 21, 1e-6  # 2^21 rounds; the slowest case contracts by about 1 - 2e-5 a round
+PENALTY = 0.4
+TRIALS = 5
+# 2^21 rounds; the slowest case contracts by about 1 - 2e-5 a round.
+SQUARINGS = 21
+VANISHED = 1e-6
 
 
 def _trained(rounds: int, **settings: float) -> Run:
@@ -73,7 +76,8 @@ def _inexact() -> tuple[Finding, ...]:
 
 def _accuracy(done: Run) -> float:
     """Return the share of all samples that a model classifies correctly, averaged over nodes."""
-    x, y = done.problem.x.flatten(0, 1), done.problem.y.flatten(0, 1)
+    x = done.problem.x.flatten(0, 1)
+    y = done.problem.y.flatten(0, 1)
     models = done.truth.states["w"][-1]
     return sum(done.plan.task.accuracy(model, x, y) for model in models) / len(models)
 
@@ -181,15 +185,18 @@ def contracts(graph: Graph, curvatures: Tensor, mu: float, rho: float) -> float:
 def _quadratic_condition() -> tuple[Finding, ...]:
     graph = planned(nodes=8, graph="ring", rounds=1, **PLANE).graph
     random = fresh()
-    above, below = {}, {}
+    above = {}
+    below = {}
     for condition in CONDITIONS:
         limit = condition**2 / 2  # beta^2 / (2 m) at m = 1
-        left, early = [], []
+        left = []
+        early = []
         for _ in range(TRIALS):
             curvatures = 1 + (condition - 1) * torch.rand(
                 graph.nodes, generator=random, dtype=torch.float64
             )
-            curvatures[0], curvatures[1] = 1.0, condition
+            curvatures[0] = 1.0
+            curvatures[1] = condition
             left.append(contracts(graph, curvatures, 1.01 * limit, PENALTY))
             early.append(contracts(graph, curvatures, condition, PENALTY))
         above[f"{condition:g}"] = max(left)

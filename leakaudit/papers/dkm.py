@@ -18,7 +18,8 @@ from leakaudit.verdict import Verdict, against
 
 ALPHA = 0.01
 SETTINGS = ((0.5, 1e-3), (1.0, 1e-3), (0.5, 1e-5), (2.0, 1e-3))
-DRAWS, AT_ONCE = 40_000, 2_000
+DRAWS = 40_000
+AT_ONCE = 2_000
 SIZES = (10, 100, 1000)
 
 
@@ -27,7 +28,9 @@ def _theorem_6(epsilon: float, delta: float, times: float = 1.0) -> Additive:
 
     That is sigma^2 = times / epsilon, and the A for which [A - 1, A] has the mass delta.
     """
-    low, high, scale = 0.5, 500.0, math.sqrt(times / epsilon)
+    low = 0.5
+    high = 500.0
+    scale = math.sqrt(times / epsilon)
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (
@@ -40,7 +43,8 @@ def _theorem_6(epsilon: float, delta: float, times: float = 1.0) -> Additive:
 
 def _enough(epsilon: float, delta: float) -> float:
     """Return how many times the printed variance, with the A of that, keeps (epsilon, delta)."""
-    low, high = 1.0, 1e3
+    low = 1.0
+    high = 1e3
     for _ in range(50):
         middle = math.sqrt(low * high)
         kept = _theorem_6(epsilon, delta, middle).delta(epsilon, 1.0) <= delta * (1 + 1e-6)
@@ -70,8 +74,10 @@ def _measured(epsilon: float, delta: float) -> float:
         set=settings,
     )
     z = done.truth.states["n"][1:].flatten()
-    mine, other = z[::2], z[1::2]
-    seen, moved = int((mine <= 0).sum()), int((other + 1 <= 0).sum())
+    mine = z[::2]
+    other = z[1::2]
+    seen = int((mine <= 0).sum())
+    moved = int((other + 1 <= 0).sum())
     return lower(seen, len(mine), ALPHA / 2) - math.exp(epsilon) * upper(
         moved, len(other), ALPHA / 2
     )
@@ -81,7 +87,8 @@ def _truncated_gaussian() -> tuple[Finding, ...]:
     table = []
     for epsilon, delta in SETTINGS:
         noise = _theorem_6(epsilon, delta)
-        true, times = noise.delta(epsilon, 1.0), _enough(epsilon, delta)
+        true = noise.delta(epsilon, 1.0)
+        times = _enough(epsilon, delta)
         table.append(
             {
                 "epsilon": epsilon,
@@ -91,7 +98,8 @@ def _truncated_gaussian() -> tuple[Finding, ...]:
                 "needed_variance": times,
             }
         )
-    first, measured = table[0], _measured(*SETTINGS[0])
+    first = table[0]
+    measured = _measured(*SETTINGS[0])
     says = (
         f"true delta {first['true_delta']:.3f} at a claimed (.5, .001), by integration; the noise "
         f"of a run gives at least {measured:.3f} at confidence {1 - ALPHA:g}; the ratio of the "
@@ -110,7 +118,9 @@ def _vector_delta(noise: Additive, epsilon: float, size: int) -> tuple[float, fl
 
     The shift has length 1 and is equal in all coordinates.
     """
-    random, shift, total = fresh(size), 1 / math.sqrt(size), 0.0
+    random = fresh(size)
+    shift = 1 / math.sqrt(size)
+    total = 0.0
     edge = noise.width / noise.scale
     for _ in range(DRAWS // AT_ONCE):
         sides = torch.rand(AT_ONCE, size, generator=random, dtype=torch.float64).mul_(2).sub_(1)
@@ -123,7 +133,8 @@ def _vector_delta(noise: Additive, epsilon: float, size: int) -> tuple[float, fl
 
 
 def _truncated_laplace() -> tuple[Finding, ...]:
-    epsilon, delta = 0.5, 1e-3
+    epsilon = 0.5
+    delta = 1e-3
     noise = truncated_laplace(epsilon, delta, 1.0)
     single = noise.delta(epsilon, 1.0)
     found = {size: _vector_delta(noise, epsilon, size) for size in SIZES}
@@ -158,7 +169,9 @@ def _truncated_laplace() -> tuple[Finding, ...]:
 
 
 def _sensitivity() -> tuple[Finding, ...]:
-    rounds, alpha, records = 40, 0.1, 20
+    rounds = 40
+    alpha = 0.1
+    records = 20
     settings = {"alpha": alpha, "gamma": 0.1, "records": records}
     plan = planned(
         victim="dkm",
@@ -177,8 +190,10 @@ def _sensitivity() -> tuple[Finding, ...]:
         for k in torch.arange(len(plan.source.x))
         if int(k) not in set(rows.flatten().tolist())
     )
-    here, there = finish(plan), finish(replace(recording.plan(plan.scenario), rows=rows))
-    w, other = here.truth.states["w"], there.truth.states["w"]
+    here = finish(plan)
+    there = finish(replace(recording.plan(plan.scenario), rows=rows))
+    w = here.truth.states["w"]
+    other = there.truth.states["w"]
     steps = (
         torch.stack([plan.task.gradients(m, here.problem.x, here.problem.y) for m in w[:-1]])
         .mul(0.1)
@@ -195,9 +210,11 @@ def _sensitivity() -> tuple[Finding, ...]:
     total = past = far = 0.0
     for _ in range(rounds):
         far += (1 + 2 * alpha) * past
-        past, total = mixing * past + alpha, total + alpha
+        past = mixing * past + alpha
+        total += alpha
     theorem = 2 * bound * total / (records * 5) + 4 * bound * far
-    moved, trivial = float((w[-1].mean(0) - other[-1].mean(0)).norm()), 2 * bound * total
+    moved = float((w[-1].mean(0) - other[-1].mean(0)).norm())
+    trivial = 2 * bound * total
     shown = float((w[1:] - other[1:]).norm(dim=2).max())
     figures = {
         "theorem": theorem,

@@ -20,7 +20,11 @@ from leakaudit.papers.sources import dkm_row
 from leakaudit.protocols.mixing import matrix, metropolis
 from leakaudit.verdict import against
 
-EPSILON, DELTA, AGENTS, RECORDS = 0.5, 1e-3, 5, 100  # of the paper's experiments
+# Of the paper's experiments.
+EPSILON = 0.5
+DELTA = 1e-3
+AGENTS = 5
+RECORDS = 100
 LOSS = 10.0  # R: bound on the loss, of our own choice
 ITEMS = 10**6  # values that a record can take
 SURE = 1 + 1e-9  # a claim is exceeded by more than rounding
@@ -139,10 +143,10 @@ def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float,
         epsilons: Of each agent's privacy.
         deltas: Of each agent's privacy.
     """
-    parts = [
-        delta / (1 + math.exp(epsilon)) for epsilon, delta in zip(epsilons, deltas, strict=True)
-    ]
-    lost = -math.expm1(math.fsum(math.log1p(-part) for part in parts))
+    logarithms = []
+    for epsilon, delta in zip(epsilons, deltas, strict=True):
+        logarithms.append(math.log1p(-delta / (1 + math.exp(epsilon))))
+    lost = -math.expm1(math.fsum(logarithms))
     return math.fsum(epsilons), 2 * lost
 
 
@@ -155,7 +159,9 @@ def _two_agents() -> Finding:
     the second also by half of agent 2's (standard deviation 125), which agent 1's broadcasts do not
     show and agent 2's do. Linear losses have T(x) - x constant.
     """
-    quiet, loud, share = 2.5, 125.0, 0.5
+    quiet = 2.5
+    loud = 125.0
+    share = 0.5
 
     def own(std: float, other: float) -> float:
         """Return mu of an agent's own record in its own two broadcasts alone."""

@@ -15,7 +15,13 @@ from leakaudit.relations import Knowledge, drift, know
 from leakaudit.verdict import against
 
 # the paper's setting: R rounds of K steps, d records, batches of B, G = 1
-ROUNDS, LOCAL, RECORDS, BATCH, STEP, ALPHA, DELTA = 2000, 10, 4000, 2000, 0.03, 0.2, 1e-3
+ROUNDS = 2000
+LOCAL = 10
+RECORDS = 4000
+BATCH = 2000
+STEP = 0.03
+ALPHA = 0.2
+DELTA = 1e-3
 RING = {"nodes": 6, "graph": "ring", "data": "gaussians", "model": "logistic"}
 NOMINAL = (1.0, 0.5, 0.4, 0.25, 0.1, 0.05, 0.02)
 
@@ -74,10 +80,10 @@ def _levels(nominal: float) -> dict[str, float]:
 
 def _theorem_1() -> tuple[Finding, ...]:
     levels = {nominal: _levels(nominal) for nominal in NOMINAL}
-    true = {
-        form: {n: gaussian.epsilon(DELTA, math.sqrt(ROUNDS) / levels[n][form]) for n in NOMINAL}
-        for form in ("printed", "eq8")
-    }
+    true = {}
+    for form in ("printed", "eq8"):
+        mu = {n: math.sqrt(ROUNDS) / levels[n][form] for n in NOMINAL}
+        true[form] = {n: gaussian.epsilon(DELTA, mu[n]) for n in NOMINAL}
     low = ", ".join(f"{true['printed'][n]:.3f} at {n:g}" for n in NOMINAL if true["printed"][n] > n)
     least = math.sqrt(ROUNDS) / gaussian.least_mu(1.0, DELTA)
     share = levels[1.0]["eq8"] / least
@@ -145,7 +151,8 @@ def record(view: Knowledge, every: int) -> float:
 
 
 def _claimed_one() -> tuple[Finding, ...]:
-    view, limit = view_of_a_node(setting(1.0)), smoothest()
+    view = view_of_a_node(setting(1.0))
+    limit = smoothest()
     steps = view.declared.gradients(0)
     names = {1: "every batch", 2: "every second batch"}
     found = {name: gaussian.epsilon(DELTA, record(view, every)) for every, name in names.items()}

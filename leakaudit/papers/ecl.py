@@ -124,7 +124,9 @@ def _norms() -> tuple[Finding, ...]:
         return [float(norm[stop * 3 // 4 : stop].square().mean().sqrt()) for stop in (200, 800)]
 
     sigma = 0.1
-    quiet, plain, damped = dual(0.0, 0.0), dual(sigma, 0.0), dual(sigma, 0.2)
+    quiet = dual(0.0, 0.0)
+    plain = dual(sigma, 0.0)
+    damped = dual(sigma, 0.2)
     louder = dual(2 * sigma, 0.0)
     shown = (
         f"{quiet[1]:.2f} without noise, {plain[1]:.2f} with sigma = {sigma:g}, {louder[1]:.2f} "

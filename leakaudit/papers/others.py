@@ -17,11 +17,18 @@ from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import TaskSpec
 from leakaudit.verdict import Verdict, against
 
-RHO, ETA, RECORDS, LOSS, TRIALS = 0.05, 0.05, 10, 1.0, 400
+RHO = 0.05
+ETA = 0.05
+RECORDS = 10
+LOSS = 1.0
+TRIALS = 400
 
 
 def _pairwise() -> tuple[Finding, ...]:
-    gossips, clip, sigma, lr = 4, 1.0, 1.0, 0.5
+    gossips = 4
+    clip = 1.0
+    sigma = 1.0
+    lr = 0.5
     settings = {"lr": lr, "clip": clip, "sigma": sigma, "gossips": gossips}
     made = protocol(
         victim="muffliato",
@@ -41,7 +48,9 @@ def _pairwise() -> tuple[Finding, ...]:
     listed = ", ".join(
         f"{float(said[u]):.3g} said, {exact[u - 1]:.3g} exact at distance {u}" for u in range(1, 5)
     )
-    mean, total, others = sum(exact) / 8, float(said.sum()) / 8, float(said[1:].sum()) / 8
+    mean = sum(exact) / 8
+    total = float(said.sum()) / 8
+    others = float(said[1:].sum()) / 8
     figures = {"said": said[1:].tolist(), "exact": exact, "determined_up_to_noise": far}
     return (
         Finding(
@@ -107,23 +116,23 @@ def _farthest() -> float:
         200 * (RHO + 4 * ETA),
         math.sqrt(1 - 0.1**2),
     )  # in trial 0 the model is so far out that both records err by all they can
-    x[0, 1:], other[0, 1:], y[0], linear[0] = (
-        torch.tensor([1.0, 0.0]),
-        torch.tensor([1.0, 0.0]),
-        1.0,
-        torch.tensor([-far, 0.0]),
-    )
-    x[0, 0], other[0, 0] = torch.tensor([-0.1, near]), torch.tensor([-0.1, -near])
-    weight, start = (
-        torch.full((TRIALS, 1), 4 * ETA, dtype=torch.float64),
-        torch.zeros(TRIALS, 2, dtype=torch.float64),
-    )
+    x[0, 1:] = torch.tensor([1.0, 0.0])
+    other[0, 1:] = torch.tensor([1.0, 0.0])
+    y[0] = 1.0
+    linear[0] = torch.tensor([-far, 0.0])
+    x[0, 0] = torch.tensor([-0.1, near])
+    other[0, 0] = torch.tensor([-0.1, -near])
+    weight = torch.full((TRIALS, 1), 4 * ETA, dtype=torch.float64)
+    start = torch.zeros(TRIALS, 2, dtype=torch.float64)
     ends = [prox(Problem(task, data, y), start, linear, weight) for data in (x, other)]
     return float((ends[0] - ends[1]).norm(dim=1).max())
 
 
 def _primal() -> tuple[Finding, ...]:
-    rate, moved, degree, rounds = _rate(), _farthest(), 2, 100
+    rate = _rate()
+    moved = _farthest()
+    degree = 2
+    rounds = 100
     most = 2 / (RECORDS * (RHO + 2 * ETA * degree))
     times = (RHO + 2 * ETA * degree) / RHO
     says = (

@@ -38,20 +38,21 @@ def two_steps(done: Run, leak: GradientLeak) -> GradientLeak:
         done: A run with theta = 1 and one gradient step.
         leak: Of the node, whose value is replaced.
     """
-    w, rho, a = done.truth.states["w"], done.trace.params["rho"], 1 / done.trace.params["alpha"]
+    w = done.truth.states["w"]
+    rho = done.trace.params["rho"]
+    a = 1 / done.trace.params["alpha"]
     w = w - w[-1]  # the messages give the changes of w; the end, w* for everybody, falls out
     around = list(done.trace.graph.neighbours[leak.node])
-    own, d = w[:, leak.node], len(around)
+    own = w[:, leak.node]
+    d = len(around)
     value = (
         (rho * d - a) * (own[3] - own[1])
         + a * own[4]
         + (2 * rho * d - a) * own[2]
         - 2 * rho * w[3, around].sum(0)
     )
-    combination, std = (
-        torch.tensor([[1.0, 0.0, -1.0]], dtype=w.dtype),
-        torch.full((1,), 1e-15, dtype=w.dtype),
-    )
+    combination = torch.tensor([[1.0, 0.0, -1.0]], dtype=w.dtype)
+    std = torch.full((1,), 1e-15, dtype=w.dtype)
     return replace(
         leak,
         rounds=torch.arange(1, 4),
@@ -75,7 +76,8 @@ def input_error(done: Run, leaks: list[GradientLeak]) -> float:
 
 
 def _early_stopping() -> tuple[Finding, ...]:
-    one, two = dict[str, float](), dict[str, float]()
+    one = dict[str, float]()
+    two = dict[str, float]()
     for stop in STOPS:
         done = run(nodes=60, rounds=stop, set={"rho": 0.1, "alpha": 0.2, "z0": 1.0}, **PLANE)
         leaks = list(hearing.leaks(done.trace, nodes=ATTACKED, rounds=6))
@@ -97,7 +99,8 @@ def _early_stopping() -> tuple[Finding, ...]:
 
 
 def _true_difference(done: Run, node: int, t: int, by: int) -> Tensor:
-    w, (x, y) = done.truth.states["w"], done.truth.of(node)
+    w = done.truth.states["w"]
+    x, y = done.truth.of(node)
     return done.plan.task.gradient(w[t, node], x.double(), y) - done.plan.task.gradient(
         w[t + by, node], x.double(), y
     )
@@ -108,7 +111,9 @@ def _printed(done: Run) -> float:
 
     Its right side is rho d (w^t + w^{t+2}) - 2 rho sum_j w_j^{t+1}.
     """
-    w, rho, errors = done.truth.states["w"], done.trace.params["rho"], []
+    w = done.truth.states["w"]
+    rho = done.trace.params["rho"]
+    errors = []
     for node in range(done.trace.graph.nodes):
         around = list(done.trace.graph.neighbours[node])
         for t in range(1, len(w) - 2):
@@ -146,7 +151,8 @@ def _what_is_learnt() -> tuple[Finding, ...]:
         )
         for t in thetas
     ]
-    two, one = [_printed(r) for r in runs], [_one_step(r) for r in runs]
+    two = list(map(_printed, runs))
+    one = list(map(_one_step, runs))
     listed = ", ".join(f"{e:.1e} for theta = {t:g}" for t, e in zip(thetas, two, strict=True))
     better = ", ".join(f"{e:.1e} for theta = {t:g}" for t, e in zip(thetas, one, strict=True))
     return (
@@ -166,7 +172,10 @@ def _what_is_learnt() -> tuple[Finding, ...]:
 
 
 def _images(samples: int, rounds: int, attack: str) -> tuple[int, int, bool]:
-    """Return how many faces differences give bit for bit, how many labels, and if all are certified."""
+    """Return how many faces and labels come back from differences, and whether all are certified.
+
+    Faces count if they are right bit for bit.
+    """
     wires = {} if samples == 1 else {"wires": "node:0"}
     settings = {"hidden": 128, "z0": 0.01}
     done = run(
@@ -180,13 +189,16 @@ def _images(samples: int, rounds: int, attack: str) -> tuple[int, int, bool]:
         **wires,
     )
     leaks = list(hearing.leaks(done.trace, nodes=None if samples == 1 else [0]))
-    found = [attacking.attack_one(leak, done.plan.task, attack, fresh()) for leak in leaks]
+    found = []
+    for leak in leaks:
+        found.append(attacking.attack_one(leak, done.plan.task, attack, fresh()))
     scores = score(found, done.truth)
-    exact, right = (
-        [sum(map(bool, getattr(s, name) or ())) for s in scores]
-        for name in ("exact", "label_correct")
-    )
-    return sum(exact), sum(right), all(f.certificate is Certificate.EXACT for f in found)
+    exact = 0
+    right = 0
+    for one in scores:
+        exact += sum(map(bool, one.exact or ()))
+        right += sum(map(bool, one.label_correct or ()))
+    return exact, right, all(f.certificate is Certificate.EXACT for f in found)
 
 
 def _batches() -> tuple[Finding, ...]:
@@ -220,8 +232,10 @@ def _batches() -> tuple[Finding, ...]:
 
 def _taps(shares: tuple[float, ...]) -> list[dict[str, int]]:
     """Return how many nodes' differences some directed edges of a ten-node grid determine."""
-    made, found = protocol(nodes=10, graph="grid", rounds=12, set={"z0": 1.0}, **PLANE), []
-    arcs, random = sorted(made.graph.arcs), fresh(4)
+    made = protocol(nodes=10, graph="grid", rounds=12, set={"z0": 1.0}, **PLANE)
+    found = []
+    arcs = sorted(made.graph.arcs)
+    random = fresh(4)
     for share in shares:
         order = torch.randperm(len(arcs), generator=random)[: round(share * len(arcs))].tolist()
         view = know(made.whole, Adversary(hears=frozenset(arcs[k] for k in order)))
@@ -245,7 +259,9 @@ def _subspace() -> tuple[Finding, ...]:
         "set": {"z0": 1.0},
         **PLANE,
     }
-    error, made, taps = _one_step(run(**settings)), protocol(**settings), _taps((0.7, 0.6, 0.5))
+    error = _one_step(run(**settings))
+    made = protocol(**settings)
+    taps = _taps((0.7, 0.6, 0.5))
     view = know(made.whole, Adversary())
     told = any(is_determined(view, made.whole.find("g", i, 5)) for i in range(8))
     says = (

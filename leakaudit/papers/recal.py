@@ -23,12 +23,12 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Bound, account, know
 from leakaudit.verdict import Verdict, against
 
-ROUNDS, NODES, ALPHA = 160, 8, 0.01
-TAU, SIGMA, DECAY = (
-    0.2,
-    0.4,
-    0.97,
-)  # step size, first noise, and R, the factor of its variance from one activation to the next
+ROUNDS = 160
+NODES = 8
+ALPHA = 0.01
+TAU = 0.2  # step size
+SIGMA = 0.4  # standard deviation of the first noise
+DECAY = 0.97  # R, the factor of its variance from one activation to the next
 
 
 def _declared(**settings: object) -> Protocol:
@@ -57,12 +57,11 @@ def _bound(made: Protocol) -> Bound:
 def _against_claim(about: str, **settings: object) -> Finding:
     """Compare the exact epsilon of the busiest node with Theorem 4 at the schedule's PLF."""
     made = _declared(**settings)
-    (claim,), bound, (node, plf) = (
-        made.victim.claims(made.graph, ROUNDS, made.public),
-        _bound(made),
-        _busiest(made),
-    )
-    claimed, delta = claim.epsilon or math.inf, claim.delta or 0.0
+    (claim,) = made.victim.claims(made.graph, ROUNDS, made.public)
+    bound = _bound(made)
+    node, plf = _busiest(made)
+    claimed = claim.epsilon or math.inf
+    delta = claim.delta or 0.0
     true = gaussian.epsilon(delta, bound.mu)
     says = (
         f"PLF {plf}: Theorem 4 says ({claimed:.4g}, {delta:g}); the exact view has mu = "
@@ -94,7 +93,8 @@ def _recovered() -> float:
         set=settings,
     )
     node = int(torch.bincount(done.trace.public["active"][:-1]).argmax())
-    leak, (x, y) = hearing.leaks(done.trace, nodes=[node])[0], done.truth.of(node)
+    leak = hearing.leaks(done.trace, nodes=[node])[0]
+    x, y = done.truth.of(node)
     exact = [k for k in range(len(leak.std)) if float(leak.std[k]) < 1e-6]
     at = [t for t, i in enumerate(done.trace.public["active"][:-1].tolist()) if i == node]
     true = torch.stack(
@@ -157,7 +157,7 @@ def _theorem_1() -> tuple[Finding, ...]:
             against(not rising),
             f"rho by number of activations: {listed}; every agent has the same steps and the same "
             "noise here",
-            {"activations": [int(count) for count in counts]},
+            {"activations": list(map(int, counts))},
         ),
     )
 
@@ -210,8 +210,10 @@ def _far(active: list[int]) -> int:
 
 
 def _activation() -> tuple[Finding, ...]:
-    rounds, share = 400, (NODES - 2) / NODES
-    walk, free = _far(_schedule("walk", "ring", rounds)), _far(_schedule("iid", "complete", rounds))
+    rounds = 400
+    share = (NODES - 2) / NODES
+    walk = _far(_schedule("walk", "ring", rounds))
+    free = _far(_schedule("iid", "complete", rounds))
     log_chance = rounds * math.log10(1 - share)
     spread = math.sqrt(rounds * share * (1 - share))
     independent = walk > 0 or log_chance > math.log10(ALPHA)

@@ -16,12 +16,11 @@ from leakaudit.papers.runs import optimum, planned, protocol, run
 from leakaudit.papers.sources import recal_row
 from leakaudit.verdict import Verdict, against
 
-NODES, RING = (
-    8,
-    {"graph": "ring", "data": "gaussians", "model": "logistic", "samples": 10, "wires": "none"},
-)
+NODES = 8
+RING = {"graph": "ring", "data": "gaussians", "model": "logistic", "samples": 10, "wires": "none"}
 ACTIVATIONS = 4000
-CLOSE, DECAY = 1e-6, 0.9
+CLOSE = 1e-6
+DECAY = 0.9
 PLF = 300  # activations of the busiest node in the paper's Table IV
 
 
@@ -32,7 +31,8 @@ def _errors(at: tuple[int, ...], **settings: float) -> list[float]:
     """
     chosen = {"tau": "0.2", "s": "0.5", "l2": 0.1, **settings}
     done = run(victim="recal", nodes=NODES, rounds=max(at), set=chosen, **RING)
-    models, best = done.truth.states["w"], optimum(done.problem)
+    models = done.truth.states["w"]
+    best = optimum(done.problem)
     return [float((models[k] - best).abs().max()) for k in at]
 
 
@@ -85,7 +85,8 @@ def _orders() -> tuple[Finding, ...]:
 def _communications() -> tuple[Finding, ...]:
     shape: dict[str, Any] = {"victim": "recal", "nodes": NODES, "rounds": 8 * PLF, "graph": "ring"}
     task: dict[str, Any] = {"data": "gaussians", "model": "logistic"}
-    plan, made = planned(**shape, **task), protocol(**shape, **task)
+    plan = planned(**shape, **task)
+    made = protocol(**shape, **task)
     active = made.public["active"][:-1]
     counts = torch.nn.functional.one_hot(active, NODES).cumsum(0)
     busiest = counts.amax(1)

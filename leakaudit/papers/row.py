@@ -122,10 +122,10 @@ class Judged:
             "source": self.row.source,
             "claim": self.row.claim,
             "quality": self.row.quality.name.lower(),
-            "quotes": [quote.to_json() for quote in self.row.quotes],
+            "quotes": list(map(Quote.to_json, self.row.quotes)),
             "assumes": list(self.row.assumes),
             "verdict": self.verdict.name,
-            "findings": [f.to_json() for f in self.findings],
+            "findings": list(map(Finding.to_json, self.findings)),
             "command": self.row.command,
             "seconds": round(self.seconds, 2),
         }

@@ -30,7 +30,8 @@ def _first(
     made: Protocol, corrupt: Collection[int], last: int, *, sums: bool = True
 ) -> dict[int, int]:
     """Return, by peer, the first iteration at which a coalition knows its w_k, if it ever does."""
-    p, others = made.whole, [k for k in range(made.graph.nodes) if k not in corrupt]
+    p = made.whole
+    others = [k for k in range(made.graph.nodes) if k not in corrupt]
     first: dict[int, int] = {}
     for i in range(1, last + 1):
         view = know(p, Adversary(hears="none", corrupt=frozenset(corrupt), window=range(i + 1)))
@@ -89,7 +90,9 @@ def _recovered(iterations: int) -> tuple[float, int]:
         model="logistic",
         set=settings,
     )
-    start, lr, errors = done.trace.public["w0"].double(), 0.1, []
+    start = done.trace.public["w0"].double()
+    lr = 0.1
+    errors = []
     for leak in hearing.leaks(done.trace, Adversary(hears="none", corrupt=frozenset({0}))):
         true = done.truth.states["w"][1, leak.node].double()
         if float(leak.std.max()) < EXACT:

@@ -35,11 +35,11 @@ STEPS = ROUNDS * LOCAL
 SHORT = 20
 SHARE = BATCH / RECORDS
 PENALTY = 1e-4  # rho of DP-ADMM in the paper's appendix A-D
-REPLACED, JOINED = (
-    (1.0, -1.0),
-    (1.0, 0.0),
-)  # what a record adds to a batch sum in the one data set, and in the other
-DEVIATIONS, THRESHOLDS = 12, 2_000
+# What a record adds to a batch sum in the one data set, and in the other.
+REPLACED = (1.0, -1.0)
+JOINED = (1.0, 0.0)
+DEVIATIONS = 12  # of the binomial count that are summed over: leaves out less than rounding
+THRESHOLDS = 2_000  # that are tried; a coarser grid only weakens the lower bound
 Array = NDArray[np.float64]
 
 
@@ -65,7 +65,8 @@ def reached(
         A lower bound on epsilon, 0 if no threshold shows one.
     """
     spread = noise * math.sqrt(steps)
-    mean, deviation = steps * rate, math.sqrt(steps * rate * (1 - rate))
+    mean = steps * rate
+    deviation = math.sqrt(steps * rate * (1 - rate))
     counts = np.arange(
         max(0, math.floor(mean - DEVIATIONS * deviation)),
         min(steps, math.ceil(mean + DEVIATIONS * deviation)) + 1,
@@ -208,8 +209,11 @@ def _total_noise() -> tuple[Finding, ...]:
     claims = made.victim.claims(made.graph, ROUNDS)
     own = next(c.std or 0.0 for c in claims if "eq. (8)" in c.source)
     others = {"DP-SGD": _sgd_noise(), "DP-ADMM": _admm_noise() / (2 * PENALTY * 2 + 1 / STEP)}
-    sums = {"DP-Norm": ROUNDS * own} | {name: STEPS * std for name, std in others.items()}
-    squares = {"DP-Norm": ROUNDS * own**2} | {name: STEPS * std**2 for name, std in others.items()}
+    sums = {"DP-Norm": ROUNDS * own}
+    squares = {"DP-Norm": ROUNDS * own**2}
+    for name, std in others.items():
+        sums[name] = STEPS * std
+        squares[name] = STEPS * std**2
     listed = ", ".join(f"{name} {sums[name]:.0f} and {squares[name]:.3g}" for name in sums)
     least = {
         name: min(sums["DP-Norm"] / sums[name], squares["DP-Norm"] / squares[name])

@@ -1,4 +1,4 @@
-"""The auditor audited: how often the estimators raise a false alarm on mechanisms with known privacy, and what they find.
+"""The auditor audited: false alarms and power of the estimators on mechanisms of known privacy.
 
 A true claim must be refuted in at most a share alpha of the runs, and a claim that a planted
 mistake has made false in at least nine of ten. Both rates carry Clopper and Pearson's limits, and
@@ -32,11 +32,9 @@ __all__ = [
     "composed",
 ]
 
-SLACK, POWER, MISS = (
-    1.5,
-    0.9,
-    0.05,
-)  # a rate of false alarms up to 1.5 alpha, power, and the chance that a limit is wrong
+SLACK = 1.5  # a rate of false alarms up to 1.5 alpha passes, so that 1,000 runs can tell; a choice
+POWER = 0.9  # share of the runs that find a planted mistake; a choice
+MISS = 0.05  # chance that a limit of a rate is wrong
 TRUE = ((0.0, 1), (0.5, 1), (1.0, 1), (2.0, 1), (0.5, 4))  # signal of a round, rounds
 MANY = 10  # rounds of which one is charged
 PLANTED = (
@@ -51,9 +49,16 @@ PLANTED = (
 class Row:
     """One estimator on one mechanism.
 
-    planted: the mistake that makes the claim false, empty where it is true. known, claimed: mu or
-        epsilon, of all rounds. refuted: runs
-    in which the claim was refuted, at level alpha.
+    Attributes:
+        estimator: Its name.
+        law: Of the noise.
+        planted: The mistake that makes the claim false, empty if the claim is true.
+        rounds: Of the mechanism.
+        known: Its mu or epsilon, of all rounds.
+        claimed: The mu or epsilon that was tested.
+        refuted: Number of runs in which the claim was refuted.
+        runs: Number of all runs.
+        alpha: Level of each test.
     """
 
     estimator: str
@@ -85,10 +90,12 @@ class Row:
     def ok(self) -> bool:
         """Whether the limit of the rate on the bad side is allowed."""
         low, high = self.limits
-        return low >= self.allowed if self.planted else high <= self.allowed
+        if self.planted:
+            return low >= self.allowed
+        return high <= self.allowed
 
     def to_json(self) -> dict[str, Json]:
-        """Plain values; a mu of infinity is the text ``inf``."""
+        """Return plain values; a mu of infinity is the text ``inf``."""
         low, high = self.limits
         known = "inf" if self.known == float("inf") else self.known
         return {
@@ -117,21 +124,29 @@ def check(
 ) -> Iterator[Row]:
     """Yield the rates of every estimator: on true claims first, then on planted mistakes.
 
-    runs: audits a row. trials: of one audit, with the record and without, or canaries of one run.
-        Raises LeakauditError for numbers
-    below 1 or an alpha that is none.
+    Args:
+        runs: Audits of each row.
+        trials: Trials of one audit, with the record and as many without, or canaries of one run.
+        alpha: Level of each test.
+        seed: Of all draws.
+        estimators: What is tested.
+
+    Raises:
+        LeakauditError: A number is below 1, or alpha is not between 0 and 1.
     """
     if not (runs >= 1 and trials >= 1 and 0 < alpha < 1):
         raise LeakauditError(
             f"expected runs, trials >= 1 and 0 < alpha < 1, got {runs}, {trials} and {alpha}"
         )
-    total, done = len(estimators) * (len(TRUE) + len(PLANTED)), 0
+    total = len(estimators) * (len(TRUE) + len(PLANTED))
+    done = 0
     generators = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(total))
 
     def row(estimator: Estimator, planted: str, mechanism: Mechanism, claimed: float) -> Row:
         nonlocal done
         refuted = estimator.refuted(mechanism, claimed, runs, trials, alpha, next(generators))
-        step("estimators", done := done + 1, total)
+        done += 1
+        step("estimators", done, total)
         return Row(
             estimator.name,
             estimator.law,
@@ -152,7 +167,16 @@ def check(
 
 
 def planting(planted: str, law: Law, signal: float = 1.0) -> tuple[Mechanism, float]:
-    """Return a mechanism with a mistake, and what is claimed of it by one who does not know: a mu or epsilon of `signal` a round."""
+    """Return a mechanism with a mistake, and what is claimed of it by someone who does not know.
+
+    Args:
+        planted: One of `PLANTED`.
+        law: Of the noise.
+        signal: The claimed mu or epsilon of a round.
+
+    Raises:
+        LeakauditError: There is no such mistake.
+    """
     if planted == "noise halved":
         return Mechanism(law, 2 * signal), signal
     if planted == "seed re-used":

@@ -1,4 +1,7 @@
-"""The estimators of `leakaudit.bounds.joint`, `onerun` and `reconstruction`, each as a test of one claim at level alpha."""
+"""The estimators of `leakaudit.bounds`, each as a test of one claim at level alpha.
+
+They are those of `joint`, `one_run` and `reconstruction`.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +30,13 @@ AT_ONCE = 1 << 21  # numbers that are drawn together
 class Estimator:
     """A test of a claimed epsilon (Laplace noise, delta 0) or mu (Gaussian noise).
 
-    observe: (mechanism, runs, trials, generator) -> counts of every run (runs, k). refutes: (counts
-        of a run, trials, claimed, alpha)
-    -> whether they contradict the claim at confidence 1 - alpha.
+    Attributes:
+        name: What a reader calls it.
+        law: Of the noise.
+        observe: From a mechanism, runs, trials and a generator to the counts of every run
+            (runs, k).
+        refutes: From the counts of a run, trials, the claim and alpha to whether they contradict
+            the claim at confidence 1 - alpha.
     """
 
     name: str
@@ -46,8 +53,18 @@ class Estimator:
         alpha: float,
         generator: np.random.Generator,
     ) -> int:
-        """Return in how many of the runs the claim is refuted."""
-        block, total = max(1, AT_ONCE // (2 * trials * mechanism.rounds)), 0
+        """Return in how many of the runs the claim is refuted.
+
+        Args:
+            mechanism: What is audited.
+            claimed: Its claimed mu or epsilon.
+            runs: Number of audits.
+            trials: Of each audit.
+            alpha: Level of each test.
+            generator: Source of randomness.
+        """
+        block = max(1, AT_ONCE // (2 * trials * mechanism.rounds))
+        total = 0
         for at in range(0, runs, block):
             seen = self.observe(mechanism, min(block, runs - at), trials, generator)
             outcomes, often = np.unique(seen, axis=0, return_counts=True)
@@ -59,26 +76,30 @@ class Estimator:
 def _counts(
     mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator
 ) -> Outcomes:
-    """True and false positives of `trials` trials with the record and as many without.
+    """Count true and false positives of `trials` trials with the record and as many without.
 
     The threshold is fixed beforehand: in the middle for Gaussian noise; at the record's own value
     for Laplace noise, beyond which the likelihood ratio is the largest, e^epsilon.
     """
     absent, present = mechanism.ends
-    level = (
-        (absent + present) / 2 if mechanism.law == "gaussian" else absent + (present - absent) * CUT
-    )
-    found = [
-        (mechanism.scores(np.full((runs, trials), there), generator) >= level).sum(1)
-        for there in (True, False)
-    ]
+    if mechanism.law == "gaussian":
+        level = (absent + present) / 2
+    else:
+        level = absent + (present - absent) * CUT
+    found = []
+    for there in (True, False):
+        scores = mechanism.scores(np.full((runs, trials), there), generator)
+        found.append((scores >= level).sum(1))
     return np.asarray(np.stack(found, 1), np.int64)
 
 
 def _guesses(
     mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator
 ) -> Outcomes:
-    """Right guesses among the surest half of `trials` canaries of one run, each there by its own fair coin."""
+    """Count right guesses among the surest half of `trials` canaries of one run.
+
+    Each is there by its own fair coin.
+    """
     there = generator.random((runs, trials)) < 0.5
     far = mechanism.scores(there, generator) - sum(mechanism.ends) / 2
     surest = np.argpartition(-np.abs(far), _guessed(trials) - 1, axis=1)[:, : _guessed(trials)]
@@ -91,7 +112,7 @@ def _guessed(trials: int) -> int:
 
 
 def _hits(mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator) -> Outcomes:
-    """Recoveries of the record among `trials` trials, by the best test whose blind success rate is KAPPA."""
+    """Count recoveries of the record, by the best test whose blind success rate is KAPPA."""
     spread = np.sqrt(mechanism.rounds)
     level = mechanism.ends[0] - spread * float(ndtri(KAPPA))
     found = mechanism.scores(np.ones((runs, trials), bool), generator) >= level

@@ -210,7 +210,7 @@ def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Gener
 
 
 def _deal(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Tensor:
-    """Turn counts (nodes, classes) into rows: shuffle each class, and cut it in the nodes' order."""
+    """Turn counts (nodes, classes) into rows: shuffle each class and cut it in the nodes' order."""
     parts: list[list[np.ndarray]] = [[] for _ in counts]
     for c in range(counts.shape[1]):
         cuts = np.cumsum(counts[:, c])

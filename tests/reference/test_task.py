@@ -357,14 +357,14 @@ def test_normalise_and_denormalise_are_inverse_and_take_images_rows_and_stacks(
     spec = TaskSpec("logistic", shape=shape, classes=2, mean=mean, std=std)
     task = Task.build(spec)
     g = Generator().manual_seed(0)
-    close = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    rounding = 8 * torch.finfo(dtype).eps
     entries = math.prod(shape)
     for lead in ((), (4,), (2, 4)):
         x = torch.rand(*lead, *shape, generator=g, dtype=dtype)
         seen = task.normalise(x)
         assert seen.shape == x.shape
         assert seen.dtype == dtype
-        torch.testing.assert_close(task.denormalise(seen), x, **close)
+        torch.testing.assert_close(task.denormalise(seen), x, rtol=rounding, atol=rounding)
         # entry by entry, in plain Python: channel or feature c has mean[c] and std[c], or the only ones
         for k, value in enumerate(x.reshape(-1).tolist()):
             c = k % entries // math.prod(shape[1:])

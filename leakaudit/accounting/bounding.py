@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 from leakaudit.errors import LeakauditError
-from leakaudit.protocols import recording
 from leakaudit.protocols.declared import Protocol, played
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.trace import Trace
@@ -67,6 +66,8 @@ def protocol_of(
     if isinstance(source, Trace):
         protocol = played(source)
         return protocol, protocol.graph.nodes - protocol.victim.centralised
+    from leakaudit.protocols import recording  # data sets and models, which a trace needs not
+
     plan = recording.plan(source, data_root=data_root, download=download)
     rounds = plan.scenario.rounds
     public = plan.victim.schedule(plan.graph, rounds, plan.random["schedule"])

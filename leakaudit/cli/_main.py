@@ -41,7 +41,7 @@ VERBS = (
     "init",
 )
 
-# The end of a process that has torch is .6 s shorter if it does not look for cycles among its objects.
+# A process that has torch ends .6 s sooner if it does not look for cycles among its objects.
 atexit.register(gc.freeze)
 
 

@@ -12,14 +12,17 @@ from leakaudit.errors import LeakauditError
 
 
 class Told(SystemExit):
-    """A parser has printed help, a version or what is wrong with the arguments; any other SystemExit is of code that was loaded."""
+    """A parser has printed help, a version or an error.
+
+    Any other SystemExit comes from code that was loaded.
+    """
 
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
-        """Print the message to stderr and end, in a way that tells this end from one by loaded code."""
+        """Print the message to stderr and end with `Told`."""
         if message:
             sys.stderr.write(message)
         raise Told(status)

@@ -1,4 +1,4 @@
-"""The description to start from: TOML with what was found, how sure that is, and what the user must fill in."""
+"""The description to start from: TOML with what was found, how sure it is, and what to fill in."""
 
 from __future__ import annotations
 

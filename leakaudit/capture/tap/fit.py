@@ -26,8 +26,8 @@ WIDEST = 8192  # of a hidden layer
 CLASSES = 1000
 NARROWEST = 4  # inputs
 
-# Measured on examples/tap/dpsgd_ring.py, whose messages are float32: at the right widths the miss is
-# 1e-6 to 3e-6, at every wrong width .3 or more, and .09 for the sum of two records' gradients.
+# Measured on examples/tap/dpsgd_ring.py, whose messages are float32: at the right widths the miss
+# is 1e-6 to 3e-6, at every wrong width .3 or more, and .09 for the sum of two gradients.
 RANK_ONE = 0.02  # relative miss of the rank-one test
 COLUMNS = 64  # inputs in which two rows are compared first, before the whole block is: a choice
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -56,19 +56,24 @@ def plan(description: Description, logs: Sequence[RankLog]) -> Plan:
             f"tensor or one tensor a parameter; heard were {others}; describe the model that was "
             "trained, or its order of parameters"
         )
-    ends = [message.src for message in found]
-    ends += [message.dst for message in found if message.dst is not None]
-    nodes = max(1 + max(ends), *(_processes(log) for log in logs))
+    nodes = max(map(_processes, logs))
+    for message in found:
+        nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0))
     arrange = star if description.victim.centralised else peers
     return _counted(arrange(description, found, nodes), found)
 
 
 def _found(streams: Streams) -> list[Message]:
     """Return each message once: from its sender's log if it was kept there, else the receiver's."""
-    found = [message for message in streams if message.op != "recv"]
-    heard = {(message.src, message.dst) for message in found if message.kept}
-    received = [message for message in streams if message.op == "recv"]
-    found += [message for message in received if (message.src, message.dst) not in heard]
+    found: list[Message] = []
+    received: list[Message] = []
+    for message in streams:
+        if message.op == "recv":
+            received.append(message)
+        else:
+            found.append(message)
+    kept = {(message.src, message.dst) for message in found if message.kept}
+    found += [message for message in received if (message.src, message.dst) not in kept]
     return found
 
 
@@ -109,12 +114,16 @@ def _missing(plan: Plan, last: int) -> Iterator[Missing]:
     A wire is known by its messages. A node that never sent has none, so each message to it stands
     for an answer that is missing.
     """
-    there = {(s.src, dst, s.kind, s.round) for s in plan.sent for dst in s.dst}
-    wires = {(src, dst, kind) for src, dst, kind, _ in there}
-    senders = {src for src, _, _ in wires} | plan.optional_senders
-    wires |= {(dst, src, kind) for src, dst, kind in wires if dst not in senders}
-    for wire in sorted(wires):
-        absent = [t for t in range(1, last + 1) if (*wire, t) not in there]
+    rounds: dict[tuple[int, int, str], set[int]] = defaultdict(set)
+    for sent in plan.sent:
+        for dst in sent.dst:
+            rounds[sent.src, dst, sent.kind].add(sent.round)
+    senders = {src for src, _, _ in rounds} | plan.optional_senders
+    for src, dst, kind in list(rounds):
+        if dst not in senders:
+            rounds[dst, src, kind] = set()
+    for wire, there in sorted(rounds.items()):
+        absent = [t for t in range(1, last + 1) if t not in there]
         for first, end in _runs(absent):
             yield Missing(*wire, first, end)
 

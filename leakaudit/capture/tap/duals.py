@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fit import Fit, Sample, explained, fit
+from leakaudit.capture.tap.fit import Fit, GradientSample, explained, fit
 from leakaudit.capture.tap.observed import Observed
 from leakaudit.tasks.task import Task
 
@@ -73,7 +73,7 @@ class Solved:
     alpha: float
     rho: float
     sign: int
-    samples: tuple[Sample, ...]
+    samples: tuple[GradientSample, ...]
 
 
 def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
@@ -104,9 +104,9 @@ def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
     return best
 
 
-def _sample(move: _Move, inverse: float, sign: int, rho: float) -> Sample:
+def _sample(move: _Move, inverse: float, sign: int, rho: float) -> GradientSample:
     """Return the gradient of a move, at the model that these constants give."""
-    return Sample(sign * move.gradient(inverse), {"": sign * move.u / (2 * rho)})
+    return GradientSample(sign * move.gradient(inverse), {"": sign * move.u / (2 * rho)})
 
 
 def _moves(seen: Observed) -> Iterator[_Move]:

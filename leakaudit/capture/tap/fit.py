@@ -38,7 +38,7 @@ OUTSIDE = 0.01  # by which noise may move an input out of [0, 1]
 
 
 @dataclass(frozen=True)
-class Sample:
+class GradientSample:
     """A vector that should be a gradient up to a factor: step * g(theta) = value.
 
     Attributes:
@@ -166,7 +166,7 @@ def image(inputs: int) -> tuple[int, ...]:
     return (inputs,)
 
 
-def fit(tasks: Iterable[Task], samples: Sequence[Sample]) -> Fit | None:
+def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> Fit | None:
     """Return the model, and the point, that explain the samples best.
 
     Args:
@@ -188,7 +188,7 @@ def fit(tasks: Iterable[Task], samples: Sequence[Sample]) -> Fit | None:
     return best
 
 
-def _fit(task: Task, point: str, samples: Sequence[Sample]) -> Fit | None:
+def _fit(task: Task, point: str, samples: Sequence[GradientSample]) -> Fit | None:
     """Return how well one model, at one point, explains samples; None if it cannot be tried."""
     tried: list[tuple[float, float]] = []
     for sample in samples:
@@ -232,7 +232,7 @@ def record(task: Task, value: Tensor) -> Tensor | None:
     return x * std + mean
 
 
-def levels(task: Task, samples: Sequence[Sample]) -> int:
+def levels(task: Task, samples: Sequence[GradientSample]) -> int:
     """Return the number of steps in which the records that the samples show are quantised.
 
     Args:

@@ -101,38 +101,19 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
         LeakauditError: the log holds no vectors, or none of the size of the model.
     """
     seen = observed.collect(latest(logs), task)
-    verdict = observed.payload(seen)
+    sent = observed.payload(seen)
+    model = _model_behind(seen, sent, task)
+
     size = seen.sizes[-1]
     count = sum(map(len, seen.streams.values()))
-    draft = _begun(seen, verdict)
-
-    samples: Sequence[fit.Sample] = observed.samples(seen, verdict.payload)
-    tasks = [task] if task is not None else _tasks(seen, samples)
-    solved = None
-    if verdict.payload == "duals":
-        solved = duals.solve(seen, tasks)
-    if solved is not None:
-        found: fit.Fit | None = solved.fit
-        samples = solved.samples
-    else:
-        found = fit.fit(tasks, samples)
-    chosen = tasks[0] if tasks else None
-    if found is not None:
-        chosen = found.task
-    if not _is_proved(found, solved):
-        found = None
-        solved = None
-
     evidence = (
-        verdict.why,
+        sent.why,
         f"{count} messages of {size} numbers on {len(seen.streams)} wires",
-        _evidence(found, tasks, task is not None, size),
+        _evidence(model, task is not None, size),
     )
-    _add_params(draft, verdict.payload, found, solved)
-    levels = 0
-    if chosen is not None and found is not None:
-        levels = fit.levels(chosen, samples)
-    _add_model(draft, chosen, levels, proved=found is not None)
+    draft = _begun(seen, sent)
+    _add_params(draft, sent.payload, model)
+    _add_model(draft, model)
 
     values = draft.values
     gaps = draft.gaps
@@ -141,17 +122,57 @@ def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
     else:
         known = f"{_listed(values['params'])}; {_named(values['model'])}"
     return Guess(
-        said=f"{verdict.payload} ({verdict.sure}), {values['protocol']}; {known}",
+        said=f"{sent.payload} ({sent.sure}), {values['protocol']}; {known}",
         evidence=evidence,
         toml=starter.toml(values, draft.comments, evidence),
         description=None if gaps else description.of(values),
     )
 
 
-def _begun(seen: observed.Observed, verdict: observed.Verdict) -> _Draft:
+@dataclass(frozen=True)
+class _Model:
+    """The model behind the messages.
+
+    Attributes:
+        task: the best of the models that were tried; None if there was none to try.
+        levels: 255 if inputs are proved to be k/255, else 0.
+        found: how gradients computed anew fit, if they prove the model.
+        solved: the constants behind duals, if they are proved.
+    """
+
+    task: Task | None
+    levels: int = 0
+    found: fit.Fit | None = None
+    solved: duals.Solved | None = None
+
+
+def _model_behind(
+    seen: observed.Observed, sent: observed.PayloadGuess, task: Task | None
+) -> _Model:
+    """Find the model behind the messages; task: the one that the user names."""
+    samples: Sequence[fit.GradientSample] = observed.samples(seen, sent.payload)
+    tasks = [task] if task is not None else _tasks(seen, samples)
+    if not tasks:
+        return _Model(None)
+    solved = None
+    if sent.payload == "duals":
+        solved = duals.solve(seen, tasks)
+    if solved is not None:
+        found: fit.Fit | None = solved.fit
+        samples = solved.samples
+    else:
+        found = fit.fit(tasks, samples)
+    if found is None:
+        return _Model(tasks[0])
+    if not _is_proved(found, solved):
+        return _Model(found.task)
+    return _Model(found.task, fit.levels(found.task, samples), found, solved)
+
+
+def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
     """Return a description of what is sent, still without constants and model."""
-    payload = verdict.payload
-    comments = {"payload": Comment(verdict.sure)}
+    payload = sent.payload
+    comments = {"payload": Comment(sent.sure)}
     first = "update"
     if payload == "weights":
         comment = "the first messages differ from rank to rank"
@@ -169,7 +190,7 @@ def _begun(seen: observed.Observed, verdict: observed.Verdict) -> _Draft:
     return _Draft(values, comments)
 
 
-def _tasks(seen: observed.Observed, samples: Sequence[fit.Sample]) -> list[Task]:
+def _tasks(seen: observed.Observed, samples: Sequence[fit.GradientSample]) -> list[Task]:
     """Return the models whose widths the samples show."""
     tasks: list[Task] = []
     for widths in observed.agreed(samples, seen.sizes):
@@ -177,22 +198,22 @@ def _tasks(seen: observed.Observed, samples: Sequence[fit.Sample]) -> list[Task]
     return tasks
 
 
-def _is_proved(found: fit.Fit | None, solved: duals.Solved | None) -> bool:
+def _is_proved(found: fit.Fit, solved: duals.Solved | None) -> bool:
     """Return whether gradients computed anew are those of the messages."""
-    if found is None or not found.miss < PROVED:
+    if solved is not None and not abs(found.step - 1) < PROVED:
         return False
-    return solved is None or abs(found.step - 1) < PROVED
+    return found.miss < PROVED
 
 
-def _evidence(found: fit.Fit | None, tasks: Sequence[Task], given: bool, size: int) -> str:
+def _evidence(model: _Model, given: bool, size: int) -> str:
     """Return the reason to believe the model.
 
     Args:
-        found: what was proved; None if nothing was.
-        tasks: the models that were tried.
-        given: whether the user named the model.
+        model: behind the messages.
+        given: whether the user named it.
         size: numbers in a message.
     """
+    found = model.found
     if found is not None:
         return (
             "a gradient computed anew at the record that a message shows misses the message by "
@@ -200,7 +221,7 @@ def _evidence(found: fit.Fit | None, tasks: Sequence[Task], given: bool, size: i
         )
     if given:
         return "the model's size fits; nothing more could be proved from the messages"
-    if tasks:
+    if model.task is not None:
         return (
             "the widths are those of the tensors, or of a first layer that shows single records; "
             "the activation is a guess"
@@ -211,21 +232,16 @@ def _evidence(found: fit.Fit | None, tasks: Sequence[Task], given: bool, size: i
     )
 
 
-def _add_params(
-    draft: _Draft,
-    payload: observed.Payload,
-    found: fit.Fit | None,
-    solved: duals.Solved | None,
-) -> None:
-    """Add the protocol's constants; found and solved: what was proved."""
+def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None:
+    """Add the protocol's constants."""
     comments = draft.comments
     if payload == "weights":
-        _add_weights(draft, found)
+        _add_weights(draft, model.found)
     elif payload == "duals":
-        _add_duals(draft, solved)
+        _add_duals(draft, model.solved)
     else:
         comments["protocol"] = Comment("gradients go to a server, or into a sum")
-    if found is not None:
+    if model.found is not None:
         draft.values["params"]["samples"] = 1
         comments["params.samples"] = Comment("records behind a gradient")
 
@@ -269,9 +285,9 @@ def _add_duals(draft: _Draft, solved: duals.Solved | None) -> None:
     draft.comments["params.z0"] = Comment("duals begin at zero")
 
 
-def _add_model(draft: _Draft, task: Task | None, levels: int, proved: bool) -> None:
+def _add_model(draft: _Draft, model: _Model) -> None:
     """Add the model, or a made-up one if none is known."""
-    if task is None:
+    if model.task is None:
         draft.values["model"] = {
             "name": "mlp",
             "args": {"hidden": "100"},
@@ -281,18 +297,18 @@ def _add_model(draft: _Draft, task: Task | None, levels: int, proved: bool) -> N
         }
         draft.comments["model.name"] = Comment("the model that was trained", known=False)
         return
-    spec = task.spec
-    model = {
+    spec = model.task.spec
+    values = {
         "name": spec.model,
         "args": dict(spec.args),
         "shape": list(spec.shape),
         "classes": spec.classes,
         "loss": spec.loss,
     }
-    if levels:
-        model["levels"] = levels
-    draft.values["model"] = model
-    if not proved:
+    if model.levels:
+        values["levels"] = model.levels
+    draft.values["model"] = values
+    if model.found is None:
         draft.comments["model.name"] = Comment("of the right size; not proved")
 
 

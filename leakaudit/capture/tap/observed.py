@@ -77,7 +77,7 @@ class Observed:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PayloadGuess:
     """What is sent.
 
     Attributes:
@@ -170,7 +170,7 @@ def _period(numels: Sequence[int]) -> int:
     return 0
 
 
-def payload(seen: Observed) -> Verdict:
+def payload(seen: Observed) -> PayloadGuess:
     """Return what is sent, by how messages of different ranks and rounds lie to each other.
 
     Args:
@@ -187,17 +187,17 @@ def payload(seen: Observed) -> Verdict:
             "what two nodes add to each other's last message is opposite "
             f"(cosine {opposed:.3f}), as in PDMM and ECL"
         )
-        return Verdict("duals", "sure", why)
+        return PayloadGuess("duals", "sure", why)
     facts = (
         f"messages of different ranks have cosine {across:.3f}, "
         f"and move by {move:.2g} of their length a round"
     )
     if across > ALIKE and move < MOVE:
         sure: Literal["sure", "likely"] = "sure" if across > CLEARLY_ALIKE else "likely"
-        return Verdict("weights", sure, f"{facts}: models that stay together")
+        return PayloadGuess("weights", sure, f"{facts}: models that stay together")
     if across < ALIKE:
-        return Verdict("gradients", "likely", f"{facts}: each rank's own direction")
-    return Verdict("weights", "unsure", facts)
+        return PayloadGuess("gradients", "likely", f"{facts}: each rank's own direction")
+    return PayloadGuess("weights", "unsure", facts)
 
 
 def _across(seen: Observed) -> Iterator[float]:
@@ -246,7 +246,7 @@ def same_start(seen: Observed) -> bool:
     return len(firsts) > 1 and all(torch.equal(firsts[0], value) for value in firsts)
 
 
-def samples(seen: Observed, payload: Payload) -> list[fit.Sample]:
+def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
     """Return vectors that should be gradients, of the first rounds of several ranks.
 
     Args:
@@ -260,7 +260,7 @@ def samples(seen: Observed, payload: Payload) -> list[fit.Sample]:
     return []
 
 
-def _gradients(seen: Observed) -> Iterator[fit.Sample]:
+def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
     """Yield each rank's first two messages, at the models that were logged with them."""
     models: list[Message] = []
     for (_, _, op), stream in seen.streams.items():
@@ -273,10 +273,10 @@ def _gradients(seen: Observed) -> Iterator[fit.Sample]:
             points = {}
             if near:
                 points["model"] = seen.value(near[0])
-            yield fit.Sample(seen.value(message), points)
+            yield fit.GradientSample(seen.value(message), points)
 
 
-def _steps(seen: Observed) -> Iterator[fit.Sample]:
+def _steps(seen: Observed) -> Iterator[fit.GradientSample]:
     """Yield what decentralised SGD with Metropolis weights W subtracts in its first two rounds.
 
     w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is taken at w_i(t) (combine) or at the sum
@@ -293,10 +293,10 @@ def _steps(seen: Observed) -> Iterator[fit.Sample]:
             now = {j: seen.value(own[j][t]).double() for j in around}
             mean = torch.stack([float(weights[i, j]) * now[j] for j in around]).sum(0)
             step = mean - seen.value(own[i][t + 1]).double()
-            yield fit.Sample(step, {"combine": now[i], "adapt": mean})
+            yield fit.GradientSample(step, {"combine": now[i], "adapt": mean})
 
 
-def agreed(samples: Sequence[fit.Sample], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+def agreed(samples: Sequence[fit.GradientSample], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return the widths of the networks that most samples show.
 
     Args:

@@ -4,7 +4,7 @@ Row r of dL/dW of the layer is sum_k delta_rk [x_k 1], and so is a row of any co
 of the batch's inputs (Phong et al. 2018; SPEAR, Dimitrov et al. 2024, for one gradient). A ReLU that stays inactive for sample k over
 the recorded rounds hides x_k from its row: `lattice` finds these patterns, `isolate` turns them into inputs, and the data's grid
 k/levels says of every input by itself whether it is exact. Neither models nor labels are needed. Where white noise is loud enough to
-count, `likeliest` weighs all rows and patterns together instead, and estimates are approximate.
+count, `noisy_duals` weighs all rows and patterns together instead, and estimates are approximate.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from leakaudit.inversion.exact import (
     certify,
     duals_to_inputs,
     first_layer_rows,
-    likeliest,
     noisy_duals,
 )
 from leakaudit.inversion.exact.activation_patterns import Groups
@@ -92,7 +91,7 @@ class Exact:
         found = Inputs(white.new_zeros(0, len(grid.mean)), white.new_zeros(0, len(grid.mean)))
         noisy = span.white and 1 < span.batch <= noisy_duals.MOST
         if noisy:
-            found = likeliest.recover(white, span, grid, found.certified, generator)
+            found = noisy_duals.recover(white, span, grid, found.certified, generator)
         for tried, length in enumerate(_lengths(len(stack), self.windows)):
             if (
                 len(found.certified) >= span.batch

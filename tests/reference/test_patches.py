@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from leakaudit import api, registry
 from leakaudit._util import assignment
 from leakaudit.attacks.gradinversion import PART, GradInversion
-from leakaudit.inversion.exact import convolution_lifting, convolution_patches
+from leakaudit.inversion.exact import convolution_patches
 from leakaudit.inversion.search import objectives, priors
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate
@@ -173,7 +173,7 @@ def test_a_stride_over_an_even_side_is_settled_by_the_layer_behind_it(
     assert float((found.x[pairs.found] - true[pairs.true]).norm()) < error
     other = torch.rand(3, 80, 3, 3, generator=torch.Generator().manual_seed(0), dtype=D)
     weight = task.layout.split(theta)["6.weight"]
-    assert convolution_lifting.lifted(first, basis, weight, other - other.amin(0)) is None
+    assert convolution_patches.lifted(first, basis, weight, other - other.amin(0)) is None
 
 
 def test_a_forward_pass_ends_at_the_layer_asked_for_and_statistics_that_are_missing_do_not_count() -> (

@@ -52,7 +52,7 @@ def test_the_api_page_has_every_public_name() -> None:
     assert [
         n
         for n in leakaudit.__all__
-        if n != "__version__" and not re.search(rf":: {n}$", page, re.M)
+        if n != "__version__" and not re.search(rf":: (leakaudit\.)?{n}$", page, re.M)
     ] == []
 
 

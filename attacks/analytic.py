@@ -1,10 +1,10 @@
 """One input from the first fully connected layer, exactly.
 
-Row r of dL/dW is delta_r x^T and entry r of dL/db is delta_r, so every row of both together is a multiple
-of [x 1]: Phong et al. 2018 for one gradient, Yu 2023 section 5.4 for logistic regression and two-step
-differences. Here all rows of all gradients *and differences* count at once. The stack has rank one, and
-its right singular vector is the input, whatever the combination, the models and the labels are. Rows of a
-wire share errors, so they are whitened over time first.
+Row r of dL/dW is delta_r x^T and entry r of dL/db is delta_r, so every row of both together is a
+multiple of [x 1]: Phong et al. 2018 for one gradient, Yu 2023 section 5.4 for logistic regression
+and two-step differences. Here all rows of all gradients *and differences* count at once. The stack
+has rank one, and its right singular vector is the input, whatever the combination, the models and
+the labels are. Rows of a wire share errors, so they are whitened over time first.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 # in these units; rounding that is not white was seen at 2.
 NOISE_MARGIN = 10.0
 
-# Share of the stack's norm in the second direction above which there is more than one input. Below it,
-# the first direction is still the input to a few per cent, and the certificate says APPROXIMATE.
+# Share of the stack's norm in the second direction above which there is more than one input. Below
+# it, the first direction is still the input to a few per cent, and the certificate says
+# APPROXIMATE.
 SECOND = 0.05
 
 # Least last entry of the unit vector [x 1], without which the input's scale is unknown.
@@ -73,7 +74,7 @@ class Analytic:
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need a first fully connected layer with a bias among the columns, and one sample a node."""
+        """Need one sample, and a first fully connected layer with a bias among the columns."""
         why = first_layer_rows.missing(leak, task)
         if why:
             return why

@@ -5,11 +5,13 @@ gradients are differentiated, each with its own sign (Yu 2023, section 5).
 
 For one sample the last layer comes first: one difference settles its label and its features exactly
 (`last_layer`), the features are inverted, and the whole difference polishes. That order matters for
-ReLU. If two models are close, units that switch between them make most of the difference. It jumps as
-the input moves, and a search that starts from noise stops at the first jump. Features are continuous.
+ReLU. If two models are close, units that switch between them make most of the difference. It jumps
+as the input moves, and a search that starts from noise stops at the first jump. Features are
+continuous.
 
-For several samples, or if the last layer is not in the leak, every set of labels is tried: a few steps
-from a few starts rank them, the best are fitted, and signed Adam tries where L-BFGS does not fit.
+For several samples, or if the last layer is not in the leak, every set of labels is tried: a few
+steps from a few starts rank them, the best are fitted, and signed Adam tries where L-BFGS does not
+fit.
 """
 
 from __future__ import annotations
@@ -54,16 +56,16 @@ SCOUTS = 30
 # Most sets of labels that are tried. A limit of time.
 LABELS = 100
 
-# Residual that the next label must leave, in units of the best one's (or of the noise), for the best
-# label to be reported.
+# Residual that the next label must leave, in units of the best one's (or of the noise), for the
+# best label to be reported.
 RIVAL = 2.0
 
 # Relative residual of the features below which no other start is tried: the input is then right but
 # for details, and another start leads to the same one.
 CLOSE = 0.01
 
-# A search is good enough to end all others if its residual is this many times the goal. Objectives are
-# squared residuals.
+# A search is good enough to end all others if its residual is this many times the goal. Objectives
+# are squared residuals.
 ENOUGH = 10.0
 
 
@@ -203,7 +205,7 @@ class Differential:
         tried: list[Tensor],
         generator: Generator,
     ) -> Reconstruction:
-        """Rank labels and starts by a few steps each, fit the best, and try signed Adam after that."""
+        """Rank labels and starts by a few steps each, fit the best, then try signed Adam."""
         draw = partial(priors.start, task, len(tried[0]), generator, "uniform", torch.float64)
         starts = [draw() for _ in range(max(1, min(self.restarts, SCOUTS // len(tried))))]
         pairs: list[tuple[Tensor, Tensor]] = []

@@ -40,8 +40,8 @@ class Dlg:
 
     Attributes:
         steps: Most L-BFGS steps of 20 iterations, for each start.
-        restarts: Most starting points. More are tried, 1, 2, 4, ... at once, as long as ten times the
-            goal is missed.
+        restarts: Most starting points. More are tried, 1, 2, 4, ... at once, as long as ten times
+            the goal is missed.
         goal: Relative residual at which the search stops.
         rows: Most gradients of the leak that are fitted at once.
         batch: Samples behind each gradient; None takes what the leak says.

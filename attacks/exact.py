@@ -1,12 +1,14 @@
-"""A whole batch from the first fully connected layer, exactly, from gradients or from their differences.
+"""A whole batch from the first fully connected layer, exactly.
 
-Row r of dL/dW of the layer is sum_k delta_rk [x_k 1], and so is a row of any combination of gradients. So
-all rows lie in the space of the batch's inputs (Phong et al. 2018; SPEAR, Dimitrov et al. 2024, for one
-gradient). A ReLU that stays inactive for sample k over the recorded rounds hides x_k from its row:
-`activation_patterns` finds these patterns, `duals_to_inputs` turns them into inputs, and the data's grid
-k/levels decides of every input by itself whether it is exact. Neither models nor labels are needed. If
-white noise is large enough to count, `noisy_duals` weighs all rows and patterns together instead, and
-estimates are approximate.
+It reads gradients or their differences.
+
+Row r of dL/dW of the layer is sum_k delta_rk [x_k 1], and so is a row of any combination of
+gradients. So all rows lie in the space of the batch's inputs (Phong et al. 2018; SPEAR, Dimitrov et
+al. 2024, for one gradient). A ReLU that stays inactive for sample k over the recorded rounds hides
+x_k from its row: `activation_patterns` finds these patterns, `duals_to_inputs` turns them into
+inputs, and the data's grid k/levels decides of every input by itself whether it is exact. Neither
+models nor labels are needed. If white noise is large enough to count, `noisy_duals` weighs all rows
+and patterns together instead, and estimates are approximate.
 
 docs/exact.md has the theorem behind the certificates, and what comes back at which noise.
 """
@@ -57,8 +59,8 @@ class Exact:
 
     Attributes:
         visits: Walks, and batches of 2048 draws, that may fail in a row before a search ends.
-        windows: Window lengths that are tried: all rounds, half of them, a quarter, and so on. A ReLU
-            that fires once in all rounds may be inactive in a part of them.
+        windows: Window lengths that are tried: all rounds, half of them, a quarter, and so on. A
+            ReLU that fires once in all rounds may be inactive in a part of them.
     """
 
     exact: ClassVar[bool] = True
@@ -242,7 +244,7 @@ def _verdict(proof: _Proof, wanted: int) -> tuple[Certificate, str]:
 
 
 def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: Grid) -> Iterator[str]:
-    """Say of each input (b, p) with other candidates how many there are and how far apart they are."""
+    """Say of each input with other candidates how many there are, and how far apart."""
     for k, others in choices.items():
         levels = float((others - x[k]).abs().max()) * grid.levels
         yield (
@@ -254,7 +256,8 @@ def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: Grid) -> Iterato
 def _rounded(found: Inputs, wanted: int, grid: Grid) -> Inputs:
     """Round estimates too if every dual was found.
 
-    Activity may prove them then, even if they are black and white only, which the grid cannot judge.
+    Activity may prove them then, even if they are black and white only, which the grid cannot
+    judge.
     """
     if not grid.levels or not found.complete or len(found.certified) + len(found.open) != wanted:
         return found

@@ -1,11 +1,11 @@
 """GradInversion (Yin et al. 2021, See through Gradients).
 
-The loss of the paper (eq. 1 to 11) adds to the squared distance of gradients: total variation and energy,
-the distance of batch statistics from known ones (R_BN), and the distance from the registered mean of
-several searches (R_group). All weights are relative to a gradient of norm 1.
+The loss of the paper (eq. 1 to 11) adds to the squared distance of gradients: total variation and
+energy, the distance of batch statistics from known ones (R_BN), and the distance from the
+registered mean of several searches (R_group). All weights are relative to a gradient of norm 1.
 
-If the gradient of a convolution shows its inputs (`convolution_patches`), the search compares those instead
-of gradients. An evaluation is then one forward pass, which is smoother and costs a third.
+If the gradient of a convolution shows its inputs (`convolution_patches`), the search compares those
+instead of gradients. An evaluation is then one forward pass, which is smoother and costs a third.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ Residual = Callable[[Tensor], float]
 # Steps between two means over the searches. A choice: registration costs as much as a step or two.
 EVERY = 25
 
-# Relative residual of a gradient below which it agrees with a layer's inputs that fit; images at 13 to
-# 21 dB leave .63 to 1.1 (docs/iterative.md).
+# Relative residual of a gradient below which it agrees with a layer's inputs that fit; images at 13
+# to 21 dB leave .63 to 1.1 (docs/iterative.md).
 PART = 0.5
 
 
@@ -54,15 +54,15 @@ class GradInversion:
     """Several searches with Adam that are drawn to their registered mean.
 
     The batch statistics are the victim's own if it sends them (`statistics`, from Python), else the
-    model's running ones. A trace holds neither of a network that normalises by the batch. Then the prior
-    is left out and the note says so, and `auto` leaves the attack out.
+    model's running ones. A trace holds neither of a network that normalises by the batch. Then the
+    prior is left out and the note says so, and `auto` leaves the attack out.
 
     Attributes:
         labels: Known labels, joined by commas; empty to read them from the last layer.
         steps: Steps of Adam, for each search.
         seeds: Searches that are drawn to their mean.
-        layers: Whether to compare what a layer's gradient shows of its inputs, if it does, instead of
-            gradients.
+        layers: Whether to compare what a layer's gradient shows of its inputs, if it does, instead
+            of gradients.
         rate: Largest step in the data's units; it falls along a cosine.
         slopes: As they are (``raw``), over their size and the mean size (``soft``), or their signs
             (``hard``).
@@ -70,12 +70,13 @@ class GradInversion:
         energy: Weight of the mean squared pixel, alpha_l2.
         bn: Weight of the batch statistics, alpha_BN; 0 for none.
         group: Weight of the distance to the registered mean, alpha_group; 0 for none.
-        langevin: Standard deviation of the noise added before each step, over its size; the paper has
-            0.2.
+        langevin: Standard deviation of the noise added before each step, over its size; the paper
+            has 0.2.
         wait: Share of the steps before the searches are drawn to their mean.
         most: Most pixels by which images are moved to agree.
         batch: Samples behind each gradient; None takes what the leak says.
-        samples: Different records of a local training in mini-batches; None takes as many as one step.
+        samples: Different records of a local training in mini-batches; None takes as many as one
+            step.
         statistics: The victim's batch statistics by layer, or None.
     """
 
@@ -155,7 +156,8 @@ class GradInversion:
             loss = partial(self._loss, target, task, local, y, known)
             classes = y
         else:
-            # A layer's inputs have an order of their own, so that no two samples are interchangeable.
+            # A layer's inputs have an order of their own, so that no two samples are
+            # interchangeable.
             loss = partial(self._layer_loss, target, task, shown, known)
             classes = torch.arange(len(y), device=y.device)
         draw = partial(priors.start, task, local.samples, generator, "normal", target.aim.dtype)
@@ -246,7 +248,8 @@ class GradInversion:
             generator: Draws the noise.
 
         Returns:
-            Where they end, and their mean (seeds, b, *shape) as each of them orders it, empty for one.
+            Where they end, and their mean (seeds, b, *shape) as each of them orders it, empty for
+            one.
         """
         middle = starts[0].new_empty(0)
         begin = int(self.wait * self.steps)
@@ -276,8 +279,8 @@ def _of_layer(
 ) -> float:
     """Relative residual of a layer's inputs, or of the statistics before it if that is larger.
 
-    Only the statistics show contrast, so the residual is infinite without them. Images far from the true
-    ones may fit both, so it counts only beside the whole gradient's.
+    Only the statistics show contrast, so the residual is infinite without them. Images far from the
+    true ones may fit both, so it counts only beside the whole gradient's.
     """
     names = {*(known or ()), shown.layer.name}
     with torch.no_grad():

@@ -1,9 +1,9 @@
 """Improved deep leakage from gradients (Zhao et al. 2020).
 
-With cross-entropy and one sample, the slope of the loss in output c is softmax_c - [c is the label]:
-negative for the label only. So the last layer's gradient shows the label by its signs (eq. 4 to 6 of
-the paper; `label_signs.from_gradient`), and only the input has to be searched, by matching gradients as
-in DLG.
+With cross-entropy and one sample, the slope of the loss in output c is softmax_c - [c is the
+label]: negative for the label only. So the last layer's gradient shows the label by its signs (eq.
+4 to 6 of the paper; `label_signs.from_gradient`), and only the input has to be searched, by
+matching gradients as in DLG.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Idlg:
 
     Attributes:
         steps: Most L-BFGS steps of 20 iterations, for each start.
-        restarts: Most starting points. More are tried, 1, 2, 4, ... at once, as long as ten times the
-            goal is missed.
+        restarts: Most starting points. More are tried, 1, 2, 4, ... at once, as long as ten times
+            the goal is missed.
         goal: Relative residual at which the search stops.
         rows: Most gradients of the leak that are fitted at once.
         start: A dummy input near 0.5, uniform in [0, 1], or N(0, 1) as published.

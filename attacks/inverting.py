@@ -1,15 +1,15 @@
 """Inverting Gradients (Geiping et al. 2020): the cosine between gradients, and a smooth image.
 
-The published loss is 1 - cos(g', g) + alpha TV(x) (eq. 4), minimised with Adam on the sign of the slope, in
-the box of pixels. The cosine ignores how long gradients are, which changes by orders of magnitude as a
-network is trained.
+The published loss is 1 - cos(g', g) + alpha TV(x) (eq. 4), minimised with Adam on the sign of the
+slope, in the box of pixels. The cosine ignores how long gradients are, which changes by orders of
+magnitude as a network is trained.
 
-Two things are new, and ``sign=hard`` goes back. The soft sign shrinks slopes that are small beside the
-others, and ReLUs are rounded at first (`leakaudit.tasks.smoothed_relu`): a quarter of the loss that the
-published recipe ends at, after a quarter of its steps.
+Two things are new, and ``sign=hard`` goes back. The soft sign shrinks slopes that are small beside
+the others, and ReLUs are rounded at first (`leakaudit.tasks.smoothed_relu`): a quarter of the loss
+that the published recipe ends at, after a quarter of its steps.
 
-Of a local training the cosine is between updates, and all its steps are differentiated (section 6 of the
-paper).
+Of a local training the cosine is between updates, and all its steps are differentiated (section 6
+of the paper).
 """
 
 from __future__ import annotations
@@ -71,13 +71,14 @@ class Inverting:
         restarts: Starting points; the best by objective is kept.
         rate: First step in the data's units.
         tv: Weight of total variation, alpha in the paper.
-        sign: Of slopes. ``soft`` is a slope over its size and the mean size, with a cosine schedule;
-            ``hard`` is as published.
-        rounding: Width of rounded ReLUs at the start, over their inputs. It falls to a fortieth. 0, or a
-            hard sign, leaves ReLUs as they are.
+        sign: Of slopes. ``soft`` is a slope over its size and the mean size, with a cosine
+            schedule; ``hard`` is as published.
+        rounding: Width of rounded ReLUs at the start, over their inputs. It falls to a fortieth. 0,
+            or a hard sign, leaves ReLUs as they are.
         rows: Most gradients of the leak that are fitted at once.
         batch: Samples behind each gradient; None takes what the leak says.
-        samples: Different records of a local training in mini-batches; None takes as many as one step.
+        samples: Different records of a local training in mini-batches; None takes as many as one
+            step.
         decay: Weight decay of the steps of a local training.
         dtype: Number format of the search. Signs need no more than float32.
     """

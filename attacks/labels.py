@@ -1,7 +1,7 @@
 """Labels only: how many samples of each class stand behind a gradient, or behind a local training.
 
-The last layer's gradient is a sum of (softmax - one-hot label) times features, and the methods read the
-counts of the classes from it in different ways (`label_counts`).
+The last layer's gradient is a sum of (softmax - one-hot label) times features, and the methods read
+the counts of the classes from it in different ways (`label_counts`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Labels:
     It gives labels and no inputs, so `auto` takes it last.
 
     Attributes:
-        method: How labels are read. ``rlg``, ``bias`` and ``rows`` give each class they find one label.
+        method: How labels are read. ``rlg``, ``bias`` and ``rows`` give each class they find one
+            label.
         batch: Samples behind the gradient, or the local training; None takes what the leak says.
     """
 
@@ -54,7 +55,7 @@ class Labels:
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need a plain gradient with the last layer, a loss with labels, and the number of samples."""
+        """Need a plain gradient with the last layer, labels, and the number of samples."""
         if task.spec.loss == "squared":
             return "loss 'squared' has no labels"
         rows = label_signs.plain_rows(leak)
@@ -85,8 +86,8 @@ class Labels:
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Read the labels.
 
-        The certificate is APPROXIMATE if the counts lie near whole numbers, or if the method does not
-        say how near they are.
+        The certificate is APPROXIMATE if the counts lie near whole numbers, or if the method does
+        not say how near they are.
         """
         why = self.refuses(leak, task)
         if why:

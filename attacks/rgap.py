@@ -1,9 +1,9 @@
 """One sample, layer by layer from the last: R-GAP (Zhu and Blaschko 2021), completed by a search.
 
-The published recursion (`layerwise`) needs as many equations as unknowns at every layer. Here the first
-layer that has fewer stops it, and the input is searched whose activations meet the equations of that
-layer. An evaluation is a forward pass and one backward pass, without second derivatives, and it is
-continuous in the input for every activation, unlike the gradient of a ReLU network.
+The published recursion (`layerwise`) needs as many equations as unknowns at every layer. Here the
+first layer that has fewer stops it, and the input is searched whose activations meet the equations
+of that layer. An evaluation is a forward pass and one backward pass, without second derivatives,
+and it is continuous in the input for every activation, unlike the gradient of a ReLU network.
 """
 
 from __future__ import annotations
@@ -31,26 +31,28 @@ from leakaudit.tasks.layer_chain import Layer
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Weights of total variation, each search from where the last one ended, and then none: a smooth image
-# first, whose activations are nearly right, then its details. A choice of four roughly even steps.
+# Weights of total variation, each search from where the last one ended, and then none: a smooth
+# image first, whose activations are nearly right, then its details. A choice of four roughly even
+# steps.
 SMOOTH = (1e-1, 3e-2, 1e-2, 1e-4)
 
 # L-BFGS steps over which such a search must gain; the next one goes on from where it ends anyway.
 PATIENCE = 3
 
-# Differences of neighbours below this count as squares, which keeps L-BFGS going: a quarter of a grey
-# level of 255.
+# Differences of neighbours below this count as squares, which keeps L-BFGS going: a quarter of a
+# grey level of 255.
 BEND = 1e-3
 
-# Root mean square distance to the pixel grid, in its units, at which inputs are moved onto it; 0.289 for
-# anything else. The whole gradient confirms the move, so it may be larger than `pixel_grid.OFF`.
+# Root mean square distance to the pixel grid, in its units, at which inputs are moved onto it;
+# 0.289 for anything else. The whole gradient confirms the move, so it may be larger than
+# `pixel_grid.OFF`.
 GRID = 0.12
 
 # Least relative error of a gradient in float64.
 ROUNDING = 1e-12
 
-# Relative residual of the whole gradient that is rounding, of pixels in float32 too; one pixel off by a
-# level makes 1e-4.
+# Relative residual of the whole gradient that is rounding, of pixels in float32 too; one pixel off
+# by a level makes 1e-4.
 FITS = 1e-6
 
 # Objective at which a search ends: a relative residual of 1e-9.
@@ -60,7 +62,7 @@ SMALL = 1e-18
 @attack("rgap")
 @dataclass(frozen=True)
 class Rgap:
-    """Layer after layer in float64 as long as the equations suffice; L-BFGS for what they leave open.
+    """Layer after layer in float64 if the equations suffice; L-BFGS for what they leave open.
 
     Attributes:
         steps: Most L-BFGS steps at each weight of total variation.

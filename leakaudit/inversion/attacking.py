@@ -1,7 +1,7 @@
 """Attacks on leaks: one by its name or as a value, or the strongest that fits.
 
-``auto`` tries all attacks in order, exact ones first, and takes for each leak the first reconstruction that
-did not fail. If all fail, the best of what they found comes back.
+``auto`` tries all attacks in order, exact ones first, and takes for each leak the first
+reconstruction that did not fail. If all fail, the best of what they found comes back.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class Settled:
     Attributes:
         place: Of the leak.
         found: What came back.
-        together: Whether it was searched in one batch with others, on which it then depends by rounding.
+        together: Whether it was searched in one batch with others, on which it then depends by
+            rounding.
         late: Whether its time was over.
     """
 
@@ -119,8 +120,8 @@ def attack_together(
 ) -> Iterator[Settled]:
     """Attack several leaks, each with its own generator, as `attack_one` does.
 
-    `Batched` attacks get them together if the model is small. Others go one after the other, and share the
-    time that is left.
+    `Batched` attacks get them together if the model is small. Others go one after the other, and
+    share the time that is left.
 
     Args:
         leaks: What was heard.

@@ -6,8 +6,8 @@ of Delta_g the slopes of sample k at this neuron over time. A ReLU that does not
 throughout the window makes this column zero.
 
 **Dual vectors.** Let q_k be the vector with M q_k = e_k. Then L_g q_k is column k of Delta_g: the
-rows vanish along q_k exactly if sample k is inactive at g. All dual vectors together are the inverse
-of M, so they are the inputs in disguise (`duals_to_inputs`).
+rows vanish along q_k exactly if sample k is inactive at g. All dual vectors together are the
+inverse of M, so they are the inputs in disguise (`duals_to_inputs`).
 
 **The lattice.** If there are at least as many rounds as active samples,
 
@@ -27,16 +27,17 @@ vanishes at fewer neurons than its parts, so duals are chosen greedily by the ra
 they vanish (`Groups.independent`), which is the greedy algorithm of a matroid.
 
 **Relative duals.** If sample j is inactive at every neuron where sample k is, no intersection
-contains q_k without q_j, so q_k is known only up to multiples of q_j. That leaves x_k as it is, since
-row k of the inverse does not change, and puts a multiple of x_k into x_j (`duals_to_inputs` removes
-it).
+contains q_k without q_j, so q_k is known only up to multiples of q_j. That leaves x_k as it is,
+since row k of the inverse does not change, and puts a multiple of x_k into x_j (`duals_to_inputs`
+removes it).
 
 Rows are never multiplied into Gram matrices before their null space is taken: that would square
 their condition number and cost half the digits of float64.
 
-**How sensitive this is.** Each constant below was moved by a factor of two to three either way, with
-recordings of 3 to 20 rounds of Fashion-MNIST in batches of 4 to 16, float32 and float64, 128 and 256
-neurons. Every image came back bit for bit each time, unless the constant's comment says otherwise.
+**How sensitive this is.** Each constant below was moved by a factor of two to three either way,
+with recordings of 3 to 20 rounds of Fashion-MNIST in batches of 4 to 16, float32 and float64, 128
+and 256 neurons. Every image came back bit for bit each time, unless the constant's comment says
+otherwise.
 """
 
 from __future__ import annotations
@@ -57,15 +58,17 @@ SOFT = 20.0
 NULL = 6e-3
 
 # Parts tried next if that gives no consistent set of neurons: rows of few rounds are nearly
-# orthogonal to many directions by chance, and only smaller parts tell these from true zeros. Without
-# them, no image of a batch of 4 comes back from 3 rounds.
+# orthogonal to many directions by chance, and only smaller parts tell these from true zeros.
+# Without them, no image of a batch of 4 comes back from 3 rounds.
 TIGHTER = (1e-4, 1e-6)
 
 # Along a dual vector, a neuron's rows are zero if their norm is below this many times what noise
-# gives. Inactive neurons were seen at 0.8 to 1.5, active ones at 800 and more (float32, 32 samples).
+# gives. Inactive neurons were seen at 0.8 to 1.5, active ones at 800 and more (float32, 32
+# samples).
 ZERO = 5.0
 
-# Rank of the zero rows that a dual vector of b - 1 unknowns needs, in units of b - 1, to be trusted.
+# Rank of the zero rows that a dual vector of b - 1 unknowns needs, in units of b - 1, to be
+# trusted.
 OVER = 1.2
 
 # The second smallest singular value of a dual's zero rows, in units of the largest one of noise,
@@ -85,8 +88,8 @@ FEW = 2
 # Neurons that one step of a walk looks at before it looks at all others. It only saves time.
 LOOK = 48
 
-# Most steps of one walk. Each removes a dimension or more, so this is only reached by batches larger
-# than 30 whose walks lose one dimension at a time.
+# Most steps of one walk. Each removes a dimension or more, so this is only reached by batches
+# larger than 30 whose walks lose one dimension at a time.
 STEPS = 30
 
 # Zero rows that a fit of a dual vector uses, in units of the batch. More cost time and gain little.

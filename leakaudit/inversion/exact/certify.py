@@ -1,13 +1,13 @@
 """When a reconstruction may be called exact: what has to be shown, in one place for every attack.
 
-docs/exact.md has the theorem. Four things have to be shown, from the leak and the public description
-of the task, without the truth:
+docs/exact.md has the theorem. Four things have to be shown, from the leak and the public
+description of the task, without the truth:
 
 * **Evidence**: the rows reveal how many inputs there are. Their singular values end at the noise of
   the wire, and there are more independent rows than inputs, so that neither weight decay nor an
   average of several inputs can pass for one (`ends`, `scarce`).
-* **Residual**: what the inputs leave unexplained is the noise that the rows themselves show. How much
-  noise a protocol declares never widens anything (`pixel_errors`).
+* **Residual**: what the inputs leave unexplained is the noise that the rows themselves show. How
+  much noise a protocol declares never widens anything (`pixel_errors`).
 * **Pixels**: every pixel lies within its own error of the grid k/levels, and this error is so small
   that rounding took none to another value but with a probability of `MISTAKE` for the whole image
   (`pixel_errors.wrong_pixel`).
@@ -46,11 +46,12 @@ NARROW = 0.1
 # precision; 5 was seen.
 LASTING = 16.0
 
-# Probability of a wrong pixel anywhere in an image that is called exact. A choice: one in a million.
+# Probability of a wrong pixel anywhere in an image that is called exact. A choice: one in a
+# million.
 MISTAKE = 1e-6
 
-# Singular values beyond the batch, in units of those of the wire's noise, that are nothing but noise;
-# 2 was seen.
+# Singular values beyond the batch, in units of those of the wire's noise, that are nothing but
+# noise; 2 was seen.
 ENDS = 10.0
 
 # Independent rows beyond the samples that must be there if fewer inputs than samples, or an unknown
@@ -78,8 +79,8 @@ ROUNDED = 2e-6
 # pixel makes 1e4.
 DEPENDENT = 1e6
 
-# Part of an image outside the others' space that makes it independent; a level in one of 3072 pixels
-# is 1e-4.
+# Part of an image outside the others' space that makes it independent; a level in one of 3072
+# pixels is 1e-4.
 APART = 1e-5
 
 # Pixels that are moved by a grey level to see what that does to the whole gradient.
@@ -331,7 +332,7 @@ def table(heard: Heard, x: Tensor) -> Single:
 
 
 def companions(heard: Heard, inside: Tensor, agreed: bool | None) -> list[frozenset[int]]:
-    """Return for every input of a batch those that it may still hold, by activity in several windows.
+    """Return for every input those that it may still hold, by activity in several windows.
 
     A companion must remain in every window length: one length that excludes it is enough.
 
@@ -371,9 +372,10 @@ def whole_gradient(
 ) -> bool:
     """Whether one image on the grid is the only one that gives the whole gradient.
 
-    The image was found by linear equations layer by layer, and these settle every layer, so that only
-    rounding can make another image of it. What the image leaves of the gradient must be as little as
-    the rounding of its numbers, and much less than one grey level makes in any pixel that is tried.
+    The image was found by linear equations layer by layer, and these settle every layer, so that
+    only rounding can make another image of it. What the image leaves of the gradient must be as
+    little as the rounding of its numbers, and much less than one grey level makes in any pixel that
+    is tried.
 
     Args:
         leak: A plain gradient.
@@ -538,8 +540,8 @@ def _settled(heard: Heard, x: Tensor, estimates: Tensor) -> tuple[Tensor, Tensor
         estimates: (b - n, p) of the other inputs.
 
     Returns:
-        The inputs as rows (b, p + 1), and for each the probability (b,) of a wrong pixel, 1 if it is
-        not on the grid.
+        The inputs as rows (b, p + 1), and for each the probability (b,) of a wrong pixel, 1 if it
+        is not on the grid.
     """
     grid = heard.grid
     rows = torch.cat([heard.stored(x), grid.rows(estimates)])

@@ -4,20 +4,20 @@ The inputs of a layer come out exactly and without any search, in four steps:
 
 1. **Low rank.** The gradient of a convolution's kernel is dW = D P, with P the patches (b L, c k k)
    that it sees of b inputs at L places each, and D the slopes of its outputs. Batch normalisation
-   behind it makes every row of D sum to zero. So if b L - 1 is below the number of channels (the last
-   stages of a ResNet and small batches), the row space of dW is that of the patches less their mean
-   (`_layers`).
+   behind it makes every row of D sum to zero. So if b L - 1 is below the number of channels (the
+   last stages of a ResNet and small batches), the row space of dW is that of the patches less their
+   mean (`_layers`).
 2. **Differences.** Patches overlap and their edges are padded, so few inputs have all their patches
    in that space: the differences between those of the batch, b - 1 dimensions (`_basis`).
 3. **Separation.** Behind a ReLU, many entries are above zero for only one input of the batch. Such
-   entries all lie on one line of those b - 1 dimensions, one line for each input, and the lines give
-   all inputs, up to one common factor and to what all inputs have in common (`_separated`).
-4. **Lifting.** Strides that leave an edge without padding allow more inputs than the differences, and
-   then step 2 leaves some freedom. The next layer's inputs settle it (`lifted`): between a convolution
-   W, normalisation by the batch and a ReLU, outputs h of two inputs that are both above zero differ by
-   (h_i - h_j) s = W (a_i - a_j), with one unknown s per channel, its deviation over the layer's own
-   factor. If a_i - a_j is known up to a few coefficients, those and the s are the one solution of
-   these linear equations.
+   entries all lie on one line of those b - 1 dimensions, one line for each input, and the lines
+   give all inputs, up to one common factor and to what all inputs have in common (`_separated`).
+4. **Lifting.** Strides that leave an edge without padding allow more inputs than the differences,
+   and then step 2 leaves some freedom. The next layer's inputs settle it (`lifted`): between a
+   convolution W, normalisation by the batch and a ReLU, outputs h of two inputs that are both above
+   zero differ by (h_i - h_j) s = W (a_i - a_j), with one unknown s per channel, its deviation over
+   the layer's own factor. If a_i - a_j is known up to a few coefficients, those and the s are the
+   one solution of these linear equations.
 
 This is our own. The low rank is also what Dimitrov et al. 2024 (SPEAR) use for linear layers, and
 inputs of a linear layer are separated and then inverted by Kariyappa et al. 2023 (Cocktail Party
@@ -40,20 +40,20 @@ from leakaudit.inversion.search import priors
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-# Singular value number b L over the one before it, at the most: it is 1e-14 for gradients in float64
-# and 1e-7 in float32, and about 1 if the rank is not low. A solution of the lifting's equations is
-# held to the same.
+# Singular value number b L over the one before it, at the most: it is 1e-14 for gradients in
+# float64 and 1e-7 in float32, and about 1 if the rank is not low. A solution of the lifting's
+# equations is held to the same.
 DROP = 1e-3
 
-# By how much at least the share in the row space of any input other than the differences falls short
-# of 1.
+# By how much at least the share in the row space of any input other than the differences falls
+# short of 1.
 UNIQUE = 1e-4
 
 # How much more that is than for the differences themselves, as a ratio.
 CLEARLY = 0.1
 
-# Most entries of an input, and most equations, for which differences are computed; both are limits of
-# time, a few seconds.
+# Most entries of an input, and most equations, for which differences are computed; both are limits
+# of time, a few seconds.
 ENTRIES = 32_768
 EQUATIONS = 4_096
 
@@ -63,18 +63,20 @@ LOOKED = 3_000
 # Entries this small beside the largest are not compared: noise turns their directions.
 FAINT = 1e-3
 
-# Entries of the faintest line at least, and that number over the next line's, which is made by chance.
+# Entries of the faintest line at least, and that number over the next line's, which is made by
+# chance.
 FEW = 4
 CLEAR = 3
 
-# Distance of two entries on one line, in units of `Layer.drop`, and its range. Directions of entries
-# as faint as `FAINT` have a thousand times the error of the gradient; those of half the lines less.
+# Distance of two entries on one line, in units of `Layer.drop`, and its range. Directions of
+# entries as faint as `FAINT` have a thousand times the error of the gradient; those of half the
+# lines less.
 NEAR = 300.0
 NEAREST = 1e-6
 FARTHEST = 1e-2
 
-# Part of the largest output below which an output may be zero, so that nothing is known of what ReLU
-# cut off.
+# Part of the largest output below which an output may be zero, so that nothing is known of what
+# ReLU cut off.
 ON = 1e-6
 
 # Most unknowns of the lifting's equations, a limit of time.
@@ -210,12 +212,12 @@ def lifted(layer: Layer, basis: Tensor, weight: Tensor, outputs: Tensor) -> Tens
         layer: A convolution, followed by normalisation and ReLU.
         basis: (n, k) a basis of its inputs' differences.
         weight: Of the layer.
-        outputs: (b, c', h', w'), behind normalisation and ReLU, up to a factor and to what all have in
-            common, of which each entry is zero once.
+        outputs: (b, c', h', w'), behind normalisation and ReLU, up to a factor and to what all have
+            in common, of which each entry is zero once.
 
     Returns:
-        Inputs (b, c, h, w) less their mean and up to a factor, or None if the outputs do not determine
-        them.
+        Inputs (b, c, h, w) less their mean and up to a factor, or None if the outputs do not
+        determine them.
     """
     batch, channels = outputs.shape[:2]
     k = basis.shape[1]
@@ -306,10 +308,10 @@ def _layers(task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: 
 def _basis(layer: Layer, batch: int) -> Tensor | None:
     """Find the inputs all of whose patches lie in the row space.
 
-    They are the right singular vectors at 1 of A = [V S_1; ...; V S_L] C^(-1/2), with V the row space,
-    S_l the choice of patch l, and C how often an entry is in a patch: |A x|^2 is the share of x that
-    the row space explains. The differences of the batch are b - 1 of them. Strides that leave one edge
-    of an even side without padding also allow moved inputs, and then there are more.
+    They are the right singular vectors at 1 of A = [V S_1; ...; V S_L] C^(-1/2), with V the row
+    space, S_l the choice of patch l, and C how often an entry is in a patch: |A x|^2 is the share
+    of x that the row space explains. The differences of the batch are b - 1 of them. Strides that
+    leave one edge of an even side without padding also allow moved inputs, and then there are more.
 
     Args:
         layer: Of low rank.
@@ -345,8 +347,8 @@ def _basis(layer: Layer, batch: int) -> Tensor | None:
 def _separated(differences: Tensor, batch: int, drop: float) -> Tensor | None:
     """Separate the inputs behind a ReLU from a basis of their differences.
 
-    An entry that only input i has is a positive multiple of one vector e_i, and those b vectors sum to
-    zero in the right lengths.
+    An entry that only input i has is a positive multiple of one vector e_i, and those b vectors sum
+    to zero in the right lengths.
 
     Args:
         differences: (n, b - 1).

@@ -2,9 +2,9 @@
 
 If every dual vector is known, the inputs M are the inverse of the duals Q (M Q = 1). One wrong dual
 then spoils all inputs. But row k of M needs less. It is orthogonal to the known duals of the other
-samples, and to the null spaces of all neurons where sample k is active: with enough rounds, the rows
-of such a neuron span the inputs that are active there, x_k among them. What remains open are as many
-numbers as duals are missing, and most neurons agree on them (`_by_agreement`).
+samples, and to the null spaces of all neurons where sample k is active: with enough rounds, the
+rows of such a neuron span the inputs that are active there, x_k among them. What remains open are
+as many numbers as duals are missing, and most neurons agree on them (`_by_agreement`).
 
 Every input that lies on the data's grid is exact (`pixel_grid`), and is taken out of the problem:
 the rows are projected onto the orthogonal complement of the certified inputs, which leaves the rows
@@ -39,8 +39,8 @@ GAP = 30.0
 # one is 2^-40 = 1e-12 of the mean error: a sum of norms, minimised to that precision.
 AGREE = 40
 
-# Part of another certified input in a dual vector, relative to its own, above which it is no dual of
-# that sample.
+# Part of another certified input in a dual vector, relative to its own, above which it is no dual
+# of that sample.
 STRAY = 1e-2
 
 # Certified inputs that an estimate is freed from in pairs: the five likeliest, or ten pairs.
@@ -140,8 +140,8 @@ def merged(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
 def coordinates(x: Tensor, basis: Tensor, grid: Grid) -> Tensor:
     """Express certified inputs in coordinates of the space.
 
-    Whoever stored k/levels may have rounded it to float32. Both versions are tried, and the one that
-    lies closer to the space is taken.
+    Whoever stored k/levels may have rounded it to float32. Both versions are tried, and the one
+    that lies closer to the space is taken.
 
     Args:
         x: (n, p) inputs on the grid.
@@ -214,7 +214,7 @@ def _deflated(groups: Groups, known: Tensor, visits: int, generator: Generator) 
 
 
 def _more(groups: Groups, visits: int, generator: Generator) -> list[Dual]:
-    """Search by walks, then by draws if rounds are few, then for relative duals if some are missing."""
+    """Search by walks, then by draws, then for relative duals if some are missing."""
     duals = groups.search(visits, generator)
     duals = neuron_sampling.sample(groups, duals, visits, generator)
     if len(duals) == groups.batch and not any(d.doubt for d in duals):
@@ -226,8 +226,8 @@ def _estimates(groups: Groups, duals: list[Dual]) -> Tensor:
     """Estimate the coordinates of the samples with these duals.
 
     Returns:
-        (k, b): the inverse if there are as many duals as samples. Unless all of them are solid, also
-        estimates one by one, from all duals and from all but the weak ones.
+        (k, b): the inverse if there are as many duals as samples. Unless all of them are solid,
+        also estimates one by one, from all duals and from all but the weak ones.
     """
     out: list[Tensor] = []
     if len(duals) == groups.batch:
@@ -266,11 +266,12 @@ def _nulls(groups: Groups) -> tuple[Tensor, Tensor]:
 
 
 def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups: Groups) -> Tensor:
-    """Find the coordinates of sample k that fit the other duals and most neurons where it is active.
+    """Find the coordinates of a sample that fit the other duals and most neurons where it fires.
 
-    The duals leave x = first + free a, with one number a for each missing dual. A neuron g where k is
-    active says N_g x = 0 for its null vectors N_g, unless it is wrong about k. So the a is taken that
-    minimises sum_g |N_g x|, a sum of norms that outliers hardly move, by reweighted least squares.
+    The duals leave x = first + free a, with one number a for each missing dual. A neuron g where k
+    is active says N_g x = 0 for its null vectors N_g, unless it is wrong about k. So the a is taken
+    that minimises sum_g |N_g x|, a sum of norms that outliers hardly move, by reweighted least
+    squares.
 
     Args:
         k: Place of the sample among the duals.
@@ -316,7 +317,7 @@ def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups
 
 
 def _repaired(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
-    """Free estimates from a multiple of one certified input, and add those that are on the grid then."""
+    """Free estimates from a multiple of one certified input, and add those on the grid then."""
     for x in guesses[~grid.holds(guesses)]:
         for other in certified:
             fixed = grid.on_line(x, other)

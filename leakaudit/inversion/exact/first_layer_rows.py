@@ -34,17 +34,18 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# Directions beyond the batch that are computed too, to see the noise behind it; half of them estimate
-# its size. A choice: 8 of them cost up to 2 dB in noise, 32 change nothing.
+# Directions beyond the batch that are computed too, to see the noise behind it; half of them
+# estimate its size. A choice: 8 of them cost up to 2 dB in noise, 32 change nothing.
 SPARE = 16
 
-# The batch ends at a drop by this ratio. A choice: neighbouring singular values of white noise differ
-# by a few per cent. From 2 to 20, batches of up to 16 images are counted right.
+# The batch ends at a drop by this ratio. A choice: neighbouring singular values of white noise
+# differ by a few per cent. From 2 to 20, batches of up to 16 images are counted right.
 CLEAR = 5.0
 
-# Power iterations of the randomised singular value decomposition. Each multiplies what is missing of
-# a direction by the squared ratio of the first singular value left out and its own: if that ratio is
-# 5 (`CLEAR`), three of them leave 5^-6 = 6e-5 of it. One costs 1 dB in noise, six change nothing.
+# Power iterations of the randomised singular value decomposition. Each multiplies what is missing
+# of a direction by the squared ratio of the first singular value left out and its own: if that
+# ratio is 5 (`CLEAR`), three of them leave 5^-6 = 6e-5 of it. One costs 1 dB in noise, six change
+# nothing.
 STEPS = 3
 
 # Singular values this many times above the least one that is looked at belong to the batch. White
@@ -53,12 +54,12 @@ STEPS = 3
 ABOVE = 1.45
 
 # Range of the largest singular value of the noise, in units of its edge at the stated standard
-# deviation, in which the statement is believed. A choice: a half to three times, or 0.8 to 1.5, give
-# the same results with wires that round uniformly.
+# deviation, in which the statement is believed. A choice: a half to three times, or 0.8 to 1.5,
+# give the same results with wires that round uniformly.
 STATED = (0.7, 2.0)
 
-# Largest singular value, if noise has variance 1, at which sums of squares in float64 still hold the
-# noise: 2.2e-16 (3e7)^2 = 0.2 is below 1.
+# Largest singular value, if noise has variance 1, at which sums of squares in float64 still hold
+# the noise: 2.2e-16 (3e7)^2 = 0.2 is below 1.
 LOUDEST = 3e7
 
 # What is added to the diagonal of the errors' covariance, relative to its mean, so that it has a

@@ -3,15 +3,15 @@
 Zhu and Blaschko 2021. Let d be the slope of the loss in a layer's output and h the layer's input.
 
 * A linear layer has dL/dW = d h^T, so h = d^T dL/dW / |d|^2 exactly.
-* A convolution's dL/dW is linear in h too: the same matrix M(d) for every channel (`matrix`). So h is
-  known in the row space of M(d), and wholly if the rank of M(d) is the number of pixels: the paper's
-  gradient constraints.
+* A convolution's dL/dW is linear in h too: the same matrix M(d) for every channel (`matrix`). So h
+  is known in the row space of M(d), and wholly if the rank of M(d) is the number of pixels: the
+  paper's gradient constraints.
 * The layer's output is known as well, from the layer above: of ReLU where it is positive. W h + b
   equal to it often fills what M(d) leaves open: the paper's weight constraints.
 
 Then the activation before the layer is undone, d is taken one layer further, and so on down to the
-input of the network. Where the equations of a layer leave something open, the descent stops, and what
-is known there is returned for a search (attacks/rgap.py).
+input of the network. Where the equations of a layer leave something open, the descent stops, and
+what is known there is returned for a search (attacks/rgap.py).
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from leakaudit.tasks.layer_chain import Layer, Output, before
 
-# Singular values this small beside the largest say nothing. Errors of 1e-16 in float64 grow to 1e-10
-# of the input at this point, and those of the next layers with them.
+# Singular values this small beside the largest say nothing. Errors of 1e-16 in float64 grow to
+# 1e-10 of the input at this point, and those of the next layers with them.
 CUT = 1e-6
 
-# Neither do those below this many times the leak's own relative error: what they add is then known to
-# a per cent at least.
+# Neither do those below this many times the leak's own relative error: what they add is then known
+# to a per cent at least.
 NOISE = 100
 
 # Most unknowns that are left to one dense system of outputs: ten seconds on one core.
@@ -158,8 +158,8 @@ def descend(
         error: Relative error of the gradients.
 
     Returns:
-        The input of the chain, or None if a layer's equations do not settle its own; and what is known
-        around each layer that was met, the one that stopped it last.
+        The input of the chain, or None if a layer's equations do not settle its own; and what is
+        known around each layer that was met, the one that stopped it last.
     """
     held: list[Relations] = []
     k = len(chain) - 1

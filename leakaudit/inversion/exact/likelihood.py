@@ -1,4 +1,4 @@
-"""How well inputs and activity patterns explain rows with white noise: the likelihood of all neurons.
+"""How well inputs and activity patterns explain rows with white noise.
 
 Let L_g (n, b) be the rows of neuron g in coordinates of the inputs' space, with errors of unit
 variance, and m_k the coordinates of sample k. If the samples A_g are active at g, the rows lie in
@@ -14,8 +14,8 @@ sqrt(2 n) (`penalty`), which is model selection with a threshold on false alarms
 Unlike a test of one dual vector, the sum does not ask that a weak direction be told from noise at
 every neuron by itself: evidence from all neurons adds up.
 
-Patterns and coordinates are settled in turn: for given coordinates each neuron changes one sample at
-a time (`fit`), for given patterns the coordinates move by L-BFGS (`refined`).
+Patterns and coordinates are settled in turn: for given coordinates each neuron changes one sample
+at a time (`fit`), for given patterns the coordinates move by L-BFGS (`refined`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from leakaudit.inversion.search import optimise
 # `noisy_duals`: from 2 to 5, the median PSNR changes by 1 dB at most.
 SIGMAS = 3.5
 
-# Sweeps over all neurons, one change of each pattern in a sweep. Starts are right but for one or two
-# samples at most neurons; the loop ends as soon as nothing changes.
+# Sweeps over all neurons, one change of each pattern in a sweep. Starts are right but for one or
+# two samples at most neurons; the loop ends as soon as nothing changes.
 SWEEPS = 4
 
 # Turns of patterns and coordinates. As for the sweeps, most end earlier.
@@ -174,7 +174,7 @@ def _unexplained(rows: Tensor, m: Tensor, active: Tensor) -> Tensor:
 
 
 def _explained(rows: Tensor, m: Tensor, active: Tensor) -> Tensor:
-    """What each sample explains, or would explain, at each neuron beside those active there; (G, b).
+    """What each sample explains, or would explain, at each neuron (G, b).
 
     An active sample explains the rows' part along its dual vector within the span, an inactive one
     their part along what of it lies outside the span.

@@ -1,19 +1,19 @@
-"""Dual vectors if rounds are few: draw neurons at random and hope that one sample is inactive at all.
+"""Dual vectors if rounds are few: draw neurons at random.
 
 With fewer rounds than active samples, the rows of a neuron do not fill the space of those samples,
 and its null space holds more than dual vectors: walks (`activation_patterns`) lead nowhere. But if
 one sample k is inactive at several neurons, its dual vector q_k solves all their rows together, and
 b - 1 independent rows determine it. So: draw enough neurons for b - 1 rows, solve for the vector
-where these rows vanish, and count the other neurons whose rows vanish there too. A vector that comes
-from a wrong draw makes no other neuron vanish.
+where these rows vanish, and count the other neurons whose rows vanish there too. A vector that
+comes from a wrong draw makes no other neuron vanish.
 
 Dimitrov et al. 2024 (SPEAR) draw b - 1 single rows of one gradient. A neuron that is seen over n
 rounds gives n rows at once, so only about (b - 1) / n neurons must agree, whatever combinations of
 gradients the rounds show. If a sample is inactive at a neuron with probability a, one draw succeeds
 with probability about a^((b - 1) / n).
 
-`DRAWS`, `VANISHES`, `EXTRA` and `KEPT` were moved by factors of four and more, for batches of 4 and 6
-in 3 and 4 rounds of Fashion-MNIST. Every image came back bit for bit each time.
+`DRAWS`, `VANISHES`, `EXTRA` and `KEPT` were moved by factors of four and more, for batches of 4 and
+6 in 3 and 4 rounds of Fashion-MNIST. Every image came back bit for bit each time.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Inputs if the wire's noise counts: dual vectors are chosen by the likelihood of all rows.
 
-Along a dual vector, the rows of a neuron are noise of known size if its sample is inactive there, and
-hold signal of some size otherwise (`activation_patterns`). Near the noise, a threshold at each neuron
-fails: directions in which the whole batch is weak look like noise everywhere. So what counts is how
-much likelier noise is than signal of the size that is usual along the vector, not how many neurons
-look like noise (`Evidence.zero`).
+Along a dual vector, the rows of a neuron are noise of known size if its sample is inactive there,
+and hold signal of some size otherwise (`activation_patterns`). Near the noise, a threshold at each
+neuron fails: directions in which the whole batch is weak look like noise everywhere. So what counts
+is how much likelier noise is than signal of the size that is usual along the vector, not how many
+neurons look like noise (`Evidence.zero`).
 
-1. **Candidates.** A dual vector is a unit vector p that many neurons do not see at all: a minimum of
-   sum_g log |L_g p|^2. The logarithm rewards values near zero far more than small ones in general.
-   It has many minima, so descents start from random vectors, and from those that one to three
-   random neurons see least (`_candidates`). Each step is an eigenproblem, since the logarithm lies
-   below its tangent in |L_g p|^2: iteratively reweighted least squares.
+1. **Candidates.** A dual vector is a unit vector p that many neurons do not see at all: a minimum
+   of sum_g log |L_g p|^2. The logarithm rewards values near zero far more than small ones in
+   general. It has many minima, so descents start from random vectors, and from those that one to
+   three random neurons see least (`_candidates`). Each step is an eigenproblem, since the logarithm
+   lies below its tangent in |L_g p|^2: iteratively reweighted least squares.
 2. **Choice.** Candidates that are clearly independent are taken greedily, b of them. Then other
    candidates replace them as long as the likelihood of all rows improves (`likelihood`, `search`).
 3. **The grid.** What lies on the data's grid is exact, is taken as given, and the others are
@@ -18,9 +18,10 @@ look like noise (`Evidence.zero`).
    smallest singular values of the whole (`recover`).
 
 **How sensitive this is.** Each constant below was moved by a factor of two to three either way, for
-recordings of Fashion-MNIST with quantised wires (docs/exact.md): batches of 4 at a standard deviation
-of 1e-4 and 1e-5, of 2 at 1e-3, and of 8 at 1e-4. Unless its comment says otherwise, the count of exact
-images did not change, nor did any median PSNR by more than 1 dB. None is tuned to a decimal.
+recordings of Fashion-MNIST with quantised wires (docs/exact.md): batches of 4 at a standard
+deviation of 1e-4 and 1e-5, of 2 at 1e-3, and of 8 at 1e-4. Unless its comment says otherwise, the
+count of exact images did not change, nor did any median PSNR by more than 1 dB. None is tuned to a
+decimal.
 """
 
 from __future__ import annotations
@@ -41,12 +42,13 @@ from leakaudit.progress import expired
 # Largest batch: beyond it, starts rarely lead to a dual vector.
 MOST = 16
 
-# Prior probability that a sample is inactive at a neuron through all rounds. Walks find 0.3 in short
-# recordings and less than 0.1 in long ones; 0.05 to 0.45 give the same results.
+# Prior probability that a sample is inactive at a neuron through all rounds. Walks find 0.3 in
+# short recordings and less than 0.1 in long ones; 0.05 to 0.45 give the same results.
 PRIOR = 0.15
 
-# Sizes of the signals that active neurons may have, relative to the usual one along a vector, equally
-# likely. They spread over two decades, since slopes do; the usual size alone (1.0,) gives the same.
+# Sizes of the signals that active neurons may have, relative to the usual one along a vector,
+# equally likely. They spread over two decades, since slopes do; the usual size alone (1.0,) gives
+# the same.
 SHARES = (1.0, 0.3, 0.1, 0.03, 0.01)
 
 # Starts of each of the two kinds. At 100 of them a batch of 8 loses 1 dB, at 30 it loses 7 dB.
@@ -71,12 +73,12 @@ LEAST_WEIGHT = 1e-9
 # Cosine of two estimates of one dual vector, in scaled coordinates (5.7 degrees).
 TWINS = 0.995
 
-# Least part of a dual vector outside those chosen before, in scaled coordinates. An exchange is tried
-# for duals of which the new one holds half of it.
+# Least part of a dual vector outside those chosen before, in scaled coordinates. An exchange is
+# tried for duals of which the new one holds half of it.
 APART = 0.1
 
-# Candidates that are kept, in units of the batch. Two are as good; with one, the wrong ones cannot be
-# exchanged any more, and the batch of 8 falls from 53 to 27 dB.
+# Candidates that are kept, in units of the batch. Two are as good; with one, the wrong ones cannot
+# be exchanged any more, and the batch of 8 falls from 53 to 27 dB.
 SPARES = 4
 
 # Duals that a candidate may replace: those it holds most of.
@@ -89,7 +91,8 @@ BETTER = 1.0
 # Most exchanges, in units of the batch. One is enough; the loop ends when nothing improves.
 EXCHANGES = 4
 
-# Most turns of certifying inputs and estimating the others anew. Each needs a newly certified input.
+# Most turns of certifying inputs and estimating the others anew. Each needs a newly certified
+# input.
 TURNS = 4
 
 

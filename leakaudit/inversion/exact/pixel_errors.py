@@ -1,10 +1,10 @@
 """How large the error of every pixel is, as the rows themselves show it.
 
 Once the inputs X (b, p + 1) are known, the slopes Delta follow by least squares, and the inputs can
-be estimated again from all rows, column by column: X = (Delta' Delta)^-1 Delta' W. What this leaves of
-a column of W is its noise, and (Delta' Delta)^-1 says how much of it enters each input. So every pixel
-has an error of its own, measured in the data, however much noise a protocol declares. That matters
-because wires round large values more than small ones, and zeros not at all.
+be estimated again from all rows, column by column: X = (Delta' Delta)^-1 Delta' W. What this leaves
+of a column of W is its noise, and (Delta' Delta)^-1 says how much of it enters each input. So every
+pixel has an error of its own, measured in the data, however much noise a protocol declares. That
+matters because wires round large values more than small ones, and zeros not at all.
 
 `wrong_pixel` turns these errors into the probability that rounding to the grid took a pixel to a
 wrong level, `Estimates.half_widths` into intervals for data without a grid.
@@ -60,8 +60,8 @@ class Estimates:
 
     Attributes:
         values: (b, p + 1), each known up to its scale.
-        noise: (p + 1,) standard deviation of the rows' errors in each column, from what the estimates
-            leave of it.
+        noise: (p + 1,) standard deviation of the rows' errors in each column, from what the
+            estimates leave of it.
         gain: (b,) the error of an estimate per unit of it.
         freedom: Rows beyond unknowns.
         rounding: (b, p + 1) largest errors of the values if every row's entries are off by half of
@@ -130,10 +130,10 @@ class Estimates:
     def half_widths(self, grid: Grid) -> Tensor:
         """Half-widths (b, p) of intervals that hold all values at once at the confidence `SURE`.
 
-        The error of a column is what its rows show, with Student's quantile for their number, or what
-        the leak states, which is 1 in whitened rows, if that is more. It is never less than the worst
-        that rounding can do: if one row is much larger than the others, or rows repeat, errors of
-        rounding do not average.
+        The error of a column is what its rows show, with Student's quantile for their number, or
+        what the leak states, which is 1 in whitened rows, if that is more. It is never less than
+        the worst that rounding can do: if one row is much larger than the others, or rows repeat,
+        errors of rounding do not average.
         """
         tail = (1 - SURE) / (2 * self.values.numel())
         if self.freedom:
@@ -161,16 +161,16 @@ def wrong_pixel(estimates: Estimates, grid: Grid, x: Tensor) -> Tensor:
         x: (b, p) images on the grid.
 
     Returns:
-        (b,) one bound per image, 1 if something else is in it: a pixel is farther from its level than
-        errors explain.
+        (b,) one bound per image, 1 if something else is in it: a pixel is farther from its level
+        than errors explain.
     """
     off = (estimates.pixels(grid) - x) * grid.levels
     spread = estimates.errors(grid, estimates.noise) * grid.levels
     missed = torch.special.erfc(0.5 / (CAUTION * spread.clamp_min(1e-12)) / math.sqrt(2)).sum(1)
     strays = (off.abs() > (STRAY * spread + LEVEL).clamp_max(HALFWAY)).any(1)
     if estimates.coarse:
-        # Rounding to half precision takes several pixels the same way if one row is much larger than
-        # the others.
+        # Rounding to half precision takes several pixels the same way if one row is much larger
+        # than the others.
         unsure = (estimates.rounded(grid) * grid.levels > 0.5).any(1)
         missed = torch.where(unsure, missed.clamp_min(0.5), missed)
     return torch.where(strays, torch.ones_like(missed), missed)
@@ -179,8 +179,8 @@ def wrong_pixel(estimates: Estimates, grid: Grid, x: Tensor) -> Tensor:
 def repeated(stack: Tensor) -> float:
     """How much larger errors are than independent rounds would make them.
 
-    A model that stands still repeats its rounding: an entry that is equal in two rounds in a row has
-    the same error in both.
+    A model that stands still repeats its rounding: an entry that is equal in two rounds in a row
+    has the same error in both.
 
     Args:
         stack: (m, H, p + 1) rows of the first layer.

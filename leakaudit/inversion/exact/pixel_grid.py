@@ -1,10 +1,10 @@
 """What the data's grid k/levels reveals of a reconstruction.
 
-Images are stored as whole grey levels, k/255 for eight bits, so they lie on a grid. An estimate with
-small errors is near the grid in every pixel. A wrong one, such as a mixture of two images, is not:
-its distances are as good as uniform, with a root mean square of 1/sqrt(12) = 0.289 grid units. So the
-grid tells a right estimate from a wrong one without any knowledge of the truth, and rounding then
-makes it exact.
+Images are stored as whole grey levels, k/255 for eight bits, so they lie on a grid. An estimate
+with small errors is near the grid in every pixel. A wrong one, such as a mixture of two images, is
+not: its distances are as good as uniform, with a root mean square of 1/sqrt(12) = 0.289 grid units.
+So the grid tells a right estimate from a wrong one without any knowledge of the truth, and rounding
+then makes it exact.
 
 It also tells how much of another input an estimate still holds. If x = x_true + a (y - x_true) with
 one known input y and an unknown number a, only one a puts all pixels onto the grid. One pixel has
@@ -32,8 +32,8 @@ OFF = 0.09
 OFF_SEARCHED = 0.08
 
 # Pixels strictly inside the range that an estimate needs to be judged. The volume of a ball in 24
-# dimensions: uniform distances have a root mean square below `OFF` with probability 6e-12, and below
-# `OFF_SEARCHED` with 3e-13, or 3e-8 for any of `TRIALS` candidates.
+# dimensions: uniform distances have a root mean square below `OFF` with probability 6e-12, and
+# below `OFF_SEARCHED` with 3e-13, or 3e-8 for any of `TRIALS` candidates.
 INSIDE = 24
 
 # The distance at which rounding to the grid removes more noise than it adds. Errors of size s leave
@@ -87,7 +87,7 @@ class Grid:
         return cls(task.spec.levels, mean.flatten(), std.flatten())
 
     def pixels(self, rows: Tensor) -> Tensor:
-        """Turn rows (n, p + 1) of inputs and a 1, up to a factor each, into the data's units (n, p)."""
+        """Turn rows (n, p + 1), multiples of an input and a 1, into the data's units (n, p)."""
         return rows[:, :-1] / rows[:, -1:] * self.std + self.mean
 
     def rows(self, x: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ class Grid:
         return (x * self.levels).round().clamp(0, self.levels) / self.levels
 
     def denoised(self, x: Tensor) -> Tensor:
-        """Round the inputs (n, p) that are so near the grid that rounding removes noise (`NEAR`)."""
+        """Round the inputs (n, p) that are near enough to gain by it (`NEAR`)."""
         if not self.levels:
             return x
         away = self._away(x)
@@ -187,10 +187,10 @@ class Grid:
 def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
     """List all images x + sum_k a_k (companion_k - x) on the grid that are none of those given.
 
-    Integer multiples are the obvious ones, such as 2x - y. But if images share a factor, so that all
-    differences are multiples of 17, say, fractions count too. So the pixels where the companions
-    differ most from x take every value, and all others must follow. Everything is computed in
-    integers, so that the list is complete and has no errors of rounding.
+    Integer multiples are the obvious ones, such as 2x - y. But if images share a factor, so that
+    all differences are multiples of 17, say, fractions count too. So the pixels where the
+    companions differ most from x take every value, and all others must follow. Everything is
+    computed in integers, so that the list is complete and has no errors of rounding.
 
     Args:
         x: (p,) on the grid.

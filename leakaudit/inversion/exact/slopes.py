@@ -1,14 +1,14 @@
-"""What known models say of images: the slopes that the loss would have in the first layer's neurons.
+"""What known models say of images: the loss's slopes in the first layer's neurons.
 
 A batch X takes the rows apart, W = Delta [X 1], into slopes Delta, one column per sample. If the
 models are known, the same column follows from the sample itself: it is J' g, where J is the
-derivative of the network's outputs in the first layer's neurons at this sample, and g that of the loss
-in the outputs. Cross-entropy leaves one g per label, squared loss any g at all. The true batch agrees
-with itself. A mixture of samples, which explains the rows as well, has neurons and slopes of its own
-and does not.
+derivative of the network's outputs in the first layer's neurons at this sample, and g that of the
+loss in the outputs. Cross-entropy leaves one g per label, squared loss any g at all. The true batch
+agrees with itself. A mixture of samples, which explains the rows as well, has neurons and slopes of
+its own and does not.
 
-This is used twice: to reject a batch that disagrees (`agree`), and to choose among batches of images
-that are so alike that activity leaves several of them (`by_slopes`).
+This is used twice: to reject a batch that disagrees (`agree`), and to choose among batches of
+images that are so alike that activity leaves several of them (`by_slopes`).
 """
 
 from __future__ import annotations
@@ -53,17 +53,18 @@ WIDE = 16
 # Part of their length by which slopes may exceed what the model gives.
 LONGER = 0.01
 
-# Relative size below which a direction of slopes is rounding: float64 slopes are right to 1e-15 times
-# the condition number of the layers behind.
+# Relative size below which a direction of slopes is rounding: float64 slopes are right to 1e-15
+# times the condition number of the layers behind.
 LEVEL = 1e-9
 
 
 def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Grid) -> bool | None:
     """Whether the rows hold the slopes that known models give the inputs.
 
-    A sample's slopes have the direction that its label gives them, and at most the length that a mean
-    over the batch leaves them; clipping may make them shorter. Labels may be soft, too, and squared
-    loss has any targets, so a direction that the outputs allow in some other way is not False.
+    A sample's slopes have the direction that its label gives them, and at most the length that a
+    mean over the batch leaves them; clipping may make them shorter. Labels may be soft, too, and
+    squared loss has any targets, so a direction that the outputs allow in some other way is not
+    False.
 
     Args:
         leak: Gradients. If nobody can compute them again sample by sample, nothing is known.
@@ -121,7 +122,7 @@ def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
 
 
 def _spanned(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
-    """Whether slopes (H,) are some combination of all targets' (targets, H), as soft labels make them."""
+    """Whether slopes (H,) are a combination of all targets' (targets, H), as of soft labels."""
     _, size, right = torch.linalg.svd(expected, full_matrices=False)
     directions = right[size > LEVEL * size[0]]
     telling = len(mine) >= TELLING * len(directions) or loss == "squared"
@@ -212,8 +213,8 @@ def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
         image: (p,) in the data's units.
 
     Returns:
-        (targets, H) for all labels of cross-entropy or binary loss, and for zero and all unit vectors
-        of squared loss, whose slopes are affine in the target.
+        (targets, H) for all labels of cross-entropy or binary loss, and for zero and all unit
+        vectors of squared loss, whose slopes are affine in the target.
     """
     if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
         raise ValueError("slopes need known models and a first layer with a bias")

@@ -1,13 +1,13 @@
 """Which inputs of a batch the activity of neurons proves, and which others could take their place.
 
-The rows of a first layer, W = Delta [X 1], span a space with many bases. If X explains them, so does
-A X for every invertible A whose rows add up to one. If images are alike, such as x, x + 1 and 2x - y,
-several bases consist of images. The residual is the same for all of them. What tells them apart are
-the zeros of Delta: a neuron that never fires for sample k has no part of it.
+The rows of a first layer, W = Delta [X 1], span a space with many bases. If X explains them, so
+does A X for every invertible A whose rows add up to one. If images are alike, such as x, x + 1 and
+2x - y, several bases consist of images. The residual is the same for all of them. What tells them
+apart are the zeros of Delta: a neuron that never fires for sample k has no part of it.
 
-**Duals.** Let q_j solve X q_j = e_j, and let L_g be the rows of neuron g. Then L_g q_j = 0 exactly if
-sample j is inactive at g. A candidate's dual is some combination q' = sum_k c_k q_k of the true ones.
-If s of the c_k are non-zero, q' vanishes
+**Duals.** Let q_j solve X q_j = e_j, and let L_g be the rows of neuron g. Then L_g q_j = 0 exactly
+if sample j is inactive at g. A candidate's dual is some combination q' = sum_k c_k q_k of the true
+ones. If s of the c_k are non-zero, q' vanishes
 
 * at neurons where all s samples are inactive, whose rows have rank b - s at the most, and
 * at neurons where the active ones of them cancel by accident. In general position there are so few
@@ -15,26 +15,26 @@ If s of the c_k are non-zero, q' vanishes
 
 So a dual is *proven* (s = 1) if the rows where it vanishes have rank b - 1 and keep it when any one
 neuron is left out. Here more is required, since candidates are chosen among many: some division of
-these neurons into three parts has rank b - 1 in every part. If the rows show that slopes of different
-samples depend on each other, nothing is in general position, and nothing is proven. docs/exact.md has
-the theorem and its proof.
+these neurons into three parts has rank b - 1 in every part. If the rows show that slopes of
+different samples depend on each other, nothing is in general position, and nothing is proven.
+docs/exact.md has the theorem and its proof.
 
-**Companions.** Let P be the proven duals and U the others. A true input is
-x_k = x'_k + sum over j in U of A_kj x'_j, since the duals in P hold one sample each. A_kj is zero if
-q'_j vanishes, not by accident, at a neuron that fires for k. The j that are left are the companions
-of k: the candidates whose multiples x'_k may still hold. An input without companions is proven without
-looking at its pixels.
+**Companions.** Let P be the proven duals and U the others. A true input is x_k = x'_k + sum over j
+in U of A_kj x'_j, since the duals in P hold one sample each. A_kj is zero if q'_j vanishes, not by
+accident, at a neuron that fires for k. The j that are left are the companions of k: the candidates
+whose multiples x'_k may still hold. An input without companions is proven without looking at its
+pixels.
 
-**Independent slopes.** All of this supposes that the loss's slopes of different samples do not depend
-on each other. If two samples have one slope, all neurons where both fire see the same sum of them,
-which looks like an input of its own. Known models exclude that (`slopes.agree`). Without them,
-`undecided` looks at the neurons where two or three candidates fire together: their rows must be in
-general position, as many neurons as candidates always being independent. A sum that was taken for an
-input never fires together with its parts, or always in the same proportion.
+**Independent slopes.** All of this supposes that the loss's slopes of different samples do not
+depend on each other. If two samples have one slope, all neurons where both fire see the same sum of
+them, which looks like an input of its own. Known models exclude that (`slopes.agree`). Without
+them, `undecided` looks at the neurons where two or three candidates fire together: their rows must
+be in general position, as many neurons as candidates always being independent. A sum that was taken
+for an input never fires together with its parts, or always in the same proportion.
 
-The thresholds are on the safe side: each one that is stricter proves fewer images. They were attacked
-with the families of images in tests/adversarial/test_certificates.py, and docs/exact.md counts
-10,677 images of such families, none of them called exact wrongly.
+The thresholds are on the safe side: each one that is stricter proves fewer images. They were
+attacked with the families of images in tests/adversarial/test_certificates.py, and docs/exact.md
+counts 10,677 images of such families, none of them called exact wrongly.
 """
 
 from __future__ import annotations
@@ -51,14 +51,15 @@ from torch import Generator, Tensor
 ZERO = 5.0
 # ... which means something only if the active neurons are typically above this many times it, ...
 CLEAR = 100.0
-# ... and a neuron surely fires above this many times it. The gap between 5 and 20 counts as neither.
+# ... and a neuron surely fires above this many times it. The gap between 5 and 20 counts as
+# neither.
 FIRES = 20.0
 
 # Rows show a direction if it is this many times larger in them than noise (in amplitude).
 SEEN = 6.0
 
-# Share of a direction's energy that counts as none, whatever the noise is: sums of squares in float64
-# have errors of 2e-16 times the condition number.
+# Share of a direction's energy that counts as none, whatever the noise is: sums of squares in
+# float64 have errors of 2e-16 times the condition number.
 ROUNDING = 1e-11
 
 # Relative size of a change over rounds that counts as one. float32 wires resolve 1e-7.
@@ -92,7 +93,8 @@ GENERAL = 0.8
 # Sets of candidates that are examined together, which bounds the memory.
 CHUNK = 256
 
-# Rounds of a neuron whose slopes are examined: those of at least this size, relative to its largest.
+# Rounds of a neuron whose slopes are examined: those of at least this size, relative to its
+# largest.
 LOUD = 0.5
 
 
@@ -123,8 +125,8 @@ def companions(
         generator: Divides neurons into parts.
 
     Returns:
-        One set per candidate; empty sets are proofs. Unproven candidates have all unproven others as
-        companions. If slopes depend on each other, or there are more samples than slopes, all
+        One set per candidate; empty sets are proofs. Unproven candidates have all unproven others
+        as companions. If slopes depend on each other, or there are more samples than slopes, all
         candidates have all others.
     """
     b = len(inputs)
@@ -278,9 +280,9 @@ class _Evidence:
         """Whether some pattern's rows have a lower rank than its samples and neurons allow.
 
         That happens if the loss's slopes of some samples depend on each other, as they do for equal
-        labels at a model whose outputs are zero or saturated, and with more samples than the loss has
-        outputs in the rounds that differ. Then all neurons with one pattern see one combination,
-        which looks like an input of its own, and activity proves nothing.
+        labels at a model whose outputs are zero or saturated, and with more samples than the loss
+        has outputs in the rounds that differ. Then all neurons with one pattern see one
+        combination, which looks like an input of its own, and activity proves nothing.
 
         Args:
             size: (G, b) of all candidates' slopes, in units of noise.
@@ -311,8 +313,9 @@ class _Evidence:
             return _Vanishing(zero, True)
         if not len(loud) or not bool(zero.any()) or float(loud.median()) < CLEAR:
             return _Vanishing(torch.zeros_like(zero), False)
-        # Noise hides an accident in all rounds with probability (ZERO / loud)^changes, at any of the
-        # neurons; this is its logarithm. So many accidents together have a probability below CHANCE.
+        # Noise hides an accident in all rounds with probability (ZERO / loud)^changes, at any of
+        # the neurons; this is its logarithm. So many accidents together have a probability below
+        # CHANCE.
         chance = math.log(len(unit.unique())) + changes * math.log(ZERO / float(loud.median()))
         spares = SPARES + 1
         if chance < 0:
@@ -359,12 +362,12 @@ class _Evidence:
 
 
 def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit every dual once more to all rows where it vanishes, and say how far that leaves inputs mixed.
+    """Fit every dual once more to all rows where it vanishes, and bound how mixed inputs are.
 
-    The rows R_j (N, b) where dual q_j vanishes have errors of standard deviation `noise`. So q_j, of
-    length 1, is their last right singular vector up to an error of covariance
-    noise^2 (R_j' R_j)^+. Since X is the inverse of the duals, an error e of q_j takes (x_i e) x_j
-    from every input x_i.
+    The rows R_j (N, b) where dual q_j vanishes have errors of standard deviation `noise`. So q_j,
+    of length 1, is their last right singular vector up to an error of covariance noise^2 (R_j'
+    R_j)^+. Since X is the inverse of the duals, an error e of q_j takes (x_i e) x_j from every
+    input x_i.
 
     Args:
         data: Rows of the first layer.

@@ -1,8 +1,8 @@
 """Labels of a batch whose inputs are known, from the last layer's gradients at known models.
 
-The last layer shows sum_t c_t sum_k (p_kt - e_{y_k}) h_kt^T / b, with p the softmax and h the features of
-sample k at model t. Models and inputs give p and h, so the labels are the solution of linear equations, and
-the right ones come out as unit vectors.
+The last layer shows sum_t c_t sum_k (p_kt - e_{y_k}) h_kt^T / b, with p the softmax and h the
+features of sample k at model t. Models and inputs give p and h, so the labels are the solution of
+linear equations, and the right ones come out as unit vectors.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# How far an entry of a solution may be from that of a unit vector: half of what would round it wrongly.
+# How far an entry of a solution may be from that of a unit vector: half of what would round it
+# wrongly.
 UNIT = 0.25
 
 # Rows of the leak that are used, the largest ones. A choice: one would do without noise.
@@ -26,8 +27,8 @@ ROWS = 4
 def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
     """Solve for the labels of known inputs.
 
-    It needs cross-entropy, a last linear layer with a bias, single gradients (inner = 1) and all samples
-    of the batch, each once.
+    It needs cross-entropy, a last linear layer with a bias, single gradients (inner = 1) and all
+    samples of the batch, each once.
 
     Args:
         leak: What was heard.
@@ -72,7 +73,8 @@ def _forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute the softmax and the last layer's inputs of every sample at every model.
 
-    The gradient of one sample with label 0 is (p - e_0) h^T for the weights and p - e_0 for the bias.
+    The gradient of one sample with label 0 is (p - e_0) h^T for the weights and p - e_0 for the
+    bias.
 
     Args:
         task: What is trained.

@@ -1,7 +1,7 @@
 """The label of one input whose pixels are known, from equations only.
 
-If the models are known, every label is tried. If not, the signs of the last bias's gradient show it, and from
-differences of gradients that gradient can be computed (`residual_from_differences`).
+If the models are known, every label is tried. If not, the signs of the last bias's gradient show
+it, and from differences of gradients that gradient can be computed (`residual_from_differences`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-# The least eigenvalue must be this small beside the next, or else the planes do not meet in one line and
-# the label is not claimed.
+# The least eigenvalue must be this small beside the next, or else the planes do not meet in one
+# line and the label is not claimed.
 CLEAR = 1e-2
 
-# Misfit of the best label, over that of the next, below which it is claimed. A wrong one misses by the
-# size of a gradient.
+# Misfit of the best label, over that of the next, below which it is claimed. A wrong one misses by
+# the size of a gradient.
 BETTER = 0.5
 
 
@@ -35,8 +35,8 @@ def label(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
         x: (1, *shape) the input.
 
     Returns:
-        (1,): the label whose gradients fit if the models are known, else what the last layer's rows say.
-        None if the leak does not settle it.
+        (1,): the label whose gradients fit if the models are known, else what the last layer's rows
+        say. None if the leak does not settle it.
     """
     if task.spec.loss != "cross_entropy":
         return None
@@ -81,12 +81,13 @@ def _by_differences(leak: GradientLeak, task: Task) -> Tensor | None:
 
 
 def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> Tensor | None:
-    """Compute q = p - e_y of the first gradient of one sample from combinations of last-layer gradients.
+    """Compute q = p - e_y of the first gradient from combinations of last-layer gradients.
 
-    Relative to the first gradient, round t shows b^t = q^t - q and M^t = q^t h^{tT} - q h^T. The columns
-    of M^t lie in span{b^t, q}: q is the one direction v that all these planes share, and its length kappa
-    follows from the columns' coordinates in b^t and v, alpha = h^t and beta = kappa (h^t - h). It takes
-    four classes at least: the q sum to zero, and planes in a plane say nothing.
+    Relative to the first gradient, round t shows b^t = q^t - q and M^t = q^t h^{tT} - q h^T. The
+    columns of M^t lie in span{b^t, q}: q is the one direction v that all these planes share, and
+    its length kappa follows from the columns' coordinates in b^t and v, alpha = h^t and beta =
+    kappa (h^t - h). It takes four classes at least: the q sum to zero, and planes in a plane say
+    nothing.
 
     Args:
         inverse: (T, m) pseudo-inverse of the combination.
@@ -107,7 +108,8 @@ def residual_from_differences(inverse: Tensor, weight: Tensor, bias: Tensor) -> 
     size = size[:, :2]
     if not bool((size > 0).all()) or len(m) < 2:
         return None
-    # v minimises its part outside all planes; a plane counts by how well its second direction shows.
+    # v minimises its part outside all planes; a plane counts by how well its second direction
+    # shows.
     trust = (size[:, 1] / size[:, 1].max()) ** 2
     outside = torch.eye(m.shape[1], dtype=m.dtype) - left @ left.mT
     values, vectors = torch.linalg.eigh((trust[:, None, None] * outside).sum(0))

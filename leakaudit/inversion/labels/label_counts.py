@@ -1,9 +1,9 @@
 """How many samples of each class a batch holds, from the last layer's gradient.
 
-A batch of B samples with features h_k and q_k = p_k - e_{y_k} has the last layer's gradients
-dW = 1/B sum_k q_k h_k^T and db = 1/B sum_k q_k. So B db = sum_k p_k - n: the counts n are known as soon as
-the mean of the softmax is. Here are the field's methods, one function each, and our own (`pooled`).
-Loss ``binary`` is read as two classes with logits (0, z).
+A batch of B samples with features h_k and q_k = p_k - e_{y_k} has the last layer's gradients dW =
+1/B sum_k q_k h_k^T and db = 1/B sum_k q_k. So B db = sum_k p_k - n: the counts n are known as soon
+as the mean of the softmax is. Here are the field's methods, one function each, and our own
+(`pooled`). Loss ``binary`` is read as two classes with logits (0, z).
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 # Singular values below this share of the largest one are rounding in float64.
 ROUNDING = 1e-10
 
-# What is added to a class's count before it becomes the weight 1/n of what that class says of the common
-# features. A choice: a class that is absent counts five times as much as one with a sample.
+# What is added to a class's count before it becomes the weight 1/n of what that class says of the
+# common features. A choice: a class that is absent counts five times as much as one with a sample.
 TRUST = 0.2
 
-# Iterations of `pooled`, each of which takes half of the new estimate: 2^-30 of the first error is left.
+# Iterations of `pooled`, each of which takes half of the new estimate: 2^-30 of the first error is
+# left.
 STEPS = 30
 
-# A count above this gives a class features of its own, and no count below `ONE` divides them: estimates
-# of absent classes are near 0, those of others near 1 or more.
+# A count above this gives a class features of its own, and no count below `ONE` divides them:
+# estimates of absent classes are near 0, those of others near 1 or more.
 PRESENT = 0.25
 ONE = 0.5
 
@@ -181,10 +182,13 @@ def yin(head: Head, batch: int) -> Tensor:
 
 
 def rlg(head: Head) -> Tensor:
-    """Find classes that a hyperplane parts from all others in dW's column space (Dang et al. 2021, RLG).
+    """Find classes that a hyperplane parts from all others (Dang et al. 2021, RLG).
 
-    One linear program for each class: is there a vector v with plane_c v <= -1 and plane_i v >= 0 for all
-    others? No class of the batch is left out; if the batch comes near C, others are counted as well.
+    The hyperplanes are those of dW's column space.
+
+    One linear program for each class: is there a vector v with plane_c v <= -1 and plane_i v >= 0
+    for all others? No class of the batch is left out; if the batch comes near C, others are counted
+    as well.
 
     Args:
         head: The last layer.
@@ -218,9 +222,9 @@ def llg(
 ) -> Tensor:
     """Count by the sums g of dW's rows (Wainakh et al. 2022, LLG).
 
-    Each sample takes `impact` off the sum of its class. First every class with a negative sum gets one
-    sample. Then, with `offset` taken off the sums, the lowest sum gets the next one until there are
-    `batch`.
+    Each sample takes `impact` off the sum of its class. First every class with a negative sum gets
+    one sample. Then, with `offset` taken off the sums, the lowest sum gets the next one until there
+    are `batch`.
 
     Args:
         head: The last layer, with features h >= 0.
@@ -249,7 +253,7 @@ def llg(
 
 
 def dummies(task: Task, theta: Tensor, batch: int, generator: Generator) -> tuple[float, Tensor]:
-    """Estimate what `llg` needs from batches of uniform noise, each of one class (LLG* of the paper).
+    """Estimate what `llg` needs from batches of uniform noise, each of one class (LLG*).
 
     Args:
         task: What is trained. It must have a last linear layer and cross-entropy.
@@ -279,8 +283,8 @@ def dummies(task: Task, theta: Tensor, batch: int, generator: Generator) -> tupl
 def ilrg(head: Head, batch: int) -> Tensor:
     """Count by features of each class (Ma et al. 2023, iLRG).
 
-    Features of class c are taken for dW_c / db_c. With P the softmax of these features, one row for each
-    class, (P^T - I) n = B db and sum n = B give n.
+    Features of class c are taken for dW_c / db_c. With P the softmax of these features, one row for
+    each class, (P^T - I) n = B db and sum n = B give n.
 
     Args:
         head: The last layer, with its model.
@@ -303,9 +307,10 @@ def pooled(head: Head, batch: int) -> Tensor:
 
         B dW - B db h^T = (P^T - I) D    and    sum_c D_c = 0.
 
-    All classes together reveal h: it makes sum_c |D_c|^2 / n_c least, so that classes that are rare or
-    absent, whose rows of dW show h itself, count most. Then P = softmax(W (h + D_c / n_c) + b), and so on
-    until h, D, P and n agree. iLRG divides single rows instead, which is wrong if n_c is near B p_c.
+    All classes together reveal h: it makes sum_c |D_c|^2 / n_c least, so that classes that are rare
+    or absent, whose rows of dW show h itself, count most. Then P = softmax(W (h + D_c / n_c) + b),
+    and so on until h, D, P and n agree. iLRG divides single rows instead, which is wrong if n_c is
+    near B p_c.
 
     Args:
         head: The last layer, with its model.

@@ -1,9 +1,9 @@
 """Labels: read from a last layer's gradient, given by the user, or as variables of a search.
 
-The gradient of a last linear layer under cross-entropy is q h^T for its weights and q for its bias, with
-q = p - e_y. One sample makes exactly one entry of q negative, that of its label. With two or more samples
-the signs tell which classes are there, but neither how many of each nor which classes are missing for
-certain; `read` then counts (`label_counts`).
+The gradient of a last linear layer under cross-entropy is q h^T for its weights and q for its bias,
+with q = p - e_y. One sample makes exactly one entry of q negative, that of its label. With two or
+more samples the signs tell which classes are there, but neither how many of each nor which classes
+are missing for certain; `read` then counts (`label_counts`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ UNKNOWN = 0.5
 # A count that lets a class win a remainder only if no other class wants it.
 TINY = 1e-9
 
-# How small a singular value must be beside the one before it for the rank to count: samples that differ
-# make 1e-1 and more, rounding in float32 makes 1e-6.
+# How small a singular value must be beside the one before it for the rank to count: samples that
+# differ make 1e-1 and more, rounding in float32 makes 1e-6.
 GAP = 1e-3
 
-# Another entry may be negative by this share of the lowest (noise), or else the signs are not those of one
-# sample.
+# Another entry may be negative by this share of the lowest (noise), or else the signs are not those
+# of one sample.
 CLEAR = 0.05
 
 
@@ -98,8 +98,8 @@ def from_gradient(leak: GradientLeak, task: Task) -> Tensor | None:
         task: What is trained.
 
     Returns:
-        (1,), by the bias if there is one, else by iDLG's rule; None if the last layer is not in the leak,
-        or if the signs are not those of one sample.
+        (1,), by the bias if there is one, else by iDLG's rule; None if the last layer is not in the
+        leak, or if the signs are not those of one sample.
     """
     rows = plain_rows(leak)
     if task.last_linear is None or not rows or task.spec.loss == "squared":
@@ -126,9 +126,9 @@ def plain_rows(leak: GradientLeak) -> list[int]:
 def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
     """Read the labels of a batch from the last layer's gradient.
 
-    One sample: by signs. More: by `label_counts.pooled` if model and bias are known, from the row whose
-    counts lie nearest to whole numbers; if none lies near them and the rows have rank `batch`, by the
-    classes of `label_counts.rlg`. Else by `label_counts.llg`.
+    One sample: by signs. More: by `label_counts.pooled` if model and bias are known, from the row
+    whose counts lie nearest to whole numbers; if none lies near them and the rows have rank
+    `batch`, by the classes of `label_counts.rlg`. Else by `label_counts.llg`.
 
     Args:
         leak: What was heard.

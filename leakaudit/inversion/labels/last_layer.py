@@ -1,17 +1,19 @@
-"""What the last layer says of one sample: its label and its features, exactly, even from one difference.
+"""What the last layer says of one sample: its label and its features, exactly.
 
-Under cross-entropy the gradient of a last linear layer (W, b) is q h^T and q, with h the features that the
-layer sees and q = softmax(W h + b) - e_y. A row of a leak gives
+One difference of two gradients is enough.
+
+Under cross-entropy the gradient of a last linear layer (W, b) is q h^T and q, with h the features
+that the layer sees and q = softmax(W h + b) - e_y. A row of a leak gives
 
     D = c1 q1 h1^T + c2 q2 h2^T    and    beta = c1 q1 + c2 q2.
 
-D has rank two, so in the plane of its columns c1 q1 = s beta + r beta', with beta' at a right angle to beta,
-and only s and r are unknown. As the models are known, the two softmax equations settle them and the label,
-and with them h1 and h2.
+D has rank two, so in the plane of its columns c1 q1 = s beta + r beta', with beta' at a right angle
+to beta, and only s and r are unknown. As the models are known, the two softmax equations settle
+them and the label, and with them h1 and h2.
 
-For each label, a grid over (s, r) is searched for local minima of a mild misfit, between logarithms of
-probabilities and logits; these are refined by least squares, and then once more by a sharp misfit, between
-the probabilities. The label whose misfit is by far the smallest is right.
+For each label, a grid over (s, r) is searched for local minima of a mild misfit, between logarithms
+of probabilities and logits; these are refined by least squares, and then once more by a sharp
+misfit, between the probabilities. The label whose misfit is by far the smallest is right.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ if TYPE_CHECKING:
     from leakaudit.inversion.search.objectives import Target
     from leakaudit.tasks.task import Task
 
-# Directions of c1 q1 in the plane that are looked at; only those with one negative entry are searched, often
-# a narrow sector.
+# Directions of c1 q1 in the plane that are looked at; only those with one negative entry are
+# searched, often a narrow sector.
 DIRECTIONS = 20_000
 
 # Directions and lengths that a search for one label looks at.
@@ -46,13 +48,15 @@ GRID = 48
 # Its local minima that are refined, the lowest ones.
 STARTS = 6
 
-# Lengths are spread evenly in log odds, from -12 to 12: probabilities of the label from 6e-6 to 1 - 6e-6.
+# Lengths are spread evenly in log odds, from -12 to 12: probabilities of the label from 6e-6 to 1 -
+# 6e-6.
 ODDS = 12
 
 # Probabilities are taken for at least this, so that their logarithm is finite.
 SMALL = 1e-12
 
-# Largest relative misfit of the equations: wrong labels miss by 1e-2 to 1, float32 wires by up to 1e-2.
+# Largest relative misfit of the equations: wrong labels miss by 1e-2 to 1, float32 wires by up to
+# 1e-2.
 FITS = 2e-2
 
 # Largest share of the next label's misfit; above it the label is not claimed.
@@ -78,8 +82,8 @@ Found = tuple[int, dict[int, Tensor]]  # label, and features (H,) by gradient
 def solve(target: Target, task: Task) -> Known | None:
     """Solve for label and features of a single sample.
 
-    It reads plain rows and rows of two gradients; it needs cross-entropy, three classes, and a last linear
-    layer with a bias in the leak.
+    It reads plain rows and rows of two gradients; it needs cross-entropy, three classes, and a last
+    linear layer with a bias in the leak.
 
     Args:
         target: Rows of a leak.

@@ -1,14 +1,14 @@
-"""Adam (Kingma and Ba 2015) over dummy inputs: one step of it, and the three ways in which searches use it.
+"""Adam (Kingma and Ba 2015) over dummy inputs, and the three ways in which searches use it.
 
-* `minimise` runs a few searches step by step with a cosine schedule and noise: GradInversion, and the
-  softer form of Inverting Gradients for local trainings.
+* `minimise` runs a few searches step by step with a cosine schedule and noise: GradInversion, and
+  the softer form of Inverting Gradients for local trainings.
 * `signed_adam` runs one search with rates that fall in steps, as Inverting Gradients was published.
 * `together` runs many searches that share every evaluation, with the same schedule as `minimise`.
 
-The first two take their steps by `_Walker`, around torch's optimiser. `together` has the same equations for
-a stack of searches, in which each can stand still by itself; torch's optimiser cannot do that. The two
-agree to rounding (tests/reference/test_inverting.py), not to the last bit, since torch orders its
-operations in another way.
+The first two take their steps by `_Walker`, around torch's optimiser. `together` has the same
+equations for a stack of searches, in which each can stand still by itself; torch's optimiser cannot
+do that. The two agree to rounding (tests/reference/test_inverting.py), not to the last bit, since
+torch orders its operations in another way.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ EPSILON = 1e-8
 
 # Iterations of `signed_adam` without a gain after which it goes on with the next, smaller rate, ...
 STALL = 150
-# ... and the share by which the objective must fall to count as one. Both are choices: signed steps of a
-# fixed size go back and forth in the end, and then the objective hardly falls.
+# ... and the share by which the objective must fall to count as one. Both are choices: signed steps
+# of a fixed size go back and forth in the end, and then the objective hardly falls.
 GAIN = 1e-3
 
-# Factor from one rate to the next, and the eighths of the steps that each has at most: Geiping et al. 2020
-# divide by ten after 3/8, 5/8 and 7/8 of the steps.
+# Factor from one rate to the next, and the eighths of the steps that each has at most: Geiping et
+# al. 2020 divide by ten after 3/8, 5/8 and 7/8 of the steps.
 DECAY = 0.1
 SHARES = (3, 2, 2, 1)
 
@@ -50,10 +50,12 @@ class Schedule:
 
     Attributes:
         steps: Of each search.
-        rate: Largest step in the data's units. It rises over `warmup` steps and falls along a cosine.
+        rate: Largest step in the data's units. It rises over `warmup` steps and falls along a
+            cosine.
         slopes: As they are (``raw``), s / (|s| + mean |s|) (``soft``), or sign(s) (``hard``).
         warmup: Steps.
-        langevin: Standard deviation of noise added to a point before its slope is taken, over the rate.
+        langevin: Standard deviation of noise added to a point before its slope is taken, over the
+            rate.
         betas: Of Adam.
     """
 
@@ -184,8 +186,8 @@ def signed_adam(
         objective: ``objective(*tensors)``, a scalar, normalised to 1 if nothing is explained.
         start: Its tensors, the inputs first.
         steps: At most.
-        rate: Of the first steps, in the data's units. It falls to a tenth three times, each time once 150
-            steps brought no gain, or after 3/8, 5/8 and 7/8 of the steps.
+        rate: Of the first steps, in the data's units. It falls to a tenth three times, each time
+            once 150 steps brought no gain, or after 3/8, 5/8 and 7/8 of the steps.
         project: Maps inputs into their range, after each step.
         what: Name for reports of progress.
 
@@ -224,7 +226,7 @@ def together(
     what: str,
     between: Callable[[int], None] = lambda k: None,
 ) -> list[Run]:
-    """Minimise every problem from its start, as `minimise` does without noise; all share an evaluation.
+    """Minimise every problem as `minimise` does without noise; all share each evaluation.
 
     A search whose objective or slope is not finite returns to the last point where both were.
 

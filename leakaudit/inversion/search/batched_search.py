@@ -1,11 +1,11 @@
 """Many L-BFGS searches of one shape at once: restarts, targets and labels share every evaluation.
 
-Each search has its own L-BFGS memory (`lbfgs`), line search (`line_search`), convergence test and end;
-what has ended leaves the batch. One evaluation serves all that are left (`evaluate`): a vmap below
-`task.LOOP_ABOVE` parameters, a loop above, where vmap has no gain.
+Each search has its own L-BFGS memory (`lbfgs`), line search (`line_search`), convergence test and
+end; what has ended leaves the batch. One evaluation serves all that are left (`evaluate`): a vmap
+below `task.LOOP_ABOVE` parameters, a loop above, where vmap has no gain.
 
-Every evaluation is one trial of each search's line search. A trial that is accepted gives the search a
-new direction at once, so that searches never wait for each other.
+Every evaluation is one trial of each search's line search. A trial that is accepted gives the
+search a new direction at once, so that searches never wait for each other.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from leakaudit.inversion.search.line_search import Brackets
 from leakaudit.inversion.search.optimise import FALLS, PATIENCE, Ended, Point, Run
 from leakaudit.progress import expired, step
 
-# Evaluations that count as one step: torch's L-BFGS has 20 iterations a step, as in Zhu et al. 2019.
+# Evaluations that count as one step: torch's L-BFGS has 20 iterations a step, as in Zhu et al.
+# 2019.
 STEP = 20
 
-# Trials of one line search. A choice: most searches need one or two, and one that needs more than this
-# takes the steepest descent instead.
+# Trials of one line search. A choice: most searches need one or two, and one that needs more than
+# this takes the steepest descent instead.
 TRIES = 20
 
 # Bytes that the pairs of all searches together may take; more searches go in several parts.
 MEMORY = 512 << 20
 
-# An objective, in units of its goal, after which no other start is tried: ten times the relative residual.
+# An objective, in units of its goal, after which no other start is tried: ten times the relative
+# residual.
 ENOUGH = 100.0
 
 FORMATS: dict[str, tuple[torch.dtype, ...]] = {
@@ -51,10 +53,11 @@ class Schedule:
     Attributes:
         steps: At most, of 20 evaluations each.
         history: Pairs of L-BFGS.
-        patience: A search has converged once its objective fell by less than 3 % in so many steps. It
-            then goes on in the next format, and so does one that reached its goal.
-        formats: Number formats, one after the other. float32 finds the way at half the cost of float64,
-            which polishes. In a loop, where float32 is no faster, only the last one is used.
+        patience: A search has converged once its objective fell by less than 3 % in so many steps.
+            It then goes on in the next format, and so does one that reached its goal.
+        formats: Number formats, one after the other. float32 finds the way at half the cost of
+            float64, which polishes. In a loop, where float32 is no faster, only the last one is
+            used.
     """
 
     steps: int = 300
@@ -303,7 +306,8 @@ class _Batch:
         self.count += 1
         at.tries = at.tries + 1
         accepted, at.t = self.brackets.judge(at.t, value, _along(g, at.d))
-        # A search without a step forgets its pairs and takes the steepest descent; without pairs, it ends.
+        # A search without a step forgets its pairs and takes the steepest descent; without pairs,
+        # it ends.
         lost = ~accepted & (at.tries >= TRIES)
         at.stuck = lost & (self.memory.count == 0)
         self.memory.forget(lost)

@@ -1,9 +1,9 @@
 """Coordinates in which a photograph's coarse and fine parts are more alike in size.
 
-Amplitudes of photographs fall as 1/f (Field 1987, Relations between the statistics of natural images and the
-response properties of cortical cells). L-BFGS starts without knowing that: in pixels it takes about three
-times the evaluations to the same error. Half of the fall, 1/sqrt(f), is taken here, as with the whole of it
-the finest parts come last.
+Amplitudes of photographs fall as 1/f (Field 1987, Relations between the statistics of natural
+images and the response properties of cortical cells). L-BFGS starts without knowing that: in pixels
+it takes about three times the evaluations to the same error. Half of the fall, 1/sqrt(f), is taken
+here, as with the whole of it the finest parts come last.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Spectrum:
         high, wide = shape[1:]
         down = torch.arange(high, dtype=torch.float64, device=device)
         right = torch.arange(wide, dtype=torch.float64, device=device)
-        # Frequency (k, l) has a length of sqrt(k^2 + l^2); the 1 keeps the mean of the image finite.
+        # Frequency (k, l) has a length of sqrt(k^2 + l^2); the 1 keeps the mean of the image
+        # finite.
         size = (1 + down[:, None].square() + right.square()) ** (-FALL / 2)
         return cls(_cosines(high).to(device), _cosines(wide).to(device), size / size.mean())
 

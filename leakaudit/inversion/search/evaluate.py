@@ -1,7 +1,7 @@
 """Objectives of many problems and their slopes in one call.
 
-Small models are evaluated all at once, large ones one after the other: a vmap gains a factor of eight at a
-LeNet, and nothing once a single evaluation fills the processor.
+Small models are evaluated all at once, large ones one after the other: a vmap gains a factor of
+eight at a LeNet, and nothing once a single evaluation fills the processor.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ TEMPORARY = 3
 
 @dataclass(frozen=True, eq=False)
 class Problems:
-    """K problems of one shape: minimise ``objective(gradients, given, point)``, each over its own row.
+    """K problems of one shape, each to be minimised over its own row of a point.
 
     Attributes:
         task: What is trained.
         objective: Values (k,) of k problems. Its first argument maps models (n, d), x (n, ...) and
-            y (n, ...) to gradients (n, d), differentiably; the others are rows of `given` and of a point.
+            y (n, ...) to gradients (n, d), differentiably; the others are rows of `given` and of a
+            point.
         given: Tensors (K, ...), one row for each problem.
         goal: (K,) objectives that are good enough.
         shapes: Of a point's tensors, without the first side.

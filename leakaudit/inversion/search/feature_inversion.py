@@ -1,8 +1,9 @@
 """Which input has these features: inverting what a last linear layer saw.
 
-Features are continuous in the input for every activation, so a search by their distance does not stop at
-jumps. It goes from coarse to fine and from smooth to sharp: first small images that are enlarged, then the
-whole image with less and less total variation. Each search starts from where the last one ended.
+Features are continuous in the input for every activation, so a search by their distance does not
+stop at jumps. It goes from coarse to fine and from smooth to sharp: first small images that are
+enlarged, then the whole image with less and less total variation. Each search starts from where the
+last one ended.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 # Sides of the images that are searched first, enlarged to the true size. A choice: octaves.
 COARSE = (4, 8, 16)
 
-# Most L-BFGS steps at each of these sides, and the weight of total variation. Coarse images are only
-# starts, so few steps suffice.
+# Most L-BFGS steps at each of these sides, and the weight of total variation. Coarse images are
+# only starts, so few steps suffice.
 COARSE_STEPS = 6
 COARSE_WEIGHT = 1e-3
 
-# Weights of total variation at full size: one that fills in what features leave open, then one that is
-# small beside them.
+# Weights of total variation at full size: one that fills in what features leave open, then one that
+# is small beside them.
 SMOOTH = (1e-2, 1e-4)
 
 # Most L-BFGS steps at each weight.
@@ -40,8 +41,8 @@ SMOOTH_STEPS = 40
 # Steps over which such a search must gain; the next one goes on from where it ends.
 PATIENCE = 5
 
-# Differences of neighbours below this count as squares, which keeps L-BFGS going: a quarter of a grey
-# level of 255.
+# Differences of neighbours below this count as squares, which keeps L-BFGS going: a quarter of a
+# grey level of 255.
 ROUNDING = 1e-3
 
 
@@ -94,8 +95,8 @@ def invert(task: Task, known: Known, start: Tensor, coarse: bool) -> Run:
         task: What is trained.
         known: The features, and their models.
         start: (1, *shape) where to begin.
-        coarse: Whether images are searched at sides 4, 8 and 16 first. Other inputs are searched without
-            smoothing.
+        coarse: Whether images are searched at sides 4, 8 and 16 first. Other inputs are searched
+            without smoothing.
 
     Returns:
         The search; its objective is `misfit` and the last total variation.

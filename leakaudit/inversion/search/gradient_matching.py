@@ -1,9 +1,9 @@
 """Inputs that leave the gradients that leaked: the search that DLG and iDLG share.
 
-Dummy inputs, and with DLG dummy labels too, are moved by L-BFGS until their gradients are those of the
-leak. Several leaks of one shape are searched together, and each from more starts as long as it does
-not fit. The two attacks differ only in what is searched beside the inputs, and hand that over as
-functions.
+Dummy inputs, and with DLG dummy labels too, are moved by L-BFGS until their gradients are those of
+the leak. Several leaks of one shape are searched together, and each from more starts as long as it
+does not fit. The two attacks differ only in what is searched beside the inputs, and hand that over
+as functions.
 """
 
 from __future__ import annotations

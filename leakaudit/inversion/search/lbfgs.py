@@ -1,12 +1,13 @@
 """Directions of many L-BFGS searches at once, each with its own curvature pairs.
 
-The compact form of Byrd, Nocedal and Schnabel 1994. With S and Y the last m pairs as columns, R the upper
-triangle of S^T Y with its diagonal D, and c = s^T y / y^T y of the last pair, the inverse Hessian is
+The compact form of Byrd, Nocedal and Schnabel 1994. With S and Y the last m pairs as columns, R the
+upper triangle of S^T Y with its diagonal D, and c = s^T y / y^T y of the last pair, the inverse
+Hessian is
 
     H = c I + [S cY] [[R^-T (D + c Y^T Y) R^-1, -R^-T], [-R^-1, 0]] [S cY]^T    (eq. 3.13).
 
-All products with S and Y are batched, so a direction reads each of them twice; the m x m rest is in float64.
-tests/reference/test_engine.py compares the directions with the usual two-loop recursion.
+All products with S and Y are batched, so a direction reads each of them twice; the m x m rest is in
+float64. tests/reference/test_engine.py compares the directions with the usual two-loop recursion.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Pairs that there is room for at first; the room doubles as pairs come, since every direction reads all of
-# it. A choice.
+# Pairs that there is room for at first; the room doubles as pairs come, since every direction reads
+# all of it. A choice.
 FIRST = 16
 
-# Cosine between s and y below which a pair is left out. H stays positive for any positive cosine; this
-# one leaves six digits to R's inverse in float64.
+# Cosine between s and y below which a pair is left out. H stays positive for any positive cosine;
+# this one leaves six digits to R's inverse in float64.
 LEAST = 1e-10
 
 

@@ -1,12 +1,15 @@
-"""Step lengths of many searches at once: each has its own bracket, and every evaluation is one trial of each.
+"""Step lengths of many searches at once, each with its own bracket.
 
-A step t is accepted under the weak Wolfe conditions (Nocedal and Wright 2006, eq. 3.6), with s the slope along
-the direction at 0:
+Every evaluation is one trial of each search.
+
+A step t is accepted under the weak Wolfe conditions (Nocedal and Wright 2006, eq. 3.6), with s the
+slope along the direction at 0:
 
     f(t) <= f(0) + FALL t s    and    slope(t) >= FLATTER s.
 
-A trial that is too long or not finite becomes the bracket's upper end, one that is too short its lower end.
-The next trial is the minimum of the cubic through both ends, kept a tenth of the bracket away from them.
+A trial that is too long or not finite becomes the bracket's upper end, one that is too short its
+lower end. The next trial is the minimum of the cubic through both ends, kept a tenth of the bracket
+away from them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Local trainings: the sum of the gradients of several steps, differentiated through all of them.
 
-A leak with ``inner`` K > 1 holds u = sum_k keep^(K-k) g_k of gradients along w_k = keep w_{k-1} - rate g_k.
-What a client of FedAvg sends back is keep^K w_0 - rate u (McMahan et al. 2017, algorithm 1; attacked by
-Geiping et al. 2020, section 6). From the known w_0 the K steps are taken again with dummy records, and u is
-compared.
+A leak with ``inner`` K > 1 holds u = sum_k keep^(K-k) g_k of gradients along w_k = keep w_{k-1} -
+rate g_k. What a client of FedAvg sends back is keep^K w_0 - rate u (McMahan et al. 2017, algorithm
+1; attacked by Geiping et al. 2020, section 6). From the known w_0 the K steps are taken again with
+dummy records, and u is compared.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Local:
     """How a node trains between two messages; with one step, its update is a gradient.
 
-    Mini-batches come in the records' order, the last one smaller if the size does not divide, and again
-    from the first one when all have come.
+    Mini-batches come in the records' order, the last one smaller if the size does not divide, and
+    again from the first one when all have come.
 
     Attributes:
         steps: K.
@@ -103,7 +103,7 @@ def missing(leak: GradientLeak, batch: int | None, samples: int | None) -> str |
 def refused(
     leak: GradientLeak, task: Task, given: str, batch: int | None, samples: int | None
 ) -> str | None:
-    """Explain why an attack that compares gradients or local trainings at known labels cannot read a leak.
+    """Explain why an attack that compares updates at known labels cannot read a leak.
 
     Args:
         leak: What was heard.

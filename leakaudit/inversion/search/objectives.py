@@ -1,4 +1,4 @@
-"""How well dummy inputs explain a leak: one residual for gradients, differences and any other combination.
+"""How well dummy inputs explain a leak: one residual for gradients and their combinations.
 
 With G(x, y) the gradients (T, c) at the leak's models, L2 and cosine compare `combination @ G` with
 `value`. Both gradients of a difference are differentiated, each with its own sign.
@@ -38,7 +38,8 @@ class Target:
         theta: (T, d) models of the gradients that these rows use.
         combination: (m, T).
         value: (m, c).
-        mixing: (m, T) the combination, with rows mixed so that their errors are equal and independent.
+        mixing: (m, T) the combination, with rows mixed so that their errors are equal and
+            independent.
         aim: (m, c) the value, mixed in the same way, with norm 1.
         columns: Of the flat gradient that are compared.
         noise: Norm of the residual that the leak's own errors make at the true inputs.
@@ -140,7 +141,7 @@ def l2(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
 
 
 def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
-    """One minus the cosine between all whitened rows and their targets (Geiping et al. 2020, eq. 4).
+    """One minus the cosine between whitened rows and their targets (Geiping et al. 2020, eq. 4).
 
     Args:
         target: What is compared with.
@@ -292,8 +293,8 @@ def reconstruction(
         note: How the search went.
 
     Returns:
-        Finite inputs. The certificate is APPROXIMATE or FAILED, never EXACT: other inputs may fit as
-        well.
+        Finite inputs. The certificate is APPROXIMATE or FAILED, never EXACT: other inputs may fit
+        as well.
     """
     x = priors.boxed(task, x.detach().nan_to_num(0.5, 1.0, 0.0))
     left = residual(x)

@@ -1,8 +1,8 @@
-"""One search over dummy inputs with L-BFGS, with a convergence test, a deadline and a way out of NaN.
+"""One search with L-BFGS, with a convergence test, a deadline and a way out of NaN.
 
-A search minimises `objective(*tensors) -> scalar` from a start and returns the best finite point that it
-met, as a `Run`. Objectives are normalised: 1 if nothing is explained. `batched_search` runs many such
-searches together; `adam` has the other method.
+A search minimises `objective(*tensors) -> scalar` from a start and returns the best finite point
+that it met, as a `Run`. Objectives are normalised: 1 if nothing is explained. `batched_search` runs
+many such searches together; `adam` has the other method.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Objective = Callable[..., Tensor]
 Point = tuple[Tensor, ...]
 Ended = Literal["fitted", "converged", "stopped", "out of time", "diverged"]
 
-# Factor by which objectives and slopes are enlarged. torch's L-BFGS forgets curvature pairs whose product
-# y^T s is at most 1e-10 in absolute size, so a normalised objective must start large: with this factor,
-# only those are lost that change it by less than 1e-18.
+# Factor by which objectives and slopes are enlarged. torch's L-BFGS forgets curvature pairs whose
+# product y^T s is at most 1e-10 in absolute size, so a normalised objective must start large: with
+# this factor, only those are lost that change it by less than 1e-18.
 SCALE = 1e8
 
 # L-BFGS steps, of 20 iterations each, over which the objective must fall ...
@@ -31,8 +31,8 @@ PATIENCE = 15
 # ... by this share, or else the search has converged. Both are choices.
 FALLS = 0.03
 
-# Share of its own step that L-BFGS takes after a point that was not finite, over the one before, and how
-# many such restarts it has.
+# Share of its own step that L-BFGS takes after a point that was not finite, over the one before,
+# and how many such restarts it has.
 SHRINK = 0.1
 TRIES = 3
 
@@ -101,8 +101,8 @@ def lbfgs(
 ) -> Run:
     """Minimise with L-BFGS, history 100 and a strong Wolfe line search.
 
-    If something is not finite, the search starts again from its best point with fixed steps, a tenth of
-    L-BFGS's own, then a hundredth.
+    If something is not finite, the search starts again from its best point with fixed steps, a
+    tenth of L-BFGS's own, then a hundredth.
 
     Args:
         objective: ``objective(*tensors)``, a scalar, normalised to 1 if nothing is explained.

@@ -1,7 +1,7 @@
 """What images look like before anything is known of them.
 
-Smoothness, the box of pixel values, batch statistics, agreement between several searches, and where a
-search starts.
+Smoothness, the box of pixel values, batch statistics, agreement between several searches, and where
+a search starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ Start = Literal["gray", "uniform", "normal"]
 # Layer of batch normalisation -> mean and variance of what each of its channels sees.
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 
-# What samples of different classes cost in an assignment, over the largest distance of any two: never.
+# What samples of different classes cost in an assignment, over the largest distance of any two:
+# never.
 FORBIDDEN = 1e3
 
 
@@ -90,7 +91,8 @@ def inputs(
         theta: (d,) the model.
         x: (b, *shape).
         names: Of the layers.
-        last: The layer of `names` before which the forward pass ends; those that run later are missing.
+        last: The layer of `names` before which the forward pass ends; those that run later are
+            missing.
 
     Returns:
         Inputs by the layer's name, in the order in which the layers run.
@@ -149,7 +151,8 @@ def running_statistics(task: Task) -> Statistics | None:
         task: What is trained.
 
     Returns:
-        Mean and variance by layer; None if there are none, or those of a fresh model, which say nothing.
+        Mean and variance by layer; None if there are none, or those of a fresh model, which say
+        nothing.
     """
     found: dict[str, tuple[Tensor, Tensor]] = {}
     fresh = True
@@ -181,8 +184,8 @@ def normalisation(
 def apart(found: Statistics, known: Statistics, first: float = 10.0) -> Tensor:
     """Measure how far statistics are from known ones.
 
-    A weighted mean, over the layers of both, of the squared error of means over the known variance, and
-    of variances over its square.
+    A weighted mean, over the layers of both, of the squared error of means over the known variance,
+    and of variances over its square.
 
     Args:
         found: By layer.
@@ -210,8 +213,8 @@ def apart(found: Statistics, known: Statistics, first: float = 10.0) -> Tensor:
 def shift(x: Tensor, reference: Tensor, most: int) -> Tensor:
     """Move one image by whole pixels to where it correlates best with another; edges repeat.
 
-    The correlation with all shifts at once is a product of Fourier transforms, each channel less its
-    mean.
+    The correlation with all shifts at once is a product of Fourier transforms, each channel less
+    its mean.
 
     Args:
         x: (c, h, w).
@@ -235,10 +238,10 @@ def _moved(n: int, by: int, device: torch.device) -> Tensor:
 
 
 def consensus(candidates: Tensor, y: Tensor, best: int, most: int) -> Tensor:
-    """Average several candidates for one batch, as each of them orders it (Yin et al. 2021, R_group).
+    """Average several candidates for one batch, each in its own order (Yin et al. 2021, R_group).
 
-    Samples of one class have no order, so those of each candidate are paired with those of candidate
-    `best` by distance; images are then moved onto theirs.
+    Samples of one class have no order, so those of each candidate are paired with those of
+    candidate `best` by distance; images are then moved onto theirs.
 
     Args:
         candidates: (s, b, *shape).

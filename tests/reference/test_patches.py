@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from leakaudit import registry
 from leakaudit._util import assignment
-from leakaudit.attacks.gradinversion import PART, GradInversion
+from leakaudit.attacks.gradinversion import PART, GradInversion, _of_layer
 from leakaudit.inversion import attacking
-from leakaudit.inversion.exact import convolution_lifting, convolution_patches
+from leakaudit.inversion.exact import convolution_patches
 from leakaudit.inversion.search import objectives, priors
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate
@@ -174,7 +174,7 @@ def test_a_stride_over_an_even_side_is_settled_by_the_layer_behind_it(
     assert float((found.x[pairs.found] - true[pairs.true]).norm()) < error
     other = torch.rand(3, 80, 3, 3, generator=torch.Generator().manual_seed(0), dtype=D)
     weight = task.layout.split(theta)["6.weight"]
-    assert convolution_lifting.lifted(first, basis, weight, other - other.amin(0)) is None
+    assert convolution_patches.lifted(first, basis, weight, other - other.amin(0)) is None
 
 
 def test_a_forward_pass_ends_at_the_layer_asked_for_and_statistics_that_are_missing_do_not_count() -> (
@@ -254,13 +254,13 @@ def test_what_a_layer_and_the_statistics_each_tell_of_images() -> None:
     shown = convolution_patches.read(task, theta, gradient, slice(0, task.layout.size), 3)
     assert shown is not None
     known, other = told(task, theta, x), data.load("faces").x[40:43, :, 6:19, 6:19].double()
-    left = partial(GradInversion()._of_layer, task, theta, shown, known)
+    left = partial(_of_layer, task, theta, shown, known)
     assert left(x) < 1e-12
     assert left(x[[2, 0, 1]]) < 1e-12, "the order does not count"
     assert left(other) > 1
     assert left(x * torch.nan) == math.inf
     faint = 0.8 * x + 0.1
-    assert GradInversion()._of_layer(task, theta, shown, None, x) == math.inf
+    assert _of_layer(task, theta, shown, None, x) == math.inf
     assert (
         shown.residual(priors.inputs(task, theta, faint, [shown.layer.name])[shown.layer.name])
         < left(faint) / 5
@@ -288,7 +288,7 @@ def test_images_that_fit_a_layer_and_not_the_gradient_have_failed() -> None:
     found = attack(as_leak(task, theta, gradient, 4), task, torch.Generator().manual_seed(0))
     shown = convolution_patches.read(task, theta, gradient, slice(0, task.layout.size), 4)
     assert shown is not None
-    assert attack._of_layer(task, theta, shown, attack.statistics, found.x) < objectives.FIT
+    assert _of_layer(task, theta, shown, attack.statistics, found.x) < objectives.FIT
     assert mean_psnr(found.x, x) < 22
     assert found.certificate is Certificate.FAILED
     assert found.residual > PART

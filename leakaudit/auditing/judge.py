@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from leakaudit._util import holm
 from leakaudit.auditing.promise import POWER, Evidence, Promise, checked, detects
 from leakaudit.bounds.empirical import MOST
 from leakaudit.trace import Json
@@ -54,18 +55,8 @@ def judge(tests: Sequence[Test], alpha: float) -> list[Judged]:
     """
     family = [t for t in tests if _able(t, alpha)]
     level = alpha / max(1, len(family))
-    values = sorted(
-        (
-            (checked(t.evidence, t.promise), k)
-            for k, t in enumerate(family)
-            if t.evidence and t.promise
-        )
-    )
-    refuted = set[int]()
-    for place, (p, k) in enumerate(values):
-        if p > alpha / (len(values) - place):
-            break
-        refuted.add(id(family[k]))
+    values = [checked(t.evidence, t.promise) for t in family if t.evidence and t.promise]
+    refuted = {id(family[k]) for k in holm.rejected(values, alpha)}
     return [_verdict(t, level, id(t) in refuted) for t in tests]
 
 

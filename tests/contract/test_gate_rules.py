@@ -16,7 +16,8 @@ from leakaudit.gate import baseline, judge, measures, rules
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, Worst
 from leakaudit.gate.config import Acceptance, Budget, Check, Gate
-from leakaudit.gate.rules import Rule, Status
+from leakaudit.gate.priced import Epsilon, Priced
+from leakaudit.gate.rule import Kind, Rule, Status
 from leakaudit.scoring.scoring import Score
 
 WORST = Worst(3, 2, 31.0, 0.02, False, 1.0, "gradient", 0, 5, "g = w")
@@ -43,7 +44,7 @@ def rule(
     name: str = "ring/node:1/analytic",
     value: float = 1.0,
 ) -> Rule:
-    return Rule(kind, name, "psnr", status, "says", value, 0.5)
+    return Rule(Kind(kind), name, "psnr", status, "says", value, 0.5)
 
 
 @pytest.mark.parametrize("before", ["default", "error"])
@@ -152,7 +153,7 @@ def test_a_budget_that_cannot_be_judged_is_no_pass() -> None:
 
 def test_epsilon_has_a_budget_too() -> None:
     assert [
-        rules.budgets(cell(), [Budget("epsilon", 8.0)], (e, 3))[0].status
+        rules.budgets(cell(), [Budget("epsilon", 8.0)], Priced(Epsilon(e, 3)))[0].status
         for e in (7.9, 8.1, float("inf"))
     ] == [
         Status.OK,

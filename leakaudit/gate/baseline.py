@@ -178,9 +178,7 @@ def block(digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[floa
     Returns:
         The cell, its samples rounded to 6 significant digits.
     """
-    stored = {
-        measure: tuple(rounded(value) for value in values) for measure, values in samples.items()
-    }
+    stored = {measure: tuple(map(rounded, values)) for measure, values in samples.items()}
     return Block(digest, tuple(seeds), stored)
 
 

@@ -64,10 +64,9 @@ class Control:
 def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
     """Plant noise-free gradients of known records, and see whether the attack recovers each.
 
-    They take the place of the program's own leak.
-    An attack on inputs gets two records. One on labels gets as many as leave guessing a probability
-    of `CHANCE`, with labels that are drawn. What it recovers is kept in ``cell.planted`` for
-    `negative`.
+    They take the place of the program's own leak. An attack on inputs gets two records. One on
+    labels gets as many as leave guessing a probability of `CHANCE`, with labels that are drawn.
+    What it recovers is kept in ``cell.planted`` for `negative`.
 
     Args:
         cell: names the attack.

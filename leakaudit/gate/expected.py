@@ -191,10 +191,11 @@ def _sent(trace: Trace) -> Counter[Key]:
 
 def _keys(messages: Messages) -> Iterator[Key]:
     """Yield what identifies each message of a part of a trace, in its order."""
-    rounds, sources, destinations, kinds = (
-        column.tolist() for column in (messages.round, messages.src, messages.dst, messages.kind)
-    )
-    for round, src, dst, kind in zip(rounds, sources, destinations, kinds, strict=True):
+    rounds = messages.round.tolist()
+    sources = messages.src.tolist()
+    receivers = messages.dst.tolist()
+    kinds = messages.kind.tolist()
+    for round, src, dst, kind in zip(rounds, sources, receivers, kinds, strict=True):
         yield Key(round, src, dst, messages.kinds[kind])
 
 

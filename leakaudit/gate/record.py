@@ -99,7 +99,7 @@ def build(judged: Judged) -> dict[str, Json]:
             "verdict": WORDS[judged.code],
             "strict": judged.options.strict,
             "cells": [_cell(cell, judged) for cell in judged.cells],
-            "rules": [_rule(rule) for rule in ordered(judged.rules)],
+            "rules": list(map(_rule, ordered(judged.rules))),
             "networks": dict(judged.networks),
             "pitfalls": _pitfalls(judged.rules),
             "acceptances": dict(judged.acceptances),
@@ -155,9 +155,9 @@ def settings(gate: Gate, seed: int) -> dict[str, Json]:
         "compare": list(gate.compare),
         "tolerance": dict(gate.tolerance),
         "seed": seed,
-        "checks": [_check(check) for check in gate.checks],
+        "checks": list(map(_check, gate.checks)),
         "budgets": [asdict(budget) for budget in gate.budgets],
-        "accepted": [_acceptance(acceptance) for acceptance in gate.accepted],
+        "accepted": list(map(_acceptance, gate.accepted)),
     }
 
 
@@ -276,7 +276,7 @@ def _cell(cell: Cell, judged: Judged) -> dict[str, Json]:
 
 def _column(samples: Sequence[float]) -> dict[str, Json]:
     return {
-        "samples": [rounded(value) for value in samples],
+        "samples": list(map(rounded, samples)),
         "mean": fmean(samples),
         "worst": max(samples),
     }

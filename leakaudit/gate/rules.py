@@ -235,9 +235,9 @@ class _Comparison:
         )
 
     def _figures(self, now: float, was: float, p: float) -> str:
-        before, after, tolerance = (
-            measures.text(self.measure, value) for value in (was, now, self.tolerance)
-        )
+        before = measures.text(self.measure, was)
+        after = measures.text(self.measure, now)
+        tolerance = measures.text(self.measure, self.tolerance)
         how = f"{len(self.new)} new seeds against {len(self.old)}"
         if self.paired:
             how = f"{len(self.new)} paired seeds"

@@ -177,7 +177,7 @@ class Draws:
         # Level -> numbers below it, and numbers that were compared with it.
         self._below: dict[float, int] = {}
         self._looked: dict[float, int] = {}
-        # Layer -> sum of squared Fourier transforms of the draws that were searched for repetitions.
+        # Layer -> sum of squared Fourier transforms of the draws that were searched.
         self._spectra: dict[str, Floats] = {}
         self._searched = 0
         # By how much gradients within the tolerance may move a sum of products in them.

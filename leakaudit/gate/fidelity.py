@@ -276,8 +276,8 @@ class Fidelity:
     def _sum_up(self) -> None:
         """Judge what only many rounds and recordings show together.
 
-        First comes what the values hold, then their noise.         It ends with the first test that
-        fails, since others may well fail as a consequence.
+        First comes what the values hold, then their noise. It ends with the first test that fails,
+        since others may well fail as a consequence.
         """
         if self._wrong or not self._compared:
             return

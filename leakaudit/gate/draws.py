@@ -166,7 +166,7 @@ class Draws:
         self._signals: list[float] = []  # norm of the gradients in each
         self._columns: Places = np.zeros(0, np.int64)  # those that are kept
         self._width = 0  # of a whole draw
-        self._layers: dict[str, slice] = {}
+        self._layers: dict[str, slice[int, int, None]] = {}
         # Sums of squares: of each draw, one number for each layer ...
         self._named: list[_Draw] = []
         self._energy: list[Floats] = []
@@ -187,7 +187,7 @@ class Draws:
         self,
         run: Run,
         noise: Sequence[Noise],
-        layers: Mapping[str, slice],
+        layers: Mapping[str, slice[int, int, None]],
         rounding: Mapping[int, float],
     ) -> None:
         """Take the noise of one run.
@@ -225,7 +225,7 @@ class Draws:
 
     # --- collecting -------------------------------------------------------------------------------
 
-    def _start(self, width: int, layers: Mapping[str, slice]) -> None:
+    def _start(self, width: int, layers: Mapping[str, slice[int, int, None]]) -> None:
         chosen = np.random.default_rng(0).permutation(width)[:WIDTH]
         self._columns = np.sort(chosen)
         self._width = width

@@ -124,7 +124,7 @@ class Expected:
 
         Raises:
             LeakauditError: the protocol is not registered, or cannot be declared with these
-            constants.
+                constants.
         """
         protocol = protocol_of(trace, trace.rounds)
         repeats = protocol.victim.stationary and trace.rounds > LONG

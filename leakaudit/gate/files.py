@@ -80,7 +80,7 @@ def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline,
 
     Raises:
         LeakauditError: a control failed, the run was cut short, or no reason is given; the file
-        stays as it was.
+            stays as it was.
     """
     path = gate.baseline_path
     if path is None:

@@ -315,7 +315,7 @@ def sound(judged: Judged) -> None:
 
     Raises:
         LeakauditError: a control or the lint failed, nothing was measured, or the run is not
-        complete.
+            complete.
     """
     kinds = (*CONTROLS, Kind.LINT)
     for rule in judged.rules:

@@ -31,7 +31,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
@@ -57,7 +57,11 @@ class Word(Enum):
     FAILED = "failed"
 
 
+Order = tuple[int, str]  # a seed, and the path of its recording
 Answer = tuple[Word, str]  # how it ended, and why
+if TYPE_CHECKING:
+    Parent = Connection[Order, Answer]  # the end of this process
+    Child = Connection[Answer, Order]  # the end of the program's process
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,8 @@ class Program:
 
         Raises:
             LeakauditError: leakaudit refused something that the program did, such as a message of
-            an unknown kind. ProgramError: the program did not return.
+                an unknown kind.
+            ProgramError: the program did not return.
         """
         self._ours.send((seed, str(path)))
         self._answer(f"with seed {seed}")
@@ -263,7 +268,7 @@ def _died(code: int | None) -> str:
     return f"its process ended with code {code}"
 
 
-def _end(process: BaseProcess, connection: Connection) -> None:
+def _end(process: BaseProcess, connection: Parent) -> None:
     """Close the connection, upon which the process ends; one that does not is killed."""
     connection.close()
     process.join(GRACE)
@@ -275,7 +280,7 @@ def _end(process: BaseProcess, connection: Connection) -> None:
 # --- in the other process -------------------------------------------------------------------------
 
 
-def _serve_named(connection: Connection, run: str, check: str, place: _Place) -> None:
+def _serve_named(connection: Child, run: str, check: str, place: _Place) -> None:
     """Import a function, then call it with every seed that comes, until the parent is gone."""
     place.settle()
     # A fork inherits numpy's global generator, which in a process of its own would start from the
@@ -291,9 +296,7 @@ def _serve_named(connection: Connection, run: str, check: str, place: _Place) ->
         _serve(connection, loaded[0])
 
 
-def _serve_function(
-    connection: Connection, parents: Connection, function: Function, place: _Place
-) -> None:
+def _serve_function(connection: Child, parents: Parent, function: Function, place: _Place) -> None:
     """Call a function object with every seed that comes."""
     parents.close()
     # Threads of a pool do not survive a fork, and a parallel region would wait for them.
@@ -302,7 +305,7 @@ def _serve_function(
     _serve(connection, function)
 
 
-def _serve(connection: Connection, function: Function) -> None:
+def _serve(connection: Child, function: Function) -> None:
     while True:
         try:
             seed, path = connection.recv()
@@ -311,7 +314,7 @@ def _serve(connection: Connection, function: Function) -> None:
         connection.send(_outcome(partial(function, seed, Path(path))))
 
 
-def _rehearse(connection: Connection, work: Callable[[], object], place: _Place) -> None:
+def _rehearse(connection: Child, work: Callable[[], object], place: _Place) -> None:
     """Do the work as `_serve_named` would, then end as Python does, with the code `ENDED`."""
     place.settle()
     sys.path.insert(0, place.folder)

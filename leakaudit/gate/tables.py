@@ -60,7 +60,7 @@ def load(folder: Path) -> Gate:
 
     Raises:
         LeakauditError: no check is configured, a key is unknown (with the nearest one), or a value
-        is of another type.
+            is of another type.
     """
     for name in FILES:
         found = _tables(folder / name)
@@ -165,7 +165,10 @@ def _build(kind: type[T], values: Table, where: str) -> T:
 
 def _types(kind: type[T]) -> dict[str, object]:
     """Return the type of each field, as a file may give it: a function can only be named."""
-    return {**get_type_hints(kind), **({"run": str} if kind is Check else {})}
+    types: dict[str, object] = get_type_hints(kind)
+    if kind is Check:
+        types["run"] = str
+    return types
 
 
 def _needed(kind: type[T]) -> list[str]:

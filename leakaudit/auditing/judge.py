@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from leakaudit._util import holm
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.promise import POWER, Evidence, Promise, checked, detects
 from leakaudit.bounds.empirical import MOST
@@ -81,16 +82,13 @@ def judge(tests: Sequence[Test], alpha: float) -> list[Judged]:
     Returns:
         Their verdicts, in the same order.
     """
+    places = []
     values = []
     for place, test in enumerate(tests):
         if test.evidence is not None and test.promise is not None and _able(test, alpha):
-            values.append((checked(test.evidence, test.promise), place))
-    values.sort()
-    refuted = set[int]()
-    for rank, (p, place) in enumerate(values):
-        if p > alpha / (len(values) - rank):
-            break
-        refuted.add(place)
+            places.append(place)
+            values.append(checked(test.evidence, test.promise))
+    refuted = {places[k] for k in holm.rejected(values, alpha)}
     level = alpha / max(1, len(values))
     return [_verdict(test, level, place in refuted) for place, test in enumerate(tests)]
 

@@ -20,7 +20,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.gate import judge, linted, record, text
 from leakaudit.gate.config import Acceptance, Check, Gate
 from leakaudit.gate.judge import Judged, Options
-from leakaudit.gate.rules import Status
+from leakaudit.gate.rule import Status
 from leakaudit.gate.runs import ready
 from leakaudit.lint import Pitfall
 from leakaudit.results import record_file, redaction

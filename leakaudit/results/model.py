@@ -996,6 +996,19 @@ KINDS: dict[str, type[Record]] = {
 NO_SCORES = Scores(chance=None, labels_found=None, not_recovered=0, matched=())
 
 
+def certificate(name: str, sentence: str) -> CertificateEntry:
+    """Return a certificate as an entry.
+
+    Args:
+        name: Name of a `leakaudit.reconstruction.Certificate`.
+        sentence: Its value.
+
+    Returns:
+        The entry.
+    """
+    return msgspec.convert({"name": name, "sentence": sentence}, CertificateEntry)
+
+
 def given(value: T | UnsetType, default: T) -> T:
     """Return a field that may be absent.
 
@@ -1107,7 +1120,15 @@ def plain(record: Struct) -> dict[str, Json]:
     Returns:
         Its fields, in the order in which results.json is written; absent fields are left out.
     """
-    values: dict[str, Json] = json.loads(json.dumps(msgspec.to_builtins(record)))
+    built = msgspec.to_builtins(record, enc_hook=_builtin)
+    values: dict[str, Json] = json.loads(json.dumps(built))
     # msgspec writes the tag first, results.json after the version.
     order = [key for key in ("schema", "version", "kind") if key in values and "schema" in values]
     return {**{key: values[key] for key in order}, **values}
+
+
+def _builtin(value: object) -> object:
+    """A number of another library, such as numpy's float64, as a plain one."""
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"a record holds JSON values only, got {type(value).__name__}")

@@ -24,8 +24,6 @@ from leakaudit.results import model
 from leakaudit.results.departures import departure
 from leakaudit.results.model import (
     KINDS,
-    SCHEMA,
-    VERSION,
     AuditRecord,
     Finding,
     Record,
@@ -35,6 +33,7 @@ from leakaudit.results.model import (
 from leakaudit.trace import Json
 from leakaudit.traces._storage import sidecar
 
+SCHEMA, VERSION = model.SCHEMA, model.VERSION
 # Version 1 did not ask for `files`, so its pictures may be those of another run; it is still shown, with this remark.
 UNTIED = "the record holds no digests of the files beside it, so its pictures may be those of another run"
 ID_ONLY = "only its id ties the truth to the trace, and other runs may have the same id"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import InitVar, asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,11 @@ class AuditPlan:
     replays: int = 200
     canary: int = 200
     one_run: bool = False
+    table: InitVar[str] = "audit"  # that errors name: the values may come from another one
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, table: str) -> None:
         """Check what needs no data."""
-        self._check_numbers()
+        self._check_numbers(table)
         # The same adversary can be written in several ways; one form, and each once.
         written = dict.fromkeys(str(Adversary.parse(who)) for who in self.adversaries)
         object.__setattr__(self, "adversaries", tuple(written))
@@ -79,37 +80,39 @@ class AuditPlan:
                 registry.configure(registry.get("attacks", name), dict(self.set.get(name, {})))
         if unused := [name for name in self.set if name not in self.attacks]:
             near = suggest(unused[0], self.attacks)
-            raise LeakauditError(f"audit: set.{unused[0]}: no such attack is in the plan{near}")
+            raise LeakauditError(f"{table}: set.{unused[0]}: no such attack is in the plan{near}")
         if not self.adversaries or not self.attacks:
-            raise LeakauditError("audit: expected at least one adversary and one attack")
+            raise LeakauditError(f"{table}: expected at least one adversary and one attack")
 
-    def _check_numbers(self) -> None:
+    def _check_numbers(self, table: str) -> None:
         for name in ("seeds", "gradients"):
-            _check(name, "a whole number from 1", getattr(self, name), 1)
+            _check(table, name, "a whole number from 1", getattr(self, name), 1)
         for name in ("replays", "canary"):
-            _check(name, "a whole number from 0", getattr(self, name), 0)
-        _check("candidates", "a whole number from 2", self.candidates, 2)
+            _check(table, name, "a whole number from 0", getattr(self, name), 0)
+        _check(table, "candidates", "a whole number from 2", self.candidates, 2)
         if self.noise not in NOISES:
             raise LeakauditError(
-                f"audit: noise: expected one of {', '.join(NOISES)}, "
+                f"{table}: noise: expected one of {', '.join(NOISES)}, "
                 f"got {self.noise!r}{suggest(str(self.noise), NOISES)}"
             )
         positive = all(_number(e) and e > 0 for e in self.epsilon)
         if not positive or len(set(self.epsilon)) < len(self.epsilon):
             raise LeakauditError(
-                "audit: epsilon: expected different numbers above 0, inf for no noise, "
+                f"{table}: epsilon: expected different numbers above 0, inf for no noise, "
                 f"got {list(self.epsilon)}"
             )
         for name, low, high in (("alpha", 0, 1), ("delta", 0, 1), ("sensitivity", 0, math.inf)):
             value = getattr(self, name)
             if value is not None and not (_number(value) and low < value < high):
                 raise LeakauditError(
-                    f"audit: {name}: expected a number above {low} and below {high:g}, "
+                    f"{table}: {name}: expected a number above {low} and below {high:g}, "
                     f"got {value!r}"
                 )
         smoothness = self.smoothness
         if smoothness is not None and not (_number(smoothness) and 0 <= smoothness < math.inf):
-            raise LeakauditError(f"audit: smoothness: expected a number from 0, got {smoothness!r}")
+            raise LeakauditError(
+                f"{table}: smoothness: expected a number from 0, got {smoothness!r}"
+            )
 
     @cached_property
     def parsed(self) -> tuple[Adversary, ...]:
@@ -147,7 +150,7 @@ class AuditPlan:
 def _check(name: str, wanted: str, value: object, least: int) -> None:
     """Raise LeakauditError unless a value is a whole number from `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise LeakauditError(f"audit: {name}: expected {wanted}, got {value!r}")
+        raise LeakauditError(f"{table}: {name}: expected {wanted}, got {value!r}")
 
 
 def _number(value: object) -> bool:

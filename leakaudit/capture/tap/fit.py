@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
@@ -225,11 +224,7 @@ def record(task: Task, value: Tensor) -> Tensor | None:
     if not bool(b.any()):
         return None
     x = (b @ value[weight].double().reshape(len(b), -1) / (b @ b)).reshape(1, *task.spec.shape)
-    mean, std = (
-        torch.tensor(v).double().reshape(-1, *[1] * (len(task.spec.shape) - 1))
-        for v in (task.spec.mean, task.spec.std)
-    )
-    return x * std + mean
+    return task.denormalise(x)
 
 
 def levels(task: Task, samples: Sequence[GradientSample]) -> int:

@@ -147,7 +147,7 @@ class AuditPlan:
         return {**plain, "epsilon": ["inf" if e == math.inf else e for e in self.epsilon]}
 
 
-def _check(name: str, wanted: str, value: object, least: int) -> None:
+def _check(table: str, name: str, wanted: str, value: object, least: int) -> None:
     """Raise LeakauditError unless a value is a whole number from `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise LeakauditError(f"{table}: {name}: expected {wanted}, got {value!r}")

@@ -14,6 +14,7 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import beta, binom
 
+from leakaudit._util.bisection import bracket_integer, crossing, crossing_integer
 from leakaudit.bounds.guarantee import at_least_zero, probability
 from leakaudit.errors import LeakauditError
 
@@ -107,13 +108,9 @@ def credible_epsilon(counts: Counts, delta: float, alpha: float, nodes: int = 40
         high = np.minimum(1 - (fpr - delta) / e, delta + e * (1 - fpr))
         return float(np.maximum(fnr.cdf(high) - fnr.cdf(low), 0).mean())
 
-    low, high = 0.0, 100.0
     if within(0.0) >= alpha:
         return 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if within(middle) < alpha else (low, middle)
-    return high
+    return crossing(lambda e: not within(e) < alpha, 0.0, 100.0, side="above", halvings=60)
 
 
 def certifiable(trials: int, delta: float, alpha: float) -> float:
@@ -124,19 +121,16 @@ def certifiable(trials: int, delta: float, alpha: float) -> float:
 def trials_for(epsilon: float, delta: float, alpha: float) -> int:
     """Return how many trials on each side a perfect attack needs to prove `epsilon`; raises LeakauditError above ten million."""
     at_least_zero("epsilon", epsilon)
-    low, high = 0, 1
-    while certifiable(high, delta, alpha) < epsilon:
-        low, high = high, 2 * high
-        if high > MOST:
-            raise LeakauditError(
-                f"expected an epsilon that {MOST:,} trials can prove at delta {delta:g}, got {epsilon:g}; use mu_lower"
-            )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (
-            (low, middle) if certifiable(middle, delta, alpha) >= epsilon else (middle, high)
+
+    def enough(trials: int) -> bool:
+        return certifiable(trials, delta, alpha) >= epsilon
+
+    ends = bracket_integer(enough, MOST)
+    if ends is None:
+        raise LeakauditError(
+            f"expected an epsilon that {MOST:,} trials can prove at delta {delta:g}, got {epsilon:g}; use mu_lower"
         )
-    return high
+    return crossing_integer(enough, *ends)
 
 
 def detection(trials: int, bound: float, rate: float, alpha: float) -> float:
@@ -158,19 +152,16 @@ def trials_to_detect(bound: float, rate: float, alpha: float, power: float = 0.8
         raise LeakauditError(
             f"expected bound < rate <= 1 and 0 < power < 1, got {bound}, {rate} and {power}"
         )
-    low, high = 0, 1
-    while detection(high, bound, rate, alpha) < power:
-        low, high = high, 2 * high
-        if high > MOST:
-            raise LeakauditError(
-                f"expected a rate that {MOST:,} trials can tell from {bound}, got {rate}"
-            )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (
-            (low, middle) if detection(middle, bound, rate, alpha) >= power else (middle, high)
+
+    def enough(trials: int) -> bool:
+        return detection(trials, bound, rate, alpha) >= power
+
+    ends = bracket_integer(enough, MOST)
+    if ends is None:
+        raise LeakauditError(
+            f"expected a rate that {MOST:,} trials can tell from {bound}, got {rate}"
         )
-    return high
+    return crossing_integer(enough, *ends)
 
 
 def _ratio(above: float, below: float) -> float:

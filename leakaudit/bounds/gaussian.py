@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from scipy.special import erfcx, log_ndtr, ndtr, ndtri
 
-from leakaudit.bounds.guarantee import HALVINGS, Adjacency, Guarantee
+from leakaudit._util.bisection import bracket, crossing
+from leakaudit.bounds.guarantee import Adjacency, Guarantee
 from leakaudit.errors import LeakauditError
 
 
@@ -82,18 +83,13 @@ def epsilon(delta: float, mu: float) -> float:
         return 0.0
     if mu == math.inf or delta == 0:
         return math.inf
-    wanted, low = math.log(delta), 0.0
+    wanted = math.log(delta)
     high = mu * mu / 2 + mu * math.sqrt(
         -2 * wanted
     )  # delta(epsilon) <= Phi(-x) <= exp(-x^2 / 2) with x = epsilon / mu - mu / 2
     if log_delta(0.0, mu) <= wanted:
         return 0.0
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (middle, high) if log_delta(middle, mu) > wanted else (low, middle)
-    return high
+    return crossing(lambda e: log_delta(e, mu) <= wanted, 0.0, high, side="above")
 
 
 def least_mu(epsilon: float, delta: float) -> float:
@@ -101,19 +97,15 @@ def least_mu(epsilon: float, delta: float) -> float:
     if not 0 < delta < 1:
         raise LeakauditError(f"expected a delta between 0 and 1, got {delta}")
     _at_least_zero("epsilon", epsilon)
-    low, high = 0.0, 1.0
-    while log_delta(epsilon, high) <= math.log(delta):
-        low, high = high, 2 * high
-        if high == math.inf:
-            return math.inf
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (
-            (middle, high) if log_delta(epsilon, middle) <= math.log(delta) else (low, middle)
-        )
-    return low
+    wanted = math.log(delta)
+
+    def too_large(mu: float) -> bool:
+        return log_delta(epsilon, mu) > wanted
+
+    low, high = bracket(too_large)
+    if high == math.inf:
+        return math.inf
+    return crossing(too_large, low, high, side="below")
 
 
 def compose(mus: Iterable[float]) -> float:

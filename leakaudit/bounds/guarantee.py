@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Self
 
+from leakaudit._util.bisection import bracket, crossing
 from leakaudit.errors import LeakauditError
 
-HALVINGS = 200  # of an interval of floats: enough to end at two neighbours
 GRID, FAR = 48, 60.0  # epsilons that are tried for a power; beyond e^-60 nothing is said
 
 
@@ -56,17 +56,12 @@ def least_epsilon(curve: Callable[[float], float], delta: float) -> float:
         return 0.0
     if curve(math.inf) > delta:
         return math.inf
-    low, high = 0.0, 1.0
-    while curve(high) > delta:
-        low, high = high, 2 * high
-        if high == math.inf:
-            return math.inf
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        low, high = (middle, high) if curve(middle) > delta else (low, middle)
-    return high
+
+    def enough(epsilon: float) -> bool:
+        return curve(epsilon) <= delta
+
+    low, high = bracket(enough)
+    return crossing(enough, low, high, side="above")
 
 
 def greatest_power(

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr, ndtri, xlog1py, xlogy
 
+from leakaudit._util.bisection import crossing
 from leakaudit.bounds.approximate import Approximate
 from leakaudit.bounds.gaussian import Gdp
 from leakaudit.bounds.guarantee import Guarantee
@@ -107,20 +108,20 @@ class JointTest:
         """
         if alpha in self._regions:
             return self._regions[alpha]
-        low, high = 0.0, self.statistic(self.positives, 0)
-        most = high
-        if high <= 0 or self._exceeds(self._region(high), alpha):
+        most = self.statistic(self.positives, 0)
+        if most <= 0 or self._exceeds(self._region(most), alpha):
             least = np.full(self.negatives + 1, self.positives + 1, dtype=np.int64)
             if perfect(self.guarantee, self.positives, self.negatives) <= alpha:
                 least[0] = self.positives
         else:
-            while high - low > CLOSE * most:
-                middle = (low + high) / 2
-                if self._exceeds(self._region(middle), alpha):
-                    low = middle
-                else:
-                    high = middle
-            least = self._region(high)
+            level = crossing(
+                lambda s: not self._exceeds(self._region(s), alpha),
+                0.0,
+                most,
+                side="above",
+                halvings=math.ceil(-math.log2(CLOSE)),
+            )
+            least = self._region(level)
         self._regions[alpha] = least
         return least
 

@@ -13,9 +13,12 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import binom
 
+from leakaudit._util.bisection import bracket, crossing
 from leakaudit.bounds.gaussian import Gdp
-from leakaudit.bounds.guarantee import HALVINGS, Adjacency, Guarantee, at_least_zero, probability
+from leakaudit.bounds.guarantee import Adjacency, Guarantee, at_least_zero, probability
 from leakaudit.errors import LeakauditError
+
+CLOSE = 1e-12  # relative width of a bracket: a p-value costs a pass over all counts, and papers print three digits
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -75,17 +78,14 @@ def _largest(refuted: Callable[[float], bool]) -> float:
     """Return the largest value >= 0 that is refuted, rounded down; what is refuted stays so below."""
     if not refuted(0.0):
         return 0.0
-    low, high = 0.0, 1.0
-    while refuted(high):
-        low, high = high, 2 * high
-        if high == math.inf:
-            return math.inf
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if not low < middle < high or high - low < 1e-12 * high:
-            break
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+
+    def allowed(value: float) -> bool:
+        return not refuted(value)
+
+    low, high = bracket(allowed)
+    if high == math.inf:
+        return math.inf
+    return crossing(allowed, low, high, side="below", tolerance=CLOSE)
 
 
 def _counts(canaries: int, guesses: int, right: int) -> None:

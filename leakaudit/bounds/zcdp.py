@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from leakaudit._util.bisection import crossing
 from leakaudit.bounds.guarantee import (
-    HALVINGS,
     Adjacency,
     Guarantee,
     at_least_zero,
@@ -66,17 +66,13 @@ def delta(epsilon: float, rho: float) -> float:
         return 0.0 if rho < math.inf else 1.0
     if rho == math.inf:
         return 1.0
-    low, high = -FINEST, FINEST
-    for _ in range(
-        HALVINGS
-    ):  # the derivative by alpha rises: (2 alpha - 1) rho - eps + log(1 - 1/alpha), b = alpha - 1
-        middle = (low + high) / 2
-        if not low < middle < high:
-            break
-        b = math.exp(middle)
-        low, high = (
-            (low, middle) if (2 * b + 1) * rho - epsilon - math.log1p(1 / b) > 0 else (middle, high)
-        )
+
+    def rises(log_b: float) -> bool:
+        # the derivative by alpha rises: (2 alpha - 1) rho - eps + log(1 - 1/alpha), b = alpha - 1
+        b = math.exp(log_b)
+        return (2 * b + 1) * rho - epsilon - math.log1p(1 / b) > 0
+
+    low = crossing(rises, -FINEST, FINEST, side="below")
     b = math.exp(low)
     exponent = b * ((b + 1) * rho - epsilon) - low - (b + 1) * (math.log1p(b) - low)
     return math.exp(min(exponent, 0.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from leakaudit._util.bisection import crossing
 from leakaudit.bounds.mechanisms import Additive, truncated_laplace
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
@@ -57,11 +58,9 @@ def _noise(laws: frozenset[str], claim: Claim, moved: float) -> Additive | None:
     scale = moved / math.sqrt(claim.epsilon)  # DP-dKM, Theorem 6
     if not 0 < claim.std < scale / math.sqrt(2) * (1 + ROUNDING):
         return None
-    low, high = 1e-6, 30.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _std(scale, middle) < claim.std else (low, middle)
-    return Additive(2, scale, scale * high)
+    std = claim.std
+    edge = crossing(lambda u: _std(scale, u) >= std, 1e-6, 30.0, side="above")
+    return Additive(2, scale, scale * edge)
 
 
 def _std(scale: float, u: float) -> float:

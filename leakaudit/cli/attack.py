@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared, trust
+from leakaudit.cli._options import say, settings, shared, trust
 from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
 

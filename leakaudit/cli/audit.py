@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import say, settings, shared, show
+from leakaudit.cli._options import say, settings, shared, show
 
 REFUTED, UNSETTLED, INTERRUPTED = 1, 3, 130
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli._options import say, settings, shared
 
 
 def add(verbs: Any) -> None:

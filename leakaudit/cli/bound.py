@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli._options import say, settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -82,14 +81,20 @@ def add(verbs: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a line for each node and adversary."""
+    from leakaudit.accounting import bounding
     from leakaudit.accounting.ledger import alike, entries, worst
     from leakaudit.accounting.listeners import around, named
     from leakaudit.adversary import Adversary
     from leakaudit.rendering import console
 
     chosen = settings(args)
-    _check(args)
-    protocol, last = _protocol(args, chosen)
+    asked = {
+        name: getattr(args, name) for name in ("sensitivity", "delta", "epsilon", "smoothness")
+    }
+    bounding.check(**asked)
+    if args.adversary and args.coalitions is not None:
+        raise LeakauditError("--coalitions lists adversaries and --as names them; give one of both")
+    protocol, last = bounding.protocol_of(args.source, chosen.data_root, chosen.download)
     if args.adversary:
         listeners = named([Adversary.parse(who) for who in args.adversary], args.node, last)
     else:
@@ -103,9 +108,6 @@ def run(args: argparse.Namespace) -> int:
                 f"{count} relations: only the outsider is priced; ask for the others with --coalitions or --as, or for fewer rounds",
                 args,
             )
-    asked = {
-        name: getattr(args, name) for name in ("sensitivity", "delta", "epsilon", "smoothness")
-    }
     with console.shown(chosen.progress):
         found = list(entries(protocol, listeners, **asked))
     if args.format == "json":
@@ -124,37 +126,6 @@ def run(args: argparse.Namespace) -> int:
 def _relations(protocol: Protocol) -> int:
     """Return about how many relations all rounds have; views that miss messages need them all at once."""
     return len(protocol.start.relations) * protocol.rounds // max(1, protocol.start.round)
-
-
-def _check(args: argparse.Namespace) -> None:
-    given = [v for v in (args.sensitivity, args.epsilon) if v is not None]
-    if args.smoothness is not None and not 0 <= args.smoothness < math.inf:
-        raise LeakauditError(f"expected --smoothness >= 0 and finite, got {args.smoothness}")
-    if not all(0 < v < math.inf for v in given) or not (args.delta is None or 0 < args.delta < 1):
-        raise LeakauditError(
-            f"expected --sensitivity and --epsilon > 0 and 0 < --delta < 1, got {args.sensitivity}, {args.epsilon} and {args.delta}"
-        )
-    if args.adversary and args.coalitions is not None:
-        raise LeakauditError("--coalitions lists adversaries and --as names them; give one of both")
-
-
-def _protocol(args: argparse.Namespace, chosen: argparse.Namespace) -> tuple[Protocol, int]:
-    """Return the protocol over all rounds, and the number of nodes that hold data."""
-    from leakaudit.protocols.declared import Protocol, played
-
-    if args.source.suffix == ".toml":
-        from leakaudit.protocols import recording
-        from leakaudit.protocols.scenario import Scenario
-
-        plan = recording.plan(
-            Scenario.from_toml(args.source), data_root=chosen.data_root, download=chosen.download
-        )
-        public = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
-        return Protocol(plan.victim, plan.graph, plan.scenario.rounds, public), plan.scenario.nodes
-    from leakaudit.traces import trace_file
-
-    protocol = played(trace_file.load(args.source))
-    return protocol, protocol.graph.nodes - protocol.victim.centralised
 
 
 def _table(found: Sequence[Entry], same: Mapping[int, int], views: int, begun: bool) -> None:

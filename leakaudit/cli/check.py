@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared, show
+from leakaudit.cli._options import say, settings, shared, show
 
 if TYPE_CHECKING:
     from leakaudit.gate.config import Gate

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit._util.settings import SETTINGS, resolve
-from leakaudit.cli import shared
+from leakaudit.cli._options import shared
 
 
 def add(verbs: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import say, shared
+from leakaudit.cli._options import say, shared
 from leakaudit.errors import LeakauditError
 
 FORMATS = ("text", "json", "csv")

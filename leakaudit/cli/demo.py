@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import main, say, settings, shared
+from leakaudit.cli import main
+from leakaudit.cli._options import say, settings, shared
 from leakaudit.errors import LeakauditError
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from leakaudit.cli import settings, shared
+from leakaudit.cli._options import settings, shared
 
 
 def add(verbs: Any) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import settings, shared
+from leakaudit.cli._options import settings, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from leakaudit.cli import say, shared
+from leakaudit.cli._options import say, shared
 
 GROUPS = ("victims", "attacks", "reports", "models", "data", "graphs")
 

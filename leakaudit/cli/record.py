@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import plugins, say, settings, shared, trust
+from leakaudit.cli._options import plugins, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say
+from leakaudit.cli._options import say
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import settings, shared
+from leakaudit.cli._options import settings, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

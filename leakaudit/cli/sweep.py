@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared, trust
+from leakaudit.cli._options import say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:

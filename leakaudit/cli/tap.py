@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared, tapped
+from leakaudit.cli import tapped
+from leakaudit.cli._options import say, settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:

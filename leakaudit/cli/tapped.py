@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leakaudit.cli import Parser, say, settings, shared, trust
+from leakaudit.cli._options import Parser, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:

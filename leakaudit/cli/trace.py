@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import curves, lint, say, settings, shared, trust
+from leakaudit.cli import curves, lint
+from leakaudit.cli._options import say, settings, shared, trust
 
 
 def add(verbs: Any) -> None:

@@ -20,7 +20,7 @@ from leakaudit.tasks.task import LOOP_ABOVE, Task
 
 def attack(
     leaks: Leaks,
-    name: str = "auto",
+    name: str | Attack = "auto",
     *,
     generator: Generator,
     task: Task | None = None,
@@ -28,7 +28,7 @@ def attack(
 ) -> list[Reconstruction]:
     """Run one attack, or the strongest that fits each leak (`auto`), and return a reconstruction a leak.
 
-    settings: the attack's hyper-parameters. task: needed only where the model is a user's own
+    name: of the attack, or the attack itself. settings: the hyper-parameters of one that is named. task: needed only where the model is a user's own
     ``package.module:factory``: Task.build(leaks.task, trusted=True).
     Raises LeakauditError for an unknown attack or setting, AttackError where a named attack cannot use a leak.
     """
@@ -37,13 +37,21 @@ def attack(
 
 
 def attack_one(
-    leak: GradientLeak, task: Task, name: str, generator: Generator, **settings: Any
+    leak: GradientLeak, task: Task, name: str | Attack, generator: Generator, **settings: Any
 ) -> Reconstruction:
     """Attack one leak; `auto` goes from exact to iterative attacks until one fits."""
     if name == "auto":
         return next(attack_together([leak], task, name, [generator], **settings)).found
     start = time.perf_counter()
-    chosen: Attack = registry.configure(registry.get("attacks", name), settings)
+    if isinstance(name, str):
+        chosen: Attack = registry.configure(registry.get("attacks", name), settings)
+    elif settings:
+        raise LeakauditError(
+            f"the attack is given as a value, so give it {', '.join(settings)} when it is made"
+        )
+    else:
+        chosen = name
+        name = type(chosen).__name__
     if why := chosen.refuses(leak, task):
         raise AttackError(f"node {leak.node}: attack {name} cannot use this leak: {why}")
     return replace(chosen(leak, task, generator), seconds=time.perf_counter() - start)

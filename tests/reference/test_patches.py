@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit import api, registry
+from leakaudit import registry
 from leakaudit._util import assignment
 from leakaudit.attacks.gradinversion import PART, GradInversion
+from leakaudit.inversion import attacking
 from leakaudit.inversion.exact import convolution_lifting, convolution_patches
 from leakaudit.inversion.search import objectives, priors
 from leakaudit.leak import GradientLeak
@@ -195,18 +196,20 @@ def test_auto_leaves_gradinversion_out_where_it_has_no_statistics(
 ) -> None:
     task, theta, x, _, gradient = held()
     leak, quick = as_leak(task, theta, gradient, 3), GradInversion(steps=2, seeds=1)
-    assert any(name == "gradinversion" for name, _ in api.in_order())
+    assert any(name == "gradinversion" for name, _ in attacking.in_order())
     for chosen, runs in ((quick, False), (replace(quick, statistics=told(task, theta, x)), True)):
         monkeypatch.setattr(
-            api, "in_order", lambda chosen=chosen: iter([("gradinversion", chosen)])
+            attacking, "in_order", lambda chosen=chosen: iter([("gradinversion", chosen)])
         )
         monkeypatch.setattr(registry, "configure", lambda kind, settings, chosen=chosen: chosen)
-        found = api.attack_one(leak, task, "auto", torch.Generator().manual_seed(0))
+        found = attacking.attack_one(leak, task, "auto", torch.Generator().manual_seed(0))
         assert (found.attack == "gradinversion") is runs
         assert ("gradinversion: no batch statistics are known" in found.note) is not runs
     monkeypatch.undo()
     assert (
-        api.attack_one(leak, task, "gradinversion", torch.Generator(), steps=2, seeds=1).attack
+        attacking.attack_one(
+            leak, task, "gradinversion", torch.Generator(), steps=2, seeds=1
+        ).attack
         == "gradinversion"
     )
 
@@ -314,7 +317,7 @@ def test_it_is_ahead_of_inverting_gradients_at_the_same_evaluations_and_the_best
     for tv in (0.03, 0.3):
         attack = GradInversion(steps=300, seeds=1, tv=tv, statistics=known)
         ours.append(mean_psnr(attack(leak, task, torch.Generator().manual_seed(0)).x, x))
-        other = api.attack_one(
+        other = attacking.attack_one(
             leak, task, "inverting", torch.Generator().manual_seed(0), steps=300, tv=tv
         )
         theirs.append(mean_psnr(other.x, x))

@@ -165,7 +165,9 @@ def _missing(
             continue
         for j in m.dst:
             key = (m.round, m.src, j, m.kind)
-            if key not in sent and any(_hears(who, m.src, j, m.secure) for who in adversaries):
+            if key not in sent and any(
+                who.observes(m.src, j, secure=m.secure) for who in adversaries
+            ):
                 lost.append(key)
     if lost:
         says = f"{len(lost)} messages that the protocol sends were not recorded, the first is {_named(min(lost))}"
@@ -173,14 +175,6 @@ def _missing(
             "missing",
             f"{says}; an attack on the rest tells nothing of a program that sends all of them",
         )
-
-
-def _hears(who: Adversary, src: int, dst: int, secure: bool) -> bool:
-    if src in who.corrupt or dst in who.corrupt:
-        return True
-    if secure:
-        return False
-    return who.hears == "all" or (src, dst) in who.hears
 
 
 def _later(sent: Counter[Key], expected: Expected) -> Iterator[Finding]:

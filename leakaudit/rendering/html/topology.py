@@ -60,10 +60,7 @@ def _hears(who: Adversary | None, edge: Sequence[int]) -> bool:
     i, j = edge
     if who is None:
         return False
-    tapped = who.hears == "all" or (
-        isinstance(who.hears, frozenset) and bool({(i, j), (j, i)} & who.hears)
-    )
-    return tapped or i in who.corrupt or j in who.corrupt
+    return who.observes(i, j) or who.observes(j, i)
 
 
 def _wire(

@@ -227,12 +227,13 @@ class View:
         channel = (src * n + dst) * 2 + secure
         if n > TABLE_NODES:
             distinct, place = np.unique(channel, return_inverse=True)
-            return self._answers(distinct)[place]
+            answers = self._answers(distinct)
+            return np.asarray(answers[place])
         table = np.zeros(2 * n * n, bool)
         table[channel] = True
         distinct = np.flatnonzero(table)
         table[distinct] = self._answers(distinct)
-        return table[channel]
+        return np.asarray(table[channel])
 
     def _answers(self, channels: np.ndarray) -> np.ndarray:
         answers = np.empty(len(channels), bool)

@@ -1,9 +1,11 @@
-"""The one bisection of the house: where a condition begins to hold, with the side of the last bracket named by the caller.
+"""The one bisection of the house: where a condition begins to hold.
 
-Every inversion of a bound goes through here: the epsilon of a curve, the noise of a claim, the trials of a test. Such a condition
-is monotone: false below one crossing and true from there on. A bisection ends with two values around the crossing, and only the
-caller knows which of the two is safe. An epsilon that is published must not be too small, so it is the upper one; a mu that
-measured counts refute must not be too large, so it is the lower one.
+The caller names the side of the last bracket that is returned. Every inversion of a bound goes
+through here: the epsilon of a curve, the noise of a claim, the trials of a test. Such a condition
+is monotone: false below one crossing and true from there on. A bisection ends with two values
+around the crossing, and only the caller knows which of the two is safe. An epsilon that is
+published must not be too small, so it is the upper one; a mu that measured counts refute must not
+be too large, so it is the lower one.
 
 >>> def enough(x):
 ...     return x * x >= 2
@@ -27,8 +29,8 @@ from leakaudit.errors import LeakauditError
 
 Side = Literal["above", "below"]
 
-# A bracket of floats that differ by a factor below 2^147 ends at two neighbouring floats after 200 halvings: 53 for the digits of
-# the result, the rest to come down from the upper end.
+# A bracket of floats that differ by a factor below 2^147 ends at two neighbouring floats after 200
+# halvings: 53 for the digits of the result, the rest to come down from the upper end.
 HALVINGS = 200
 
 
@@ -44,19 +46,24 @@ def crossing(
 ) -> float:
     """Return where a monotone condition begins to hold, rounded to the side that the caller names.
 
-    The ends are not evaluated: the condition counts as false at `low` and as true at `high`. Hence, if it holds nowhere between,
-    `side="above"` returns a value next to `high`, and if it holds everywhere, `side="below"` returns one next to `low`. A condition
-    that is not monotone has several crossings; one of them is found.
+    The ends are not evaluated: the condition counts as false at `low` and as true at `high`. Hence,
+    if it holds nowhere between, `side="above"` returns a value next to `high`, and if it holds
+    everywhere, `side="below"` returns one next to `low`. A condition that is not monotone has
+    several crossings; one of them is found.
 
     Args:
         holds: The condition, false below the crossing and true from there on.
-        low: Lower end of the bracket. With an infinite end nothing is halved, and the end of the chosen side comes back.
+        low: Lower end of the bracket. With an infinite end nothing is halved, and the end of the
+            chosen side comes back.
         high: Upper end of the bracket.
-        side: `"above"`: the least value at which the condition was seen to hold, or `high`. `"below"`: the largest value at
-            which it was seen not to hold, or `low`. The true crossing lies between the two.
+        side: `"above"`: the least value at which the condition was seen to hold, or `high`.
+            `"below"`: the largest value at which it was seen not to hold, or `low`. The true
+            crossing lies between the two.
         halvings: How many there are at most. By default enough for two neighbouring floats.
-        tolerance: Stop once the bracket is narrower than this share of its upper end; 0 goes on to neighbouring floats.
-        middle: Returns the next point to look at; `arithmetic` by default, `geometric` if the scale of the crossing is unknown.
+        tolerance: Stop once the bracket is narrower than this share of its upper end; 0 goes on to
+            neighbouring floats.
+        middle: Returns the next point to look at; `arithmetic` by default, `geometric` if the scale
+            of the crossing is unknown.
 
     Returns:
         The end of the last bracket on the chosen side.
@@ -111,7 +118,8 @@ def bracket(holds: Callable[[float], bool], high: float = 1.0) -> tuple[float, f
         high: The first upper end, above 0.
 
     Returns:
-        Two ends, such as `crossing` takes. The upper one is inf if the condition holds at none of the doubled values.
+        Two ends, such as `crossing` takes. The upper one is inf if the condition holds at none of
+        the doubled values.
     """
     low = 0.0
     while high < math.inf and not holds(high):
@@ -131,7 +139,8 @@ def bracket_integer(
         high: The first upper end, at least 1.
 
     Returns:
-        Two ends, such as `crossing_integer` takes, or None if the condition does not hold up to `most`.
+        Two ends, such as `crossing_integer` takes, or None if the condition does not hold up to
+        `most`.
     """
     low = 0
     while not holds(high):
@@ -156,7 +165,9 @@ def arithmetic(low: float, high: float) -> float:
 
 
 def geometric(low: float, high: float) -> float:
-    """Return the geometric mean of two ends above 0: as many halvings for each factor of ten of the bracket.
+    """Return the geometric mean of two ends above 0.
+
+    It takes as many halvings for each factor of ten of the bracket.
 
     Args:
         low: Lower end of the bracket, above 0.

@@ -15,6 +15,7 @@ import numpy as np
 from scipy.special import ndtr
 from scipy.stats import binom
 
+from leakaudit._util.bisection import crossing, crossing_integer
 from leakaudit.auditing.promise import Promise
 from leakaudit.bounds import empirical, gaussian, one_run
 from leakaudit.bounds.empirical import Counts
@@ -324,13 +325,12 @@ def best_thresholds(test: JointTest, alpha: float, means: Floats, deviations: Fl
 
 @lru_cache(maxsize=64)
 def _least_right(canaries: int, guesses: int, promise: Promise, alpha: float) -> int:
-    """Return how many right guesses refute the promise; one more than all if none do."""
-    low, high = 0, guesses + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        refuted = OneRun(canaries, guesses, middle).p_value(promise) <= alpha
-        low, high = (low, middle) if refuted else (middle, high)
-    return high
+    """Return how many right guesses refute the promise, one more than all if none do."""
+
+    def refuted(right: int) -> bool:
+        return OneRun(canaries, guesses, right).p_value(promise) <= alpha
+
+    return crossing_integer(refuted, 0, guesses + 1)
 
 
 def _value(promise: Promise) -> float:
@@ -341,10 +341,9 @@ def _least_alpha(refuted: Callable[[float], bool]) -> float:
     """Return the least alpha, rounded up, at which something is refuted; 1 if it never is."""
     if not refuted(0.999):
         return 1.0
-    low, high = math.log(SMALLEST), math.log(0.999)
     if refuted(SMALLEST):
         return SMALLEST
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if refuted(math.exp(middle)) else (middle, high)
-    return math.exp(high)
+    low = math.log(SMALLEST)
+    high = math.log(0.999)
+    log_alpha = crossing(lambda a: refuted(math.exp(a)), low, high, side="above", halvings=40)
+    return math.exp(log_alpha)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit import registry
+from leakaudit._util.bisection import crossing, geometric
 from leakaudit.accounting.ledger import DELTA, Entry, Moved, assumed, entries
 from leakaudit.accounting.listeners import named
 from leakaudit.accounting.pricing import Price, price
@@ -291,13 +292,11 @@ def _claimed(plan: AuditPlan, epsilon: float, base: recording.Plan) -> float:
             )
         return min(said)
 
-    low, high = LOW, HIGH
-    if not claim(high) <= epsilon <= claim(low):
+    if not claim(HIGH) <= epsilon <= claim(LOW):
         raise LeakauditError(
             f"audit: no {plan.constant} between {LOW:g} and {HIGH:g} "
             f"has the claimed epsilon {epsilon:g}"
         )
-    for _ in range(200):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if claim(middle) > epsilon else (low, middle)
-    return high
+    return crossing(
+        lambda level: claim(level) <= epsilon, LOW, HIGH, side="above", middle=geometric
+    )

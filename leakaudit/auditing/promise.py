@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
 
+from leakaudit._util.bisection import crossing
 from leakaudit.bounds import gaussian
 from leakaudit.bounds.approximate import approximate
 from leakaudit.bounds.gaussian import Gdp
@@ -105,13 +106,12 @@ def detects(evidence: Evidence, promise: Promise, alpha: float) -> float | None:
         or evidence.power(promise, alpha, WIDEST) < POWER
     ):
         return None
-    low, high = 0.0, WIDEST
-    for _ in range(30):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if evidence.power(promise, alpha, middle) < POWER else (low, middle)
-        )
-    return gaussian.epsilon(promise.delta, high)
+
+    def detected(mu: float) -> bool:
+        return evidence.power(promise, alpha, mu) >= POWER
+
+    least_mu = crossing(detected, 0.0, WIDEST, side="above", halvings=30)
+    return gaussian.epsilon(promise.delta, least_mu)
 
 
 @lru_cache(maxsize=4096)

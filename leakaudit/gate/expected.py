@@ -237,11 +237,12 @@ def _missing(
             if message.post not in posted:
                 lost.append(Key(message.round, message.src, message.src, message.kind))
             continue
-        lost += [
-            key
-            for key in message.keys
-            if key not in sent and any(_observes(who, key, message.secure) for who in adversaries)
-        ]
+        for key in message.keys:
+            heard = any(
+                who.observes(key.src, key.dst, secure=message.secure) for who in adversaries
+            )
+            if heard and key not in sent:
+                lost.append(key)
     if lost:
         first = min(lost)
         says = (
@@ -249,14 +250,6 @@ def _missing(
             f"{first}; an attack on the rest tells nothing of a program that sends all of them"
         )
         yield Deviation("missing", says, first.nodes)
-
-
-def _observes(who: Adversary, key: Key, secure: bool) -> bool:
-    if key.src in who.corrupt or key.dst in who.corrupt:
-        return True
-    if secure:
-        return False
-    return who.hears == "all" or (key.src, key.dst) in who.hears
 
 
 def _later(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:

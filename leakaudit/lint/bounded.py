@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from leakaudit._util.bisection import crossing
 from leakaudit.bounds.mechanisms import Additive, truncated_laplace
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
@@ -20,7 +21,6 @@ MORE = 1 + 1e-6  # a claim is exceeded by more than rounding
 ROUNDING = 1e-6  # relative, of a recorded standard deviation
 NARROWEST = 1e-6  # half-width of the noise, in scales, below which it is uniform to 1e-12
 WIDEST = 30.0  # half-width u beyond which exp(-u^2) is 0 in double precision
-HALVINGS = 200  # of the interval between them; 80 reach the last bit
 SQRT_PI = math.sqrt(math.pi)
 
 
@@ -84,16 +84,10 @@ def _noise(laws: frozenset[str], claim: Claim, moved: float) -> Additive | None:
     untruncated = scale / math.sqrt(2)
     if not 0 < claim.std < untruncated * (1 + ROUNDING):
         return None
-    # The standard deviation grows with the half-width u of the interval: find u by bisection.
-    low = NARROWEST
-    high = WIDEST
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if _std(scale, middle) < claim.std:
-            low = middle
-        else:
-            high = middle
-    return Additive(2, scale, scale * high)
+    # The standard deviation grows with the half-width u of the interval.
+    std = claim.std
+    half_width = crossing(lambda u: _std(scale, u) >= std, NARROWEST, WIDEST, side="above")
+    return Additive(2, scale, scale * half_width)
 
 
 def _std(scale: float, u: float) -> float:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from leakaudit._util.bisection import crossing, geometric
 from leakaudit.protocols.admm_family import Around
 from leakaudit.protocols.blocks import blocks
 from leakaudit.trace import Graph
@@ -43,11 +44,11 @@ def level(epsilon: float, delta: float, rounds: int, form: Theorem) -> float:
 
 def guaranteed(ratio: float, delta: float, rounds: int, form: Theorem) -> float:
     """Return the epsilon whose `level` is this ratio sigma / Delta_2; it lies between 1e-9 and 1e9."""
-    low, high = 1e-9, 1e9
-    for _ in range(200):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if level(middle, delta, rounds, form) > ratio else (low, middle)
-    return high
+
+    def enough(epsilon: float) -> bool:
+        return level(epsilon, delta, rounds, form) <= ratio
+
+    return crossing(enough, 1e-9, 1e9, side="above", middle=geometric)
 
 
 def sign(i: int, j: int) -> int:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Generator, Tensor
 
+from leakaudit._util.bisection import crossing
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.expression import Law
 
@@ -93,7 +94,4 @@ def _edge(shift: float, delta: float) -> float:
         raise LeakauditError(
             f"truncated_gaussian: Theorem 6 has no A for delta {delta:g}; use a delta between 1e-290 and 0.5"
         )
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if mass(middle) > delta else (low, middle)
-    return high
+    return crossing(lambda u: mass(u) <= delta, low, high, side="above")

@@ -72,10 +72,7 @@ def _hears(who: Adversary | None, edge: Edge) -> bool:
     if who is None:
         return False
     i, j = edge
-    tapped = who.hears == "all"
-    if isinstance(who.hears, frozenset):
-        tapped = bool({(i, j), (j, i)} & who.hears)
-    return tapped or i in who.corrupt or j in who.corrupt
+    return who.observes(i, j) or who.observes(j, i)
 
 
 def _wire(

@@ -45,6 +45,7 @@ class Choco(Victim):
         "on every coordinate, sums of gradients between two rounds that send it; quantized: every gradient to the cell"
     )
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "eta")
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
@@ -72,10 +73,6 @@ class Choco(Victim):
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse steps that diverge on the task's l2 term."""
         stable("choco", task, alpha=self.alpha)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def compressed(self, v: Tensor, generator: Generator) -> Tensor:
         """Return Q of every row of v (N, d), which it may overwrite."""

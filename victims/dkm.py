@@ -69,6 +69,7 @@ class DKM(Victim):
         "(epsilon, delta) of a broadcast and of all (Theorems 4 and 6); sensitivity (Theorem 1)"
     )
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     operator: Literal["gd", "pgd", "dr"] = param(
         "gd", "gradient, proximal gradient, or Douglas-Rachford (convex models)", "T"
@@ -118,10 +119,6 @@ class DKM(Victim):
             exact(task)
         else:
             stable("dkm", task, gamma=self.gamma)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def run(
         self,

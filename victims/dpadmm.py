@@ -106,10 +106,6 @@ class DPADMM(Victim):
                 f"dpadmm: expected batch up to the {samples} records of a node, got {self.batch}"
             )
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     @property
     def noise(self) -> float:
         """Standard deviation of the noise in units of the gradient."""

@@ -46,6 +46,7 @@ class DPADMMServer(Victim):
     )
     claims_what: ClassVar[str] = "(epsilon, delta) of each iteration, about sqrt(T) epsilon in all"
     centralised: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     rho: float = param(0.5, "penalty of disagreement", "rho")
     eta: float = param(0.5, "step size of the first iteration", "eta_1")
@@ -83,10 +84,6 @@ class DPADMMServer(Victim):
     def noise(self) -> float:
         """Standard deviation of the noise in units of the gradient."""
         return self._printed / self.epsilon if self.epsilon else self.sigma
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One up and one down a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def run(
         self,

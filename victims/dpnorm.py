@@ -115,10 +115,6 @@ class DPNorm(Victim):
                 f"dpnorm: records={self.records} sets the noise, but a node holds {samples}; make them equal"
             )
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and round, four with `resend`."""
-        return (4 if self.resend else 2) * len(list(wires)) * rounds
-
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Publish the noise levels (N,) that Theorem 1 sets for this many rounds."""
         return (

@@ -61,6 +61,7 @@ class DPSGD(Victim):
         "(epsilon, delta) of all messages where epsilon sets the noise (DP-Norm, Table II)"
     )
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha, mu")
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
@@ -131,10 +132,6 @@ class DPSGD(Victim):
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse steps that diverge on the task's l2 term."""
         stable("dpsgd", task, alpha=self.alpha)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def run(
         self,

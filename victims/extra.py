@@ -47,6 +47,7 @@ class Extra(Victim):
         "every gradient; every difference where the start is private; with l1 on the coordinates that are not zero"
     )
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha")
     l1: float = param(
@@ -76,10 +77,6 @@ class Extra(Victim):
         if task.l2:
             w = matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
             stable("extra", task, 1 + float(torch.linalg.eigvalsh(w)[0]), alpha=self.alpha)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round; private start models go too."""
-        return 2 * len(list(wires)) * (rounds + bool(self.spread))
 
     def run(
         self,

@@ -72,10 +72,6 @@ class FedAvg(Victim):
         """Refuse steps that diverge on the task's l2 term."""
         stable("fedavg", task, lr=self.lr)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One down and one up a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     def run(
         self,
         problem: Problem,

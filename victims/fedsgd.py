@@ -55,10 +55,6 @@ class FedSGD(Victim):
             )
         stable("fedsgd", task, lr=self.lr)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One down and one up a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     def run(
         self,
         problem: Problem,

@@ -67,10 +67,6 @@ class FedSplit(Victim):
         if self.update == "exact":
             exact(task)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One down and one up a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     def run(
         self,
         problem: Problem,

@@ -58,10 +58,6 @@ class Gossip(Victim):
         """Refuse steps that diverge on the task's l2 term."""
         stable("gossip", task, lr=self.lr)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     def run(
         self,
         problem: Problem,

@@ -55,6 +55,7 @@ class MRADMM(Victim):
     )
     claims_what: ClassVar[str] = "a total privacy loss, of the updates that touch data alone"
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     eta: float = param(0.3, "penalty of disagreement of node 0 at first", "eta_i(1)")
     spread: float = param(0.0, "penalty of node i over that of node 0: 1 + spread i", "eta_i(1)")
@@ -92,10 +93,6 @@ class MRADMM(Victim):
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse a model that is not convex."""
         exact(task)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def penalty(self, i: int, t: int) -> float:
         """Return eta_i(k) of node i in round t."""

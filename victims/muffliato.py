@@ -47,6 +47,7 @@ class Muffliato(Victim):
     )
     claims_what: ClassVar[str] = "pairwise Renyi epsilon, less between nodes far apart"
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     lr: float = param(0.5, "step size", "nu")
     gossips: int = param(5, "exchanges between two gradient steps", "K")
@@ -76,10 +77,6 @@ class Muffliato(Victim):
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse steps that diverge on the task's l2 term."""
         stable("muffliato", task, lr=self.lr)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def run(
         self,

@@ -47,6 +47,7 @@ class Nids(Victim):
         "every gradient from the third on, from the messages alone, even where the start is private"
     )
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size of all nodes", "alpha")
     alphas: str = param(
@@ -95,10 +96,6 @@ class Nids(Victim):
             task,
             **{"alphas" if self.alphas else "alpha": float(max(self.own_steps(graph.nodes)))},
         )
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round, the first excepted."""
-        return 2 * len(list(wires)) * (rounds - 1)
 
     def run(
         self,

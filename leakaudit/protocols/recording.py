@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,11 @@ class Plan:
     columns: tuple[int, int]
     random: Mapping[str, Generator]
 
+    @cached_property
+    def messages(self) -> int:
+        """How many messages the recording will hold, or the most if that depends on a schedule."""
+        return self.victim.messages(self.graph, self.scenario.rounds, self.wires)
+
     def size(
         self,
         rounds: int | None = None,
@@ -52,9 +58,10 @@ class Plan:
     ) -> int:
         """Bytes of the recording, or of a smaller one."""
         start, stop = columns or self.columns
-        messages = self.victim.messages(
-            self.graph, rounds or self.scenario.rounds, self.wires if wires is None else wires
-        )
+        messages = self.messages
+        if rounds is not None or wires is not None:
+            asked = self.wires if wires is None else wires
+            messages = self.victim.messages(self.graph, rounds or self.scenario.rounds, asked)
         return plan_size(messages, stop - start, self.task.dtype)
 
     def fit(self, limit: int) -> None:
@@ -150,7 +157,6 @@ def opened(
 ) -> Recorder:
     """Return the recorder of a plan's run, which has been given the truth."""
     scenario, rows, source = plan.scenario, plan.rows, plan.source
-    messages = plan.victim.messages(plan.graph, scenario.rounds, plan.wires)
     recorder = Recorder(
         path,
         protocol=scenario.victim,
@@ -159,8 +165,8 @@ def opened(
         params={**registry.values(plan.victim), "samples": scenario.samples},
         layout=plan.task.layout,
         rounds=scenario.rounds,
-        messages=messages,
-        rows=messages,
+        messages=plan.messages,
+        rows=plan.messages,
         dtype=plan.task.dtype,
         columns=plan.columns,
         public=public,

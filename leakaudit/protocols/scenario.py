@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leakaudit import registry
 from leakaudit._util import toml_file
 from leakaudit.errors import LeakauditError, suggest
-
-if TYPE_CHECKING:
-    from leakaudit.victim import Victim
+from leakaudit.victim import Victim
 
 DTYPES = ("float32", "float64")
 KINDS: dict[str, type] = {"str": str, "int": int, "bool": bool}
@@ -89,9 +87,17 @@ class Scenario:
     def parts(self) -> tuple[Victim, dict[str, Any]]:
         """Return the configured victim, and what is left of `set` for the model.
 
-        A victim's ``samples`` or ``records``, on which noise and claims rest, are those of the scenario where `set` has none.
+        A victim's ``samples`` or ``records``, on which noise and claims rest, are those of the
+        scenario if `set` has none.
+
+        Raises:
+            LeakauditError: The victim is not complete, or does not take one of its constants.
         """
         kind = registry.get("victims", self.victim)
+        if not (isinstance(kind, type) and issubclass(kind, Victim)):
+            raise LeakauditError(
+                f"victim {self.victim!r}: expected a subclass of leakaudit.victim.Victim, got {kind!r}"
+            )
         mine = registry.parameters(kind)
         known: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
         victim: Victim = registry.configure(

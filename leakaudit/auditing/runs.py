@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from leakaudit._util import seeds
 from leakaudit.protocols import recording
 from leakaudit.tasks import data
 from leakaudit.traces.recorder import Recorder
@@ -48,4 +48,4 @@ def recorded(ready: recording.Plan) -> Recorder:
 
 def child(*seed: int) -> int:
     """Return a seed that is independent for other numbers."""
-    return int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0] >> 1)
+    return seeds.child(*seed)

@@ -7,10 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from torch import Generator
-
 from leakaudit import registry
+from leakaudit._util.seeds import generator
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.extraction import hearing
@@ -187,10 +185,3 @@ def held(cell: Cell, made: Recorded) -> tuple[int, ...]:
             f"{cell.name}: expected a node with records in the truth that is not the adversary's, found none"
         )
     return nodes
-
-
-def generator(seed: int, node: int) -> Generator:
-    """Return the generator of an attack on one node of one run."""
-    return Generator().manual_seed(
-        int(np.random.SeedSequence([seed, node]).generate_state(1, np.uint64)[0] >> 1)
-    )

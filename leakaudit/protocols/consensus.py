@@ -72,8 +72,8 @@ class Mixing:
 
     def _sparse(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return W by rows: the columns that are not zero, where each row starts, the entries."""
-        columns = []
-        entries = []
+        columns: list[int] = []
+        entries: list[float] = []
         for i, around in enumerate(self._around):
             columns += around
             entries += [float(self.weights[i, j]) for j in around]

@@ -29,8 +29,7 @@ DECLARED = 8
 ALIKE = 3
 # Rounding units of the number format by which a relation may miss. Measured over 20 rounds of a
 # logistic model, the bundled victims miss by 6 at most; the rest is room for large models and for
-# devices that add in another order. It is 2.4e-4 in float32, less than any wrong coefficient
-# misses by.
+# devices that add in another order. It is 2.4e-4 in float32.
 SLACK = 2000.0
 
 

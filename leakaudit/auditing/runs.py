@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from leakaudit._util import seeds
 from leakaudit.protocols import recording
 from leakaudit.tasks import data
 from leakaudit.traces.recorder import Recorder
@@ -67,4 +67,4 @@ def child(*seed: int) -> int:
     Args:
         seed: Any whole numbers from 0 on, the seed of the scenario first.
     """
-    return int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0] >> 1)
+    return seeds.child(*seed)

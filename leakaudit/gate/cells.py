@@ -7,10 +7,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from torch import Generator
-
 from leakaudit import registry
+from leakaudit._util.seeds import generator
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.extraction import hearing
@@ -267,14 +265,3 @@ def held(cell: Cell, made: Recorded) -> tuple[int, ...]:
         expected = "expected a node with records in the truth that is not the adversary's"
         raise LeakauditError(f"{cell.name}: {expected}, found none")
     return nodes
-
-
-def generator(seed: int, node: int) -> Generator:
-    """Return the generator of an attack on one node of one run.
-
-    Args:
-        seed: of the run.
-        node: that is attacked.
-    """
-    state = np.random.SeedSequence([seed, node]).generate_state(1, np.uint64)[0]
-    return Generator().manual_seed(int(state >> 1))  # torch takes seeds of 63 bits

@@ -9,9 +9,10 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
+from leakaudit._util.seeds import generator
 from leakaudit.errors import AttackError
 from leakaudit.gate import measures
-from leakaudit.gate.cells import Cell, generator
+from leakaudit.gate.cells import Cell
 from leakaudit.gate.rule import Kind
 from leakaudit.gate.runs import Recorded
 from leakaudit.inversion import attacking

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -18,9 +18,7 @@ from leakaudit.capture.gloo.node import NodeRecorder, Post, Silence
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log import Log
 from leakaudit.errors import LeakauditError
-
-if TYPE_CHECKING:
-    from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder
 
 
 def run(folder: Path, rank: int) -> int:
@@ -99,7 +97,7 @@ def serve(
             problem,
             setup.graph,
             setup.scenario.rounds,
-            cast("Recorder", recorder),
+            cast(Recorder, recorder),
             setup.generator(),
             setup.wires,
         )

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.traces._storage.archive import Writer
+from leakaudit.traces._storage.archive import Record, Writer
 from leakaudit.traces._storage.safe_reader import STORAGES
 
 # Bytes that are given blocks and pages before they are written, which doubles the speed.
@@ -139,7 +139,10 @@ class MapFile(MemoryFile):
         self.path = path
         self._plan = _replace(tree, lambda leaf: Hole(tuple(leaf.shape), leaf.dtype))
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-        writer, tail, self._index_size = _lay_out(self._plan)
+        laid = _lay_out(self._plan)
+        self._index_size = laid.index_size
+        self._last = laid.tensors[-1]
+        size = laid.writer.at + len(laid.tail)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
             self._fd = os.open(self._temporary, flags, 0o666)
@@ -147,23 +150,21 @@ class MapFile(MemoryFile):
             raise LeakauditError(
                 f"cannot write {path}: {error.strerror}; choose another path"
             ) from None
-        self._last = [*writer.records.values()][-1]
         try:
-            os.ftruncate(self._fd, writer.at + len(tail))
+            os.ftruncate(self._fd, size)
             if sys.platform == "linux":
                 # All but the last leaf is certain to be written: take its blocks now.
                 os.posix_fallocate(self._fd, 0, self._last.start)
-            writer.write(self._fd)
-            os.pwrite(self._fd, tail, writer.at)
-            self._map = mmap.mmap(self._fd, writer.at + len(tail))
+            laid.writer.write(self._fd)
+            os.pwrite(self._fd, laid.tail, laid.writer.at)
+            self._map = mmap.mmap(self._fd, size)
         except OSError as error:
             self.discard()
             raise LeakauditError(
-                f"cannot write {path} ({writer.at} bytes): {error.strerror}"
+                f"cannot write {path} ({laid.writer.at} bytes): {error.strerror}"
             ) from None
-        # The records of tensors come in the order of the leaves of the tree.
-        starts = iter([r.start for name, r in writer.records.items() if name.startswith("data/")])
-        self.tree = _replace(tree, lambda leaf: self._view(leaf, next(starts)))
+        records = iter(laid.tensors)
+        self.tree = _replace(tree, lambda leaf: self._view(leaf, next(records).start))
         # Bytes of the last leaf that have blocks, and whose memory was handed back.
         self._ready = 0
         self._released = 0
@@ -261,13 +262,14 @@ class MapFile(MemoryFile):
         last = _last_leaf(self._plan)
         cut = Hole((rows, *last.shape[1:]), last.dtype)
         shorter = _replace(self._plan, lambda hole: cut if hole is last else hole)
-        writer, tail, index_size = _lay_out(shorter, self._index_size)
+        laid = _lay_out(shorter, self._index_size)
+        size = laid.writer.at + len(laid.tail)
         room = self._last.start + self._last.size
         try:
-            if index_size == self._index_size and writer.at + len(tail) <= room:
-                os.pwrite(self._fd, tail, writer.at)
-                writer.write(self._fd)
-                os.ftruncate(self._fd, writer.at + len(tail))
+            if laid.index_size == self._index_size and size <= room:
+                os.pwrite(self._fd, laid.tail, laid.writer.at)
+                laid.writer.write(self._fd)
+                os.ftruncate(self._fd, size)
         except OSError:
             self._no_room()
         finally:
@@ -309,8 +311,24 @@ class _Pickler(pickle.Pickler):
         return _REBUILD, (self.stores[-1], 0, obj.shape, strides, False, OrderedDict())
 
 
-def _lay_out(plan: Tree, index_size: int = 0) -> tuple[Writer, bytes, int]:
-    """Return the records, what stands behind them, and the size of the index.
+class _Laid(NamedTuple):
+    """A file that is laid out.
+
+    Attributes:
+        writer: Holds its records.
+        tail: What stands behind them.
+        index_size: Bytes of the index.
+        tensors: The records of tensors, in the order of the leaves of the tree.
+    """
+
+    writer: Writer
+    tail: bytes
+    index_size: int
+    tensors: list[Record]
+
+
+def _lay_out(plan: Tree, index_size: int = 0) -> _Laid:
+    """Lay out the file of a tree of holes.
 
     The index is padded to `index_size`, so that records keep their places when a shape gets
     shorter.
@@ -326,10 +344,9 @@ def _lay_out(plan: Tree, index_size: int = 0) -> tuple[Writer, bytes, int]:
     writer = Writer()
     for name, data in small.items():
         writer.add(name, len(data), data)
-    for key, hole in pickler.stores:
-        writer.add(f"data/{key}", hole.nbytes)
+    tensors = [writer.add(f"data/{key}", hole.nbytes) for key, hole in pickler.stores]
     checksums = {name: zlib.crc32(data) for name, data in small.items()}
-    return writer, writer.directory(checksums), len(small["data.pkl"])
+    return _Laid(writer, writer.directory(checksums), len(small["data.pkl"]), tensors)
 
 
 def _allocated(leaf: Tensor | Hole) -> Tensor:

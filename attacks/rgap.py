@@ -129,8 +129,7 @@ class Rgap:
         slopes = task.layout.split(gradient)
         h, held = layerwise.descend(layers, slopes, error)
         if h is not None:
-            mean, std = layer_chain.units(task)
-            x = (h * std + mean)[None]
+            x = task.denormalise(h)[None]
             how = "every layer by linear equations"
         else:
             search = partial(self._search, task, layers, held[-1])
@@ -162,10 +161,9 @@ class Rgap:
             known: What is known around the layer where the descent stopped.
             start: The input (1, *shape) to start from.
         """
-        mean, std = layer_chain.units(task)
 
         def objective(weight: float, x: Tensor) -> Tensor:
-            misfit = known.misfit(layer_chain.run(layers[: known.at], (x - mean) / std))
+            misfit = known.misfit(layer_chain.run(layers[: known.at], task.normalise(x)))
             return misfit + weight * priors.total_variation(x, BEND)
 
         run = Run(start)

@@ -21,11 +21,11 @@ from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
 from leakaudit import registry
+from leakaudit._util import seeds
 from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.inversion import attacking
-from leakaudit.pipeline import node_groups
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.scoring import scoring
@@ -195,7 +195,7 @@ def attacks(names: list[str]) -> Iterator[dict[str, Any]]:
         settings = {"steps": 2} if name in ("dlg", "idlg", "inverting") else {}
         tasks = [Task.build(kept.trace.task, device=device) for device in ("cpu", NAME)]
         found = [
-            attacking.attack_one(leak, task, name, node_groups.generator(0, 0), **settings)
+            attacking.attack_one(leak, task, name, seeds.generator(0, 0), **settings)
             for task in tasks
         ]
         errors = [scoring.score([one], kept.truth_record)[0].relative_error for one in found]

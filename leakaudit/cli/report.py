@@ -99,20 +99,25 @@ def run(args: argparse.Namespace) -> int:
             "a sweep's record holds neither pictures nor labels, and is compared with none; leave "
             "--against and --redact out"
         )
+    earlier = None
     if args.against is not None:
         if shown["kind"] == "check":
             raise LeakauditError(
                 "a gate compares with its baseline; --against takes results of 'attack' and 'audit'"
             )
-        shown = comparison.compare(shown, results.read(file_of(args.against)))
+        earlier = results.read(file_of(args.against))
     if args.location is not None:
         shown = {**shown, "location": args.location}
     redacted = args.redact or args.redact_key is not None
     if not redacted:
         results.whole(shown, source.parent)
-    if redacted:
+    if redacted and earlier is not None:
+        shown = redaction.redact_compared(shown, earlier, args.redact_key)
+    elif redacted:
         shown = redaction.redact(shown, args.redact_key)
-    elif args.format == "html" and shown["kind"] != "sweep":
+    elif earlier is not None:
+        shown = comparison.compare(shown, earlier)
+    if not redacted and args.format == "html" and shown["kind"] != "sweep":
         shown = gallery.with_pictures(shown, source.parent)
     page = render(shown).encode("utf-8", "backslashreplace")
     if args.output is None:

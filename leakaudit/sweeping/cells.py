@@ -1,8 +1,8 @@
-"""The cells of a sweep: one scenario, adversary and attack each, and the hash that names its result."""
+"""The cells of a sweep: a scenario, an adversary and an attack each, and the name of the result."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 
@@ -22,7 +22,18 @@ FIELDS = tuple(f.name for f in fields(Scenario) if f.name != "set")
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell. settings: of the attack. epsilon: None for the scenario's own constants. at: place on every axis that it has."""
+    """One cell.
+
+    Attributes:
+        plan: The sweep that it belongs to.
+        scenario: What is recorded.
+        adversary: Who attacks.
+        attack: Name of the attack, or ``auto``.
+        settings: Hyper-parameters of the attack.
+        epsilon: Privacy parameter for which the noise is set, None for the scenario's own
+            constants.
+        at: Its place on every axis that concerns it.
+    """
 
     plan: SweepPlan = field(repr=False)
     scenario: Scenario
@@ -33,50 +44,49 @@ class Cell:
     at: Mapping[str, Json]
 
     def config(self) -> dict[str, Json]:
-        """Everything that the result depends on, beside the versions of packages."""
-        p, noise = self.plan, None
-        if self.epsilon is not None:
-            rest: dict[str, Json] = {
-                "noise": p.noise,
-                "constant": p.constant,
-                "delta": p.delta,
-                "sensitivity": p.sensitivity,
-            }
-            if (
-                p.smoothness is not None
-            ):  # left out otherwise, so that cells of earlier sweeps are found again
-                rest["smoothness"] = p.smoothness
-            noise = {
-                "epsilon": finite([self.epsilon])[0],
-                **rest,
-                "adversaries": list(p.adversaries),
-            }
+        """Return everything that the result depends on, besides the versions of packages."""
         return {
             "scenario": {**asdict(self.scenario), "set": dict(self.scenario.set)},
             "adversary": self.adversary,
             "attack": self.attack,
             "settings": dict(self.settings),
-            "epsilon": noise,
-            "nodes": list(p.nodes),
-            "gradients": p.gradients,
-            "device": p.device,
+            "epsilon": self._noise(),
+            "nodes": list(self.plan.nodes),
+            "gradients": self.plan.gradients,
+            "device": self.plan.device,
         }
 
+    def _noise(self) -> dict[str, Json] | None:
+        """Return how the epsilon is set, None for the scenario's own constants."""
+        if self.epsilon is None:
+            return None
+        plan = self.plan
+        noise: dict[str, Json] = {
+            "epsilon": finite([self.epsilon])[0],
+            "noise": plan.noise,
+            "constant": plan.constant,
+            "delta": plan.delta,
+            "sensitivity": plan.sensitivity,
+        }
+        # Left out if it is not set, so that cells of earlier sweeps are found again.
+        if plan.smoothness is not None:
+            noise["smoothness"] = plan.smoothness
+        noise["adversaries"] = list(plan.adversaries)
+        return noise
+
     def key(self, versions: Mapping[str, str | None]) -> str:
-        """Name of its result: a digest of the configuration and the versions."""
+        """Return the name of its result: a digest of the configuration and the versions.
+
+        Args:
+            versions: As from `versions`.
+        """
         return provenance.digest({"cell": self.config(), "versions": dict(versions)})
 
     @property
     def words(self) -> str:
         """What a reader calls it."""
-        return ", ".join(
-            [
-                *(f"{k}={v}" for k, v in self.at.items()),
-                self.attack,
-                f"seed {self.scenario.seed}",
-                self.adversary,
-            ]
-        )
+        places = [f"{axis}={value}" for axis, value in self.at.items()]
+        return ", ".join([*places, self.attack, f"seed {self.scenario.seed}", self.adversary])
 
 
 def versions() -> dict[str, str | None]:
@@ -88,35 +98,32 @@ def versions() -> dict[str, str | None]:
 def expand(plan: SweepPlan) -> list[Cell]:
     """Return all cells, seed by seed, so that a sweep that is cut short has seen the whole grid.
 
-    Raises LeakauditError for a constant or a hyper-parameter that is not there, or a value of another type.
+    Args:
+        plan: The sweep.
+
+    Raises:
+        LeakauditError: A constant or a hyper-parameter does not exist, or a value is of another
+            type.
     """
-    grid = [
-        (who, attack, point)
-        for who in plan.adversaries
-        for attack in plan.attacks
-        for point in _points(plan, attack)
-    ]
-    made = [_cell(plan, who, attack, point) for who, attack, point in grid]
-    return [
-        replace(cell, scenario=replace(cell.scenario, seed=seed))
-        for seed in plan.seeds
-        for cell in made
-    ]
+    made = []
+    for who in plan.adversaries:
+        for attack in plan.attacks:
+            for point in _points(plan, attack):
+                made.append(_cell(plan, who, attack, point))
+    cells = []
+    for seed in plan.seeds:
+        for cell in made:
+            cells.append(replace(cell, scenario=replace(cell.scenario, seed=seed)))
+    return cells
 
 
 def _points(plan: SweepPlan, attack: str) -> Iterator[dict[str, Json]]:
-    """Every place on the axes that concern an attack and its victim."""
-    owned = _owned(plan)
-    for point in _product({k: v for k, v in plan.axes.items() if k not in owned}):
+    """Yield every place on the axes that concern an attack and its victim."""
+    for point in _product(plan.shared_axes):
         victim = str(point.get("victim", plan.scenario.victim))
-        mine = {k: v for k, v in owned.items() if k.split(".", 1)[0] in (attack, victim)}
-        yield from ({**point, **more} for more in _product(mine))
-
-
-def _owned(plan: SweepPlan) -> dict[str, tuple[Json, ...]]:
-    return {
-        f"{of}.{key}": values for of, table in plan.own.items() for key, values in table.items()
-    }
+        mine = {a.name: a.values for a in plan.own_axes if a.of in (attack, victim)}
+        for more in _product(mine):
+            yield {**point, **more}
 
 
 def _product(axes: Mapping[str, Sequence[Json]]) -> Iterator[dict[str, Json]]:
@@ -124,68 +131,73 @@ def _product(axes: Mapping[str, Sequence[Json]]) -> Iterator[dict[str, Json]]:
 
 
 def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Json]) -> Cell:
-    base, epsilon = plan.scenario, point.get("epsilon") if plan.epsilon else None
-    owned = _owned(plan)
-    named = {k: v for k, v in point.items() if k in FIELDS}
-    victim = str(named.get("victim", base.victim))
-    loose = {k: v for k, v in point.items() if k not in (*FIELDS, "epsilon", *owned)}
-
-    def of(name: str) -> dict[str, Json]:
-        mine = {
-            k.split(".", 1)[1]: v
-            for k, v in point.items()
-            if k in owned and k.split(".", 1)[0] == name
-        }
-        return {**plan.set.get(name, {}), **mine}
-
-    constants, settings = {**base.set, **loose, **of(victim)}, of(attack)
-    scenario = replace(base, **named, set=constants)
+    """Return the cell at one place on the axes, with the scenario's own seed."""
+    owned = {axis.name for axis in plan.own_axes}
+    named = {}
+    loose = {}
+    for name, value in point.items():
+        if name in FIELDS:
+            named[name] = value
+        elif name != "epsilon" and name not in owned:
+            loose[name] = value
+    victim = str(named.get("victim", plan.scenario.victim))
+    constants = {**plan.scenario.set, **loose, **_settings_of(victim, plan, point)}
+    scenario = replace(plan.scenario, **named, set=constants)
     _, args = scenario.parts()
     _refuse(scenario, args)
     _attackable(plan, scenario, who)
+
+    settings = _settings_of(attack, plan, point)
     if attack == "auto" and settings:
         raise LeakauditError(
-            f"sweep: auto: takes no hyper-parameters, got {', '.join(settings)}; name the attack that they are for"
+            f"sweep: auto: takes no hyper-parameters, got {', '.join(settings)}; "
+            "name the attack that they are for"
         )
     if attack != "auto":
         settings = registry.values(registry.configure(registry.get("attacks", attack), settings))
-    return Cell(
-        plan,
-        scenario,
-        who,
-        attack,
-        settings,
-        None if epsilon is None else float(epsilon),
-        dict(point),
-    )
+    epsilon = float(point["epsilon"]) if plan.epsilon else None
+    return Cell(plan, scenario, who, attack, settings, epsilon, dict(point))
+
+
+def _settings_of(name: str, plan: SweepPlan, point: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what is set for an attack or a victim, in all cells and at this place on its axes."""
+    settings = dict(plan.set.get(name, {}))
+    for axis in plan.own_axes:
+        if axis.of == name and axis.name in point:
+            settings[axis.key] = point[axis.name]
+    return settings
 
 
 def _attackable(plan: SweepPlan, scenario: Scenario, who: str) -> None:
-    """Refuse nodes and adversaries that a scenario has not, and adversaries that leave nobody to attack."""
-    adversary, nodes = Adversary.parse(who), plan.nodes or range(scenario.nodes)
-    known = scenario.nodes + 1  # the server of a centralised protocol is the last
-    for name, chosen, limit in (
-        ("nodes", nodes, scenario.nodes),
-        ("adversaries", adversary.corrupt, known),
-    ):
-        if missing := [n for n in chosen if n >= limit]:
-            raise LeakauditError(
-                f"sweep: {name}: there is no node {missing[0]}; a scenario of the sweep has nodes 0 to {scenario.nodes - 1}"
-            )
-    if all(n in adversary.corrupt for n in nodes):
+    """Refuse nodes that a scenario lacks, and adversaries that leave nobody to attack."""
+    adversary = Adversary.parse(who)
+    nodes = plan.nodes or range(scenario.nodes)
+    _refuse_beyond("nodes", nodes, scenario.nodes, scenario)
+    # The server of a centralised protocol comes after all nodes.
+    _refuse_beyond("adversaries", adversary.corrupt, scenario.nodes + 1, scenario)
+    if adversary.corrupt.issuperset(nodes):
         raise LeakauditError(f"sweep: nodes: adversary {who} leaves no node to attack")
 
 
+def _refuse_beyond(name: str, chosen: Iterable[int], limit: int, scenario: Scenario) -> None:
+    for node in chosen:
+        if node >= limit:
+            raise LeakauditError(
+                f"sweep: {name}: there is no node {node}; "
+                f"a scenario of the sweep has nodes 0 to {scenario.nodes - 1}"
+            )
+
+
 def _refuse(scenario: Scenario, args: Mapping[str, Json]) -> None:
-    """Refuse a constant that neither the victim nor a model of ours has, and say where one of a single victim belongs."""
+    """Refuse a constant that neither the victim nor a model of ours has."""
     if scenario.model not in models.MODELS:
         return
     known = [*registry.parameters(models.MODELS[scenario.model]), *SETTINGS]
     both = [*registry.parameters(registry.get("victims", scenario.victim)), *known]
     for key in args:
         if key not in known:
-            hint = suggest(key, both)
-            where = "; a constant of one victim alone belongs to [sweep.set.VICTIM] or [sweep.over.VICTIM]"
             raise LeakauditError(
-                f"sweep: neither {scenario.victim} nor {scenario.model} has a parameter {key!r}{hint}{where}"
+                f"sweep: neither {scenario.victim} nor {scenario.model} has a parameter "
+                f"{key!r}{suggest(key, both)}; a constant of one victim alone belongs to "
+                "[sweep.set.VICTIM] or [sweep.over.VICTIM]"
             )

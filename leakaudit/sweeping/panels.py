@@ -1,119 +1,145 @@
-"""The figure of a sweep, from its record: PSNR, SSIM and the share that is recovered against one setting, one line an attack."""
+"""The figure of a sweep, from its record.
+
+It shows PSNR, SSIM and the share of recovered records against one setting, with one line per
+attack.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from PIL import Image
 
 from leakaudit.auditing.figure import Line, Panel, draw
 from leakaudit.rendering.line_plot import COLOURS
+from leakaudit.sweeping.plan import OwnAxis
 from leakaudit.sweeping.points import words
 from leakaudit.trace import Json
 
 SHOWN = 50.0  # dB; more looks the same to an eye
-ROWS = 12  # at most
+ROWS = 12  # most rows of the figure; results.json has all
 STYLES = ("best", "median", "mean")
 TITLES = {"psnr": f"PSNR, dB, up to {SHOWN:g}", "ssim": "SSIM", "relative_error": "relative error"}
 
 Point = Mapping[str, Json]
 
 
+@dataclass(frozen=True)
+class _View:
+    """How points are drawn.
+
+    axis: the setting that is drawn across, None for none. values: of the axis, in their order. own:
+        by
+    attack, the names of its own axes among all axes, and of their hyper-parameters.
+    """
+
+    axis: str | None
+    values: list[Json]
+    own: Mapping[str, Mapping[str, str]]
+
+    def line(self, point: Point) -> str:
+        """Return the name of a point's line: the attack, and its hyper-parameters that vary."""
+        own = self.own.get(point["attack"], {})
+        settings = []
+        for name, value in point["at"].items():
+            if name in own and name != self.axis:
+                settings.append(f"{own[name]}={words(value)}")
+        return " ".join([point["attack"], *settings])
+
+    def row(self, point: Point) -> str:
+        """Return the name of a point's row: its place on the other axes, and the adversary."""
+        own = self.own.get(point["attack"], {})
+        rest = []
+        for name, value in point["at"].items():
+            if name not in own and name != self.axis:
+                rest.append(f"{name}={words(value)}")
+        return ", ".join([*rest, f"heard by {point['adversary']}"])
+
+
 def figure(record: Mapping[str, Json]) -> Image.Image:
-    """Draw one row of panels an adversary and place on the axes that are not drawn across; the first `ROWS` of them."""
+    """Draw one row of panels per adversary and place on the axes that are not drawn across.
+
+    Args:
+        record: What results.json holds.
+
+    Returns:
+        A picture of the first `ROWS` rows.
+    """
     held = record["sweep"]
     axis, points = held["across"], held["points"]
-    values = _sorted(held["axes"].get(axis, [None]))
-    lines = list(dict.fromkeys(_line(p, axis) for p in points))
+    view = _View(axis, _sorted(held["axes"].get(axis, [None])), _own_names(held["plan"]["own"]))
+    lines = list(dict.fromkeys(map(view.line, points)))
     rows: dict[str, list[Point]] = {}
     for point in points:
-        rows.setdefault(_row(point, axis), []).append(point)
-    shown = list(rows.items())[:ROWS]
-    drawn = [
-        (title, _panels(group, axis, values, lines, float(held["psnr"]))) for title, group in shown
-    ]
-    more = (
-        f"; {len(rows) - len(shown)} more rows are in results.json"
-        if len(rows) > len(shown)
-        else ""
-    )
-    legend = {name: name for name in lines[: len(COLOURS)]}
-    labels = ["all" if v is None else words(v) for v in values]
+        rows.setdefault(view.row(point), []).append(point)
+    drawn = []
+    for title, group in list(rows.items())[:ROWS]:
+        drawn.append((title, _panels(group, view, lines, float(held["psnr"]))))
+    more = ""
+    if len(rows) > ROWS:
+        more = f"; {len(rows) - ROWS} more rows are in results.json"
+    nothing = [("no cell has a result", [Panel("PSNR", ())])]
+    labels = ["all" if v is None else words(v) for v in view.values]
+    coloured = lines[: len(COLOURS)]
+    legend = dict(zip(coloured, coloured, strict=True))
     says = f"median of all records and seeds thick, best thin, mean dashed{more}"
-    return draw(
-        drawn or [("no cell has a result", [Panel("PSNR", ())])], labels, legend, axis or "", says
-    )
+    return draw(drawn or nothing, labels, legend, axis or "", says)
 
 
-def _panels(
-    group: Sequence[Point],
-    axis: str | None,
-    values: Sequence[Json],
-    lines: Sequence[str],
-    psnr: float,
-) -> list[Panel]:
+def _own_names(own: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]:
+    """Return, by attack or victim, the names of its own axes and of what varies on them."""
+    found: dict[str, dict[str, str]] = {}
+    for of, keys in own.items():
+        found[of] = {OwnAxis(of, key, ()).name: key for key in keys}
+    return found
+
+
+def _panels(group: Sequence[Point], view: _View, lines: Sequence[str], psnr: float) -> list[Panel]:
+    """Return the panels of one row: every metric, and the share that is recovered."""
     images = any("psnr" in p for p in group)
     panels = []
     for metric in ("psnr", "ssim") if images else ("relative_error",):
-        made = [
-            Line(name, style, _column(group, axis, values, name, metric, style))
-            for name in lines
-            for style in STYLES
-        ]
-        panels.append(Panel(TITLES[metric], tuple(made), 0.0, 1.0 if metric == "ssim" else None))
-    shares = tuple(
-        Line(name, "rate", _column(group, axis, values, name, "recovered", "")) for name in lines
-    )
-    return [*panels, Panel(f"recovered: {psnr:g} dB or more", shares, 0.0, 1.0)]
+        made = []
+        for name in lines:
+            for style in STYLES:
+                made.append(Line(name, style, _column(group, view, name, metric, style)))
+        high = 1.0 if metric == "ssim" else None
+        panels.append(Panel(TITLES[metric], tuple(made), 0.0, high))
+    shares = []
+    for name in lines:
+        shares.append(Line(name, "rate", _column(group, view, name, "recovered", "")))
+    return [*panels, Panel(f"recovered: {psnr:g} dB or more", tuple(shares), 0.0, 1.0)]
 
 
 def _column(
-    group: Sequence[Point],
-    axis: str | None,
-    values: Sequence[Json],
-    name: str,
-    metric: str,
-    style: str,
+    group: Sequence[Point], view: _View, name: str, metric: str, style: str
 ) -> list[float | None]:
     """Return one line's values; a line without this axis is the same at every point."""
-    mine = [p for p in group if _line(p, axis) == name]
-    at = {
-        words(v): next(
-            (p for p in mine if axis not in p["at"] or words(p["at"][axis]) == words(v)), None
-        )
-        for v in values
-    }
-    return [None if p is None else _value(p, metric, style) for p in at.values()]
+    mine = [p for p in group if view.line(p) == name]
+    # Two values with the same words are one point of the figure.
+    at: dict[str, float | None] = {}
+    for wanted in map(words, view.values):
+        at[wanted] = None
+        for point in mine:
+            if view.axis not in point["at"] or words(point["at"][view.axis]) == wanted:
+                at[wanted] = _value(point, metric, style)
+                break
+    return list(at.values())
 
 
 def _value(point: Point, metric: str, style: str) -> float | None:
+    """Return what is drawn of a point, None for a gap."""
     if metric == "recovered":
         return point["recovered"] / point["records"] if point["records"] else None
-    value = point[metric][style] if metric in point else None
-    return None if value is None else min(float(value), SHOWN) if metric == "psnr" else float(value)
-
-
-def _line(point: Point, axis: str | None) -> str:
-    """Name of a line: the attack, and the hyper-parameters of its own that vary."""
-    own = [
-        f"{k.split('.', 1)[1]}={words(v)}"
-        for k, v in point["at"].items()
-        if k.startswith(f"{point['attack']}.") and k != axis
-    ]
-    return " ".join([point["attack"], *own])
-
-
-def _row(point: Point, axis: str | None) -> str:
-    rest = [
-        f"{k}={words(v)}"
-        for k, v in point["at"].items()
-        if k != axis and not k.startswith(f"{point['attack']}.")
-    ]
-    return ", ".join([*rest, f"heard by {point['adversary']}"])
+    if metric not in point or point[metric][style] is None:
+        return None
+    value = float(point[metric][style])
+    return min(value, SHOWN) if metric == "psnr" else value
 
 
 def _sorted(values: Iterable[Json]) -> list[Json]:
-    """Numbers from small to large, words as they were named."""
+    """Return numbers from small to large, words as they were named."""
     kept = list(values)
     numbers = all(isinstance(v, int | float) or v == "inf" for v in kept)
     return sorted(kept, key=float) if numbers else kept

@@ -15,26 +15,54 @@ from leakaudit.protocols.scenario import Scenario
 from leakaudit.trace import Json
 
 Values = Mapping[str, tuple[Json, ...]]
-NOISE = (
-    "noise",
-    "constant",
-    "delta",
-    "sensitivity",
-    "smoothness",
-)  # how an epsilon is set, as in an audit
+# How an epsilon is set, as in an audit.
+NOISE = ("noise", "constant", "delta", "sensitivity", "smoothness")
+
+
+@dataclass(frozen=True)
+class OwnAxis:
+    """A hyper-parameter of one attack, or a constant of one victim, that varies.
+
+    Attributes:
+        of: Name of the attack or the victim.
+        key: Name of the hyper-parameter or constant.
+        values: What it takes.
+    """
+
+    of: str
+    key: str
+    values: tuple[Json, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name among all axes, for example ``dlg.steps``."""
+        return f"{self.of}.{self.key}"
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The grid.
+    """The grid of a sweep.
 
-    over: values of fields of the scenario, and of constants that every victim or the model has.
-    own: attack or victim -> its hyper-parameter or constant -> values, for its cells alone. set:
-    hyper-parameters and constants by attack or victim. epsilon, noise, constant, delta,
-    sensitivity, smoothness: as in an audit, for the worst of the adversaries. attacks: names, or
-    ``auto``. seeds: of the scenario and the attack. nodes: attacked, all by default. gradients: of
-    a leak at most. psnr: dB from which a record counts as recovered. figure: the axis of the
-    figure, by name.
+    Attributes:
+        scenario: What all cells have in common.
+        attacks: Names, or ``auto``.
+        adversaries: As for ``attack --as``.
+        seeds: Of the scenario and the attack.
+        over: Values of fields of the scenario, and of constants that every victim or the model has.
+        own: Attack or victim -> its hyper-parameter or constant -> values, for its cells only.
+        set: Hyper-parameters and constants by attack or victim.
+        epsilon: Values of the privacy parameter for the worst of the adversaries; empty keeps the
+            scenario's own constants.
+        noise: As in an audit, like the next four.
+        constant: As in an audit.
+        delta: As in an audit.
+        sensitivity: As in an audit.
+        smoothness: As in an audit.
+        nodes: Nodes to attack, empty for all.
+        gradients: Most gradients of a leak.
+        psnr: PSNR in dB from which a record counts as recovered.
+        figure: Name of the axis of the figure, None for the most telling one.
+        device: Where the cells are computed.
     """
 
     scenario: Scenario
@@ -63,64 +91,90 @@ class SweepPlan:
         for name in self.attacks:
             if name != "auto":
                 registry.get("attacks", name)
-        object.__setattr__(
-            self,
-            "adversaries",
-            tuple(dict.fromkeys(str(Adversary.parse(who)) for who in self.adversaries)),
-        )
-        if (
-            not isinstance(self.psnr, int | float)
-            or isinstance(self.psnr, bool)
-            or not math.isfinite(self.psnr)
-        ):
+        parsed = map(str, map(Adversary.parse, self.adversaries))
+        object.__setattr__(self, "adversaries", tuple(dict.fromkeys(parsed)))
+        if not _is_number(self.psnr):
             raise LeakauditError(f"sweep: psnr: expected a number of dB, got {self.psnr!r}")
         for name, values in (("seeds", self.seeds), ("nodes", self.nodes)):
-            if not all(
-                isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values
-            ) or len({*values}) < len(values):
+            if not all(map(_is_index, values)) or len({*values}) < len(values):
                 raise LeakauditError(
                     f"sweep: {name}: expected different whole numbers from 0, got {list(values)}"
                 )
+        known = (*self.victims, *self.attacks)
         for name in (*self.own, *self.set):
-            if name not in (*self.victims, *self.attacks):
-                hint = suggest(name, (*self.victims, *self.attacks))
+            if name not in known:
                 raise LeakauditError(
-                    f"sweep: {name}: there is neither such an attack nor such a victim in the sweep{hint}"
+                    f"sweep: {name}: there is neither such an attack nor such a victim "
+                    f"in the sweep{suggest(name, known)}"
                 )
         self.noises(self.scenario, None)
         if self.figure is not None and self.figure not in self.axes:
             raise LeakauditError(
-                f"sweep: figure: {self.figure!r} does not vary in this sweep{suggest(self.figure, self.axes)}"
+                f"sweep: figure: {self.figure!r} does not vary in this sweep"
+                f"{suggest(self.figure, self.axes)}"
             )
 
     @property
     def victims(self) -> tuple[str, ...]:
         """Names of the victims."""
-        return tuple(str(v) for v in self.over.get("victim", (self.scenario.victim,)))
+        return tuple(map(str, self.over.get("victim", (self.scenario.victim,))))
+
+    @property
+    def shared_axes(self) -> dict[str, tuple[Json, ...]]:
+        """What varies in all cells beside attack, adversary and seed: name -> values."""
+        shared = dict(self.over)
+        if self.epsilon:
+            shared["epsilon"] = finite(self.epsilon)
+        return shared
+
+    @property
+    def own_axes(self) -> list[OwnAxis]:
+        """What varies in the cells of one attack or victim."""
+        found = []
+        for of, table in self.own.items():
+            for key, values in table.items():
+                found.append(OwnAxis(of, key, values))
+        return found
 
     @property
     def axes(self) -> dict[str, tuple[Json, ...]]:
-        """Everything that varies beside attack, adversary and seed: name -> values; ``dlg.steps`` is of one attack or victim."""
-        owned = {
-            f"{of}.{key}": values for of, table in self.own.items() for key, values in table.items()
-        }
-        return {**self.over, **({"epsilon": finite(self.epsilon)} if self.epsilon else {}), **owned}
+        """All of both: name -> values; ``dlg.steps`` belongs to one attack or victim."""
+        found = self.shared_axes
+        for axis in self.own_axes:
+            found[axis.name] = axis.values
+        return found
 
     def noises(self, scenario: Scenario, epsilon: float | None) -> AuditPlan:
-        """Return the audit's plan by which a cell's epsilon is set; checks it too."""
-        said = {name: getattr(self, name) for name in NOISE}
+        """Return the audit plan by which the epsilon of a cell is set; building it checks it.
+
+        Args:
+            scenario: Of the cell.
+            epsilon: Of the cell, None for all of the sweep.
+        """
+        stated = {name: getattr(self, name) for name in NOISE}
         epsilons = self.epsilon if epsilon is None else (epsilon,)
         rest: dict[str, Any] = {
             "adversaries": self.adversaries,
             "nodes": self.nodes,
             "gradients": self.gradients,
         }
-        try:
-            return AuditPlan(scenario, epsilon=epsilons, **said, **rest)
-        except LeakauditError as error:
-            raise LeakauditError(str(error).replace("audit:", "sweep:", 1)) from None
+        return AuditPlan(scenario, epsilon=epsilons, **stated, **rest, table="sweep")
 
 
 def finite(epsilons: Iterable[float]) -> tuple[Json, ...]:
-    """Return epsilons as JSON holds them: infinity is the text ``inf``."""
+    """Return epsilons as JSON holds them: infinity is the text ``inf``.
+
+    Args:
+        epsilons: Numbers above 0.
+    """
     return tuple("inf" if e == math.inf else e for e in epsilons)
+
+
+def _is_index(value: object) -> bool:
+    """Return whether a value is a whole number from 0, and not true or false."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: object) -> bool:
+    """Return whether a value is a finite number, and not true or false."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,7 +1,7 @@
-"""Processes that work on cells one after the other, and stay until all is done; torch is imported once for all of them.
+"""Processes that work on cells one after the other, and stay until all is done.
 
-A process holds one cell at a time, so that it is known which cell ended it. It ends with the process that started it, however that
-ended.
+torch is imported once for all of them. A process holds one cell at a time, so that it is known
+which cell ended it. It ends with the process that started it, however that ended.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from typing import Any
 from leakaudit._util import forks
 from leakaudit.errors import LeakauditError
 from leakaudit.sweeping.cells import Cell
-from leakaudit.sweeping.store import DIED
+from leakaudit.sweeping.status import DIED
 from leakaudit.sweeping.work import Ended, Job, one_thread
 
-READY = "ready"
+READY = "ready"  # what a process sends first
 Items = Sequence[tuple[str, Cell]]
 Stop = Callable[[], bool]
 
 
 def here(job: Job, items: Items, stop: Stop) -> Iterator[Ended]:
-    """Work in this process, without another one."""
+    """Work in this process, without another one.
+
+    Args:
+        job: What is done with a cell.
+        items: Cells with their keys.
+        stop: Asked before a cell begins; true ends the work.
+    """
     for key, cell in items:
         if stop():
             return
@@ -36,49 +42,68 @@ def here(job: Job, items: Items, stop: Stop) -> Iterator[Ended]:
 
 
 def processes(job: Job, items: Items, workers: int, stop: Stop) -> Iterator[Ended]:
-    """Yield how each cell ended, as soon as it has; `stop` is asked before a cell begins.
+    """Yield how each cell ended, as soon as it has.
 
-    A process that dies takes the cell that it held with it, and another one is started. Raises LeakauditError where none can start.
+    A process that dies takes the cell that it held with it, and another one is started.
+
+    Args:
+        job: What is done with a cell.
+        items: Cells with their keys.
+        workers: Most processes at a time.
+        stop: Asked before a cell begins; true ends the work.
+
+    Raises:
+        LeakauditError: No process can start.
     """
-    waiting, count = list(items)[::-1], min(workers, len(items))
-    pool = [_Worker(k, job) for k in range(count)]
+    waiting = list(items)[::-1]
+    pool = [_Worker(k, job) for k in range(min(workers, len(items)))]
     try:
         while any(w.alive for w in pool):
             for channel in connection.wait([w.channel for w in pool if w.alive]):
                 worker = next(w for w in pool if w.channel is channel)
                 try:
-                    said = worker.channel.recv()
+                    received = worker.channel.recv()
                 except (EOFError, ConnectionError):
                     yield from worker.died()
                     if waiting and not stop():
                         pool[worker.number] = _Worker(worker.number, job)
                     continue
+                # The next cell goes out before this result is passed on, so that nobody waits.
                 worker.give(waiting.pop() if waiting and not stop() else None)
-                if said != READY:
-                    yield said
+                if received != READY:
+                    yield received
     finally:
         for worker in pool:
             worker.end()
 
 
 def parallel(job: Job, items: Items, workers: int, stop: Stop, name: str | None) -> Iterator[Ended]:
-    """Work through joblib, under the backend of a `joblib.parallel_config` around this call, or the named one."""
+    """Work through joblib.
+
+    Args:
+        job: What is done with a cell.
+        items: Cells with their keys.
+        workers: Number of joblib's workers.
+        stop: Asked before a cell is handed over; true passes it over.
+        name: Of joblib's backend, None for that of a `joblib.parallel_config` around this call.
+
+    Raises:
+        LeakauditError: joblib is not installed, or the backend cannot be used.
+    """
     try:
         import joblib
     except ImportError:
         raise LeakauditError(
             "backend joblib: it is not installed; pip install 'leakaudit[sweep]'"
         ) from None
+    chosen = {"backend": name} if name else {}
     try:
-        with joblib.parallel_config(**({"backend": name} if name else {})):
+        with joblib.parallel_config(**chosen):
             run = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
-            yield from run(
-                joblib.delayed(_alone)(job, key, cell) for key, cell in items if not stop()
-            )
-    except (
-        ValueError,
-        ImportError,
-    ) as error:  # an unknown backend, or one that is not installed or has no client
+            work = joblib.delayed(_alone)
+            yield from run(work(job, key, cell) for key, cell in items if not stop())
+    except (ValueError, ImportError) as error:
+        # An unknown backend, or one that is not installed or has no client.
         raise LeakauditError(f"backend joblib:{name}: {' '.join(str(error).split())}") from None
 
 
@@ -88,7 +113,9 @@ class _Worker:
     def __init__(self, number: int, job: Job) -> None:
         context = forks.context()
         self.held: tuple[str, Cell] | None = None
-        self.number, self.started, self.alive = number, False, True
+        self.number = number
+        self.started = False
+        self.alive = True
         self.channel, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(
             target=_serve, args=(theirs, job, number, dict(os.environ)), daemon=True
@@ -98,25 +125,31 @@ class _Worker:
 
     def give(self, item: tuple[str, Cell] | None) -> None:
         """Hand over a cell, or nothing more, which ends the process."""
-        self.started, self.held = True, item
+        self.started = True
+        self.held = item
         try:
             self.channel.send(item)
         except (BrokenPipeError, ConnectionError):
-            return
+            return  # it died; the next wait on its channel tells so
         if item is None:
             self.alive = False
 
     def died(self) -> Iterator[Ended]:
-        """Say which cell was lost."""
+        """Yield the cell that was lost; raise LeakauditError if the process never began."""
         self.alive = False
         self.process.join()
         code = self.process.exitcode or 0
-        how = f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+        how = f"exit code {code}"
+        if code < 0:
+            how = f"signal {-code} ({signal.Signals(-code).name})"
         if not self.started:
             guard = "a script that starts a sweep does so below if __name__ == '__main__'"
             raise LeakauditError(f"sweep: a worker could not start, it ended with {how}; {guard}")
         if self.held is not None:
-            says = f"its process ended with {how}, out of memory perhaps; run the sweep again to try it again"
+            says = (
+                f"its process ended with {how}, out of memory perhaps; "
+                "run the sweep again to try it again"
+            )
             yield Ended(self.held[0], DIED, says, 0.0, 0.0, self.number)
 
     def end(self) -> None:
@@ -128,7 +161,10 @@ class _Worker:
 
 
 def _serve(channel: Connection, job: Job, number: int, environment: Mapping[str, str]) -> None:
-    """Work until told to end, or until the process that planned has ended; `environment` is its own, perhaps newer than the fork's."""
+    """Work until told to end, or until the process that planned has ended.
+
+    `environment` is that of the planning process, perhaps newer than the fork's.
+    """
     os.environ.update({**environment, **forks.ONE_THREAD})
     threading.Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
     one_thread()
@@ -147,5 +183,6 @@ def _end_with(parent: Any) -> None:
 
 
 def _alone(job: Job, key: str, cell: Cell) -> Ended:
+    """Run one cell in a worker of joblib."""
     one_thread()
     return replace(job(key, cell), worker=os.getpid())

@@ -1,10 +1,10 @@
-"""One sweep, from its plan to a folder with a result a cell, results.json, the figure and a report."""
+"""One sweep, from its plan to a folder with a result per cell, a record, a figure and a report."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -17,21 +17,27 @@ from leakaudit.protocols import recording
 from leakaudit.sweeping import cells, merge, pool
 from leakaudit.sweeping.cells import Cell
 from leakaudit.sweeping.plan import SweepPlan
-from leakaudit.sweeping.store import DIED, DONE, FAILED, Planned, Store
+from leakaudit.sweeping.status import DIED, DONE, FAILED
+from leakaudit.sweeping.store import Planned, Store
 from leakaudit.sweeping.work import Ended, Job, failure
 from leakaudit.trace import Json
 from leakaudit.traces.recorder import human
 
 Items = Sequence[tuple[str, Cell]]
-Ran = Callable[[Job, Items], Iterator[Ended]]
 
 
 @dataclass(frozen=True)
 class Options:
     """How a sweep is worked on; nothing here changes a result.
 
-    workers: processes, 0 for this one, None for one a processor. backend: ``process``, ``joblib`` or ``joblib:NAME``. shard: (i, n), the
-    i-th of n parts, from 1. again: try cells that failed once more.
+    Attributes:
+        workers: Number of processes; 0 works in this one, None starts one per processor.
+        backend: ``process``, ``joblib`` or ``joblib:NAME``.
+        shard: (i, n) for the i-th of n parts, from 1.
+        again: Whether to try failed cells once more.
+        data_root: Where torchvision's data sets lie.
+        download: Whether data sets may be fetched.
+        trusted: Whether a model may be code outside leakaudit.
     """
 
     workers: int | None = None
@@ -67,7 +73,16 @@ class Options:
 
 @dataclass
 class Swept:
-    """How a sweep went. left: cells of this part without a result. interrupted: by Ctrl-C. results: where all parts are in one folder."""
+    """How a sweep went.
+
+    Attributes:
+        cells: Number of cells of this part.
+        skipped: Number of those that had a result before.
+        troubles: What each cell without a result is called, and why it has none.
+        left: Number of cells of this part that were not tried.
+        interrupted: Whether Ctrl-C ended the work.
+        results: What results.json holds, if all parts are in one folder.
+    """
 
     cells: int
     skipped: int
@@ -78,58 +93,109 @@ class Swept:
 
 
 def sweep(plan: SweepPlan, folder: Path, options: Options) -> Swept:
-    """Run the cells of a sweep that have no result yet, then write results.json, sweep.png and report.md of all that are there.
+    """Run the cells that have no result yet, then write results.json, sweep.png and report.md.
 
-    A part of several writes its cells alone; `merge` puts the parts together. Ctrl-C and the deadline of `progress.watching` end the
-    work, and the same call goes on from there. Raises LeakauditError, with nothing run, for a plan or folder that cannot be used.
+    A part of several only writes its cells; `merge` puts the parts together. Ctrl-C and the
+    deadline of `progress.watching` end the work, and the same call goes on from there.
+
+    Args:
+        plan: The sweep.
+        folder: Where results are, and go.
+        options: How to work on it.
+
+    Raises:
+        LeakauditError: The plan or the folder cannot be used; nothing has run then.
     """
-    planned, store = Planned(plan, cells.versions()), Store(folder)
+    planned = Planned(plan, cells.versions())
+    store = Store(folder)
     mine = part(planned.keyed, options.shard)
-    recording.plan(
-        next(iter(mine.values())).scenario,
-        data_root=options.data_root,
-        download=options.download,
-        trusted=options.trusted,
-    )
+    _plan_of_first(mine, options)
     with ready(folder):
         store.begin(planned)
         store.clean(mine)
         known = store.statuses(mine)
-        todo = [(key, cell) for key, cell in mine.items() if known.get(key) not in options.kept]
+        todo = _unfinished(mine, known, options)
         swept = Swept(len(mine), len(mine) - len(todo))
-        job = Job(folder.absolute(), options.data_root, options.download, options.trusted)
-        shard = f"{options.shard[0]}-of-{options.shard[1]}"
-        done = 0
-        step("cells", swept.skipped, len(mine))
         try:
-            for ended in _work(job, todo, options):
-                done += 1
-                times = {"seconds": round(ended.seconds, 4), "cpu": round(ended.cpu, 4)}
-                store.timed(
-                    shard,
-                    {"cell": ended.key, **times, "status": ended.status, "worker": ended.worker},
-                )
-                if ended.status == DIED:
-                    store.save(
-                        ended.key, {"config": mine[ended.key].config(), **failure(DIED, ended.says)}
-                    )
-                step("cells", swept.skipped + done, len(mine))
+            _run(store, mine, todo, options)
         except KeyboardInterrupt:
             swept.interrupted = True
         ends = store.statuses(mine)
         swept.left = len(mine) - len(ends)
-        swept.troubles = [
-            (mine[k].words, str((store.load(k) or {})["says"]))
-            for k, status in ends.items()
-            if status != DONE
-        ]
+        for key, status in ends.items():
+            if status != DONE:
+                reason = str((store.load(key) or {})["says"])
+                swept.troubles.append((mine[key].words, reason))
         if options.shard[1] == 1:
             swept.results = merge.write([folder], folder / "results.json")
     return swept
 
 
+def _unfinished(
+    mine: dict[str, Cell], known: Mapping[str, str], options: Options
+) -> list[tuple[str, Cell]]:
+    """Return the cells that are still worked on, given how the others ended."""
+    return [(key, cell) for key, cell in mine.items() if known.get(key) not in options.kept]
+
+
+def _plan_of_first(mine: dict[str, Cell], options: Options) -> recording.Plan:
+    """Plan the recording of the first cell, which fails early if data or model cannot be had."""
+    first = next(iter(mine.values()))
+    return recording.plan(
+        first.scenario,
+        data_root=options.data_root,
+        download=options.download,
+        trusted=options.trusted,
+    )
+
+
+def _run(store: Store, mine: dict[str, Cell], todo: Items, options: Options) -> None:
+    """Work on cells, and keep their timings and what only this process knows of those that died."""
+    job = Job(store.folder.absolute(), options.data_root, options.download, options.trusted)
+    shard = f"{options.shard[0]}-of-{options.shard[1]}"
+    done = len(mine) - len(todo)
+    step("cells", done, len(mine))
+    for ended in _work(job, todo, options):
+        done += 1
+        line = {
+            "cell": ended.key,
+            "seconds": round(ended.seconds, 4),
+            "cpu": round(ended.cpu, 4),
+            "status": ended.status,
+            "worker": ended.worker,
+        }
+        store.timed(shard, line)
+        if ended.status == DIED:
+            lost = {"config": mine[ended.key].config(), **failure(DIED, ended.says)}
+            store.save(ended.key, lost)
+        step("cells", done, len(mine))
+
+
+def _work(job: Job, todo: Items, options: Options) -> Iterator[Ended]:
+    """Choose who works on the cells."""
+    if not todo:
+        return iter(())
+    workers = options.processes
+    kind, _, name = options.backend.partition(":")
+    if kind == "joblib":
+        return pool.parallel(job, todo, max(1, workers), expired, name or None)
+    if workers:
+        return pool.processes(job, todo, workers, expired)
+    return pool.here(job, todo, expired)
+
+
 def part(keyed: dict[str, Cell], shard: tuple[int, int]) -> dict[str, Cell]:
-    """Return the i-th of n parts: every n-th cell in the order of the hashes, so that no part has one attack alone."""
+    """Return the i-th of n parts.
+
+    It has every n-th cell in the order of the hashes, so that no part has only one attack.
+
+    Args:
+        keyed: All cells by key.
+        shard: (i, n), i from 1.
+
+    Raises:
+        LeakauditError: There are fewer cells than parts, and none is left for this one.
+    """
     i, n = shard
     chosen = {*sorted(keyed)[i - 1 :: n]}
     if not chosen:
@@ -137,50 +203,27 @@ def part(keyed: dict[str, Cell], shard: tuple[int, int]) -> dict[str, Cell]:
     return {key: cell for key, cell in keyed.items() if key in chosen}
 
 
-def _work(job: Job, todo: Items, options: Options) -> Iterator[Ended]:
-    if not todo:
-        return iter(())
-    workers = options.processes
-    kind, _, name = options.backend.partition(":")
-    if kind == "joblib":
-        return pool.parallel(job, todo, max(1, workers), expired, name or None)
-    return pool.processes(job, todo, workers, expired) if workers else pool.here(job, todo, expired)
-
-
 def dry(plan: SweepPlan, folder: Path, options: Options) -> dict[str, Json]:
-    """Return how many cells there are and how many have a result, and what the rest costs by the timings of this folder's cells."""
-    planned, store = Planned(plan, cells.versions()), Store(folder)
+    """Return how many cells there are and how many have a result, and what the rest would cost.
+
+    The cost is estimated from the timings of this folder's cells.
+
+    Args:
+        plan: The sweep.
+        folder: Where results are, if there are any.
+        options: How it would be worked on.
+    """
+    planned = Planned(plan, cells.versions())
+    store = Store(folder)
     mine = part(planned.keyed, options.shard)
     known = store.statuses(mine)
-    times: dict[tuple[str, str], list[float]] = {}
-    every = planned.keyed
-    for line in store.times():
-        if line["status"] == DONE and (cell := every.get(line["cell"])) is not None:
-            times.setdefault((cell.scenario.victim, cell.attack), []).append(float(line["cpu"]))
-    rows, total = [], 0.0
-    for (victim, attack), count in sorted(
-        Counter((c.scenario.victim, c.attack) for c in mine.values()).items()
-    ):
-        left = sum(
-            (c.scenario.victim, c.attack) == (victim, attack) and known.get(k) not in options.kept
-            for k, c in mine.items()
-        )
-        seconds = fmean(times[victim, attack]) if (victim, attack) in times else None
-        total += left * seconds if seconds is not None else float("nan") if left else 0.0
-        cost = "" if attack == "auto" else registry.get("attacks", attack).cost
-        row = {"victim": victim, "attack": attack, "cells": count, "left": left, "cost": cost}
-        rows.append({**row, "seconds a cell": None if seconds is None else round(seconds, 3)})
-    first = next(iter(mine.values()))
-    sized = recording.plan(
-        first.scenario,
-        data_root=options.data_root,
-        download=options.download,
-        trusted=options.trusted,
-    )
+    left = _unfinished(mine, known, options)
+    rows, total = _costs(mine.values(), dict(left).values(), _mean_times(store, planned))
+    sized = _plan_of_first(mine, options)
     workers = max(1, options.processes)
     return {
         "cells": len(mine),
-        "done": sum(s == DONE for s in known.values()),
+        "done": list(known.values()).count(DONE),
         "axes": {name: list(values) for name, values in plan.axes.items()},
         "attacks": list(plan.attacks),
         "adversaries": list(plan.adversaries),
@@ -189,5 +232,49 @@ def dry(plan: SweepPlan, folder: Path, options: Options) -> dict[str, Json]:
         "parameters": sized.task.layout.size,
         "recording": human(sized.size()),
         "workers": workers,
-        "hours left": None if total != total else round(total / workers / 3600, 4),
+        "hours left": None if total is None else round(total / workers / 3600, 4),
     }
+
+
+def _kind(cell: Cell) -> tuple[str, str]:
+    """Return what cells of similar cost have in common."""
+    return cell.scenario.victim, cell.attack
+
+
+def _mean_times(store: Store, planned: Planned) -> dict[tuple[str, str], float]:
+    """Return the mean processor time in seconds of this folder's cells, by victim and attack."""
+    every = planned.keyed
+    times: dict[tuple[str, str], list[float]] = {}
+    for line in store.times():
+        cell = every.get(line["cell"])
+        if line["status"] == DONE and cell is not None:
+            times.setdefault(_kind(cell), []).append(float(line["cpu"]))
+    return {kind: fmean(seconds) for kind, seconds in times.items()}
+
+
+def _costs(
+    mine: Iterable[Cell], left: Iterable[Cell], times: Mapping[tuple[str, str], float]
+) -> tuple[list[dict[str, Json]], float | None]:
+    """Return one row per victim and attack, and all seconds that are left, None if unknown."""
+    unfinished = Counter(map(_kind, left))
+    rows = []
+    total: float | None = 0.0
+    for kind, count in sorted(Counter(map(_kind, mine)).items()):
+        victim, attack = kind
+        seconds = times.get(kind)
+        if seconds is None:
+            total = None if unfinished[kind] else total
+        elif total is not None:
+            total += unfinished[kind] * seconds
+        cost = "" if attack == "auto" else registry.get("attacks", attack).cost
+        rows.append(
+            {
+                "victim": victim,
+                "attack": attack,
+                "cells": count,
+                "left": unfinished[kind],
+                "cost": cost,
+                "seconds a cell": None if seconds is None else round(seconds, 3),
+            }
+        )
+    return rows, total

@@ -1,6 +1,8 @@
-"""A sweep's folder: plan.json, one file a cell, and timings apart from results, so that results are the same whenever they were made.
+"""A sweep's folder: plan.json, one file per cell, and timings.
 
-Every file but the timings appears whole or not at all; the timings are one line a cell, and a line that was cut short is passed over.
+Timings are kept apart from results, so that results are the same whenever they were made. Every
+file but the timings appears whole or not at all; the timings are one line per cell, and a line that
+was cut short is passed over.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ from leakaudit.errors import LeakauditError
 from leakaudit.results.provenance import digest
 from leakaudit.sweeping import cells, tables
 from leakaudit.sweeping.plan import SweepPlan
+from leakaudit.sweeping.status import DIED, DONE, FAILED
 from leakaudit.trace import Json
 
-PLAN, CELLS, ERRORS = "plan.json", "cells", "errors"
-FORMAT, VERSION = "leakaudit.sweep", 1
-DONE, FAILED, DIED = "done", "failed", "died"
+PLAN = "plan.json"
+CELLS = "cells"
+ERRORS = "errors"
+FORMAT = "leakaudit.sweep"
+VERSION = 1
 _PLAN = {
     "format": frozenset({FORMAT}),
     "version": frozenset({VERSION}),
@@ -36,39 +41,52 @@ _CELL = {
     "constants": {str: ANY},
     "records": int,
     "findings": [{str: ANY}],
-    "refused": [
-        {str: ANY}
-    ],  # a cell without this entry was counted by an earlier rule, and is run again
+    # A cell without this entry was counted by an earlier rule, and is run again.
+    "refused": [{str: ANY}],
     "reasons": {str: str},
 }
+_TIME = {"cell": str, "seconds": float, "cpu": float, "status": str, "worker": int}
 
 
 @dataclass(frozen=True)
 class Planned:
-    """The plan of a folder, and the versions that name its cells."""
+    """The plan of a folder, and the versions that name its cells.
+
+    Attributes:
+        plan: The sweep.
+        versions: Versions of the packages that results depend on.
+    """
 
     plan: SweepPlan
     versions: Mapping[str, str | None]
 
     @property
     def digest(self) -> str:
-        """Of both: folders with the same one can be merged."""
+        """Digest of both: folders with the same one can be merged."""
         return digest({"plan": tables.to_json(self.plan), "versions": dict(self.versions)})
 
     @cached_property
     def keyed(self) -> dict[str, cells.Cell]:
-        """Return all cells by the names of their results, in the order of the plan."""
+        """All cells by the names of their results, in the order of the plan."""
         return {cell.key(self.versions): cell for cell in cells.expand(self.plan)}
 
 
 @dataclass(frozen=True)
 class Store:
-    """One folder."""
+    """One folder of a sweep.
+
+    Attributes:
+        folder: Where it is.
+    """
 
     folder: Path
 
     def begin(self, planned: Planned) -> None:
-        """Write the plan; results of cells that an earlier plan had too are kept and found again."""
+        """Write the plan; results of cells that an earlier plan had too are kept and found again.
+
+        Args:
+            planned: The plan.
+        """
         about = {
             "format": FORMAT,
             "version": VERSION,
@@ -78,22 +96,44 @@ class Store:
         _write(self.folder / PLAN, about)
 
     def planned(self) -> Planned:
-        """Return what `begin` wrote; raises LeakauditError where the folder holds no sweep."""
+        """Return what `begin` wrote.
+
+        Raises:
+            LeakauditError: The folder holds no sweep.
+        """
         path = self.folder / PLAN
         found = _read(path, _PLAN, "expected the folder of a sweep, with its plan.json")
         return Planned(tables.of_json(found["plan"]), found["versions"])
 
     def save(self, key: str, record: Mapping[str, Json]) -> None:
-        """Keep the result of one cell."""
+        """Keep the result of one cell.
+
+        Args:
+            key: Its name.
+            record: The result.
+        """
         _write(self._file(key), record)
 
     def load(self, key: str) -> dict[str, Json] | None:
-        """Return the result of a cell, None where it is not there; raises LeakauditError for a damaged file."""
+        """Return the result of a cell, None if it is not there.
+
+        Args:
+            key: Its name.
+
+        Raises:
+            LeakauditError: The file is damaged.
+        """
         path = self._file(key)
         return _read(path, _CELL, "expected the result of a cell") if path.is_file() else None
 
     def statuses(self, keys: Iterable[str]) -> dict[str, str]:
-        """Return how the cells ended that are there; a damaged file counts as none, and is written anew."""
+        """Return how the cells ended that are there.
+
+        A damaged file counts as none, and is written anew.
+
+        Args:
+            keys: Names of cells.
+        """
         found = {}
         for key in keys:
             try:
@@ -105,14 +145,23 @@ class Store:
         return found
 
     def clean(self, keys: Iterable[str]) -> None:
-        """Remove what a process that was killed left of these cells' files."""
+        """Remove what a process that was killed left of these cells' files.
+
+        Args:
+            keys: Names of cells.
+        """
         mine = set(keys)
         for path in (self.folder / CELLS).glob(".*.tmp"):
             if path.name[1:].split(".", 1)[0] in mine:
                 path.unlink(missing_ok=True)
 
     def explain(self, key: str, text: str | None) -> None:
-        """Keep the traceback of a cell that failed, or remove that of an earlier try."""
+        """Keep the traceback of a cell that failed, or remove that of an earlier try.
+
+        Args:
+            key: The cell's name.
+            text: The traceback, None if there is none.
+        """
         path = self.folder / ERRORS / f"{key}.txt"
         if text is None:
             path.unlink(missing_ok=True)
@@ -121,31 +170,28 @@ class Store:
             file.write(text.encode("utf-8", "backslashreplace"))
 
     def timed(self, shard: str, line: Mapping[str, Json]) -> None:
-        """Append the timing of one cell in one write."""
-        handle = os.open(
-            self.folder / f"times-{shard}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644
-        )
+        """Append the timing of one cell in one write.
+
+        Args:
+            shard: The part of the sweep, which has a file of its own.
+            line: The timing.
+        """
+        path = self.folder / f"times-{shard}.jsonl"
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(handle, json.dumps(line).encode() + b"\n")
         finally:
             os.close(handle)
 
     def times(self) -> Iterator[dict[str, Json]]:
-        """Return the timings of all shards that wrote here."""
+        """Yield the timings of all shards that wrote here."""
         for path in sorted(self.folder.glob("times-*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     found = json.loads(line)
                 except ValueError:
                     continue
-                if (
-                    isinstance(found, dict)
-                    and departure(
-                        found,
-                        {"cell": str, "seconds": float, "cpu": float, "status": str, "worker": int},
-                    )
-                    is None
-                ):
+                if isinstance(found, dict) and departure(found, _TIME) is None:
                     yield found
 
     def _file(self, key: str) -> Path:
@@ -153,23 +199,21 @@ class Store:
 
 
 def _write(path: Path, record: Mapping[str, Json]) -> None:
+    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
     with replacing(path) as file:
-        file.write(
-            json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False).encode(
-                "utf-8", "backslashreplace"
-            )
-            + b"\n"
-        )
+        file.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
 def _read(path: Path, spec: Mapping[str, Json], expected: str) -> dict[str, Json]:
+    """Read a file and check it against a table of its entries."""
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
         raise LeakauditError(f"{path}: {expected}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise LeakauditError(f"{path}: {expected}, got no JSON") from None
-    if wrong := departure(found, spec):
+    wrong = departure(found, spec)
+    if wrong:
         raise LeakauditError(f"{path}: {expected}: {wrong}")
     kept: dict[str, Json] = found
     return kept

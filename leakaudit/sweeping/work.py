@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from leakaudit import registry
+from leakaudit._util import seeds
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.levels import levels
 from leakaudit.errors import LeakauditError
@@ -19,26 +20,33 @@ from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
-from leakaudit.pipeline import node_groups
 from leakaudit.protocols import recording
 from leakaudit.reconstruction import Attack
 from leakaudit.results import findings
 from leakaudit.scoring.scoring import nothing, score
 from leakaudit.sweeping.cells import Cell
-from leakaudit.sweeping.store import DONE, FAILED, Store
+from leakaudit.sweeping.status import DONE, FAILED
+from leakaudit.sweeping.store import Store
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Json
 
-LEFT_OUT = (
-    "seconds",
-    "labels",
-    "images",
-)  # of a finding: what differs from run to run, and what is private and not needed
+# What a result leaves out of a finding: what differs from run to run, and what is private and not
+# needed.
+LEFT_OUT = ("seconds", "labels", "images")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a cell ended. seconds: of wall clock; cpu: of the processor. worker: its process."""
+    """How a cell ended.
+
+    Attributes:
+        key: The cell's name.
+        status: One of `status`.
+        says: Why it has no result, empty if it has one.
+        seconds: Wall-clock time.
+        cpu: Processor time in seconds.
+        worker: Number of its process.
+    """
 
     key: str
     status: str
@@ -50,7 +58,14 @@ class Ended:
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker does with a cell: run it, and write its result."""
+    """What every worker does with a cell: run it, and write its result.
+
+    Attributes:
+        folder: Where results go.
+        data_root: Where torchvision's data sets lie.
+        download: Whether data sets may be fetched.
+        trusted: Whether a model may be code outside leakaudit.
+    """
 
     folder: Path
     data_root: Path | None = None
@@ -58,17 +73,23 @@ class Job:
     trusted: bool = False
 
     def __call__(self, key: str, cell: Cell) -> Ended:
-        """Run one cell; whatever it raises is its result."""
-        start, cpu, store = time.perf_counter(), time.process_time(), Store(self.folder)
+        """Run one cell; whatever it raises is its result.
+
+        Args:
+            key: Its name.
+            cell: The cell.
+        """
+        start = time.perf_counter()
+        cpu = time.process_time()
+        store = Store(self.folder)
+        trouble = None
         try:
-            record, trouble = {"status": DONE, "says": "", **self.measure(cell)}, None
+            record = {"status": DONE, "says": "", **self.measure(cell)}
         except LeakauditError as error:
-            record, trouble = failure(FAILED, str(error)), None
+            record = failure(FAILED, str(error))
         except Exception as error:  # a user's own attack or victim may raise anything
-            record, trouble = (
-                failure(FAILED, f"{type(error).__name__}: {error}"),
-                traceback.format_exc(),
-            )
+            record = failure(FAILED, f"{type(error).__name__}: {error}")
+            trouble = traceback.format_exc()
         store.explain(key, trouble)
         store.save(key, {"config": cell.config(), **record})
         return Ended(
@@ -81,85 +102,104 @@ class Job:
         )
 
     def measure(self, cell: Cell) -> dict[str, Json]:
-        """Return constants, findings, and why nothing is known of other nodes, with what these score."""
+        """Record, attack and score one cell.
+
+        Args:
+            cell: The cell.
+
+        Returns:
+            Constants, findings, and why nothing is known of other nodes, with what these score.
+        """
         ready, constants = self._ready(cell)
         recorder = recording.record(ready, None)
         trace, truth = recorder.trace, recorder.truth_record
         task = Task.build(trace.task, device=cell.plan.device, trusted=self.trusted)
         adversary = Adversary.parse(cell.adversary)
         adversary.check(trace.graph)
-        mine = [
-            n
-            for n in cell.plan.nodes or hearing.targets(trace, adversary)
-            if n not in adversary.corrupt
-        ]
+        wanted = cell.plan.nodes or hearing.targets(trace, adversary)
+        mine = [n for n in wanted if n not in adversary.corrupt]
         leaks = hearing.deduce(Deduction(trace, adversary), mine, cell.plan.gradients)
-        fit, reasons = _usable(cell, list(leaks), task)
-        random = [node_groups.generator(cell.scenario.seed, leak.node) for leak in fit]
-        settings = {} if cell.attack == "auto" else dict(cell.settings)
-        made = sorted(
-            attacking.attack_together(fit, task, cell.attack, random, **settings),
-            key=lambda settled: settled.place,
-        )
+        fit, unusable = _usable(cell, list(leaks), task)
+        made = _attacked(cell, fit, task)
         scores = score([one.found for one in made], truth)
-        reasons = {**leaks.undetermined, **reasons}
+        entries = []
+        for one, scored in zip(made, scores, strict=True):
+            entry = findings.finding(fit[one.place], one.found, scored)
+            for name in LEFT_OUT:
+                entry.pop(name, None)
+            entries.append(entry)
+        reasons = {**leaks.undetermined, **unusable}
         refused = [nothing(node, cell.attack, truth).to_json() for node in sorted(reasons)]
-        entries = [
-            findings.finding(fit[one.place], one.found, s)
-            for one, s in zip(made, scores, strict=True)
-        ]
         return {
             "constants": dict(constants),
             "records": len(mine) * cell.scenario.samples,
-            "findings": [
-                {k: v for k, v in entry.items() if k not in LEFT_OUT} for entry in entries
-            ],
+            "findings": entries,
             "refused": refused,
             "reasons": {str(k): v for k, v in sorted(reasons.items())},
         }
 
     def _ready(self, cell: Cell) -> tuple[recording.Plan, Mapping[str, Any]]:
         """Return the recording's plan, and the constants by which its epsilon was set."""
+        plan = cell.plan
         if cell.epsilon is None:
-            made: Callable[..., recording.Plan] = recording.plan
-            where = {
-                "data_root": self.data_root,
-                "download": self.download,
-                "device": cell.plan.device,
-            }
-            return made(cell.scenario, **where, trusted=self.trusted), {}
-        (level,) = levels(
-            cell.plan.noises(cell.scenario, cell.epsilon),
-            self.data_root,
-            self.download,
-            cell.plan.device,
-        )
+            made = recording.plan(
+                cell.scenario,
+                data_root=self.data_root,
+                download=self.download,
+                device=plan.device,
+                trusted=self.trusted,
+            )
+            return made, {}
+        noises = plan.noises(cell.scenario, cell.epsilon)
+        (level,) = levels(noises, self.data_root, self.download, plan.device)
         return level.ready, level.constants
 
 
 def failure(status: str, says: str) -> dict[str, Json]:
-    """Return the result of a cell that has none."""
-    nothing_known: dict[str, Json] = {
+    """Return the result of a cell that has none.
+
+    Args:
+        status: How it ended.
+        says: Why; shortened to one line of 500 characters.
+    """
+    return {
+        "status": status,
+        "says": " ".join(says.split())[:500],
         "constants": {},
         "records": 0,
         "findings": [],
         "refused": [],
         "reasons": {},
     }
-    return {"status": status, "says": " ".join(says.split())[:500], **nothing_known}
+
+
+def _attacked(cell: Cell, fit: Sequence[GradientLeak], task: Task) -> list[attacking.Settled]:
+    """Return what the attack made of the leaks, in their order."""
+    random = [seeds.generator(cell.scenario.seed, leak.node) for leak in fit]
+    settings = {} if cell.attack == "auto" else dict(cell.settings)
+    made = attacking.attack_together(fit, task, cell.attack, random, **settings)
+    return sorted(made, key=lambda settled: settled.place)
 
 
 def _usable(
     cell: Cell, leaks: Sequence[GradientLeak], task: Task
 ) -> tuple[list[GradientLeak], dict[int, str]]:
-    """Split leaks into those that the attack can use, and why it cannot use the others; `auto` says so itself."""
+    """Return the leaks that the attack can use, and by node why it cannot use the others.
+
+    `auto` tells that itself.
+    """
     if cell.attack == "auto":
         return list(leaks), {}
     chosen: Attack = registry.configure(registry.get("attacks", cell.attack), dict(cell.settings))
-    why = {leak.node: chosen.refuses(leak, task) for leak in leaks}
-    return [leak for leak in leaks if not why[leak.node]], {
-        n: f"{cell.attack}: {w}" for n, w in why.items() if w
-    }
+    usable = []
+    reasons = {}
+    for leak in leaks:  # one per node
+        why = chosen.refuses(leak, task)
+        if why:
+            reasons[leak.node] = f"{cell.attack}: {why}"
+        else:
+            usable.append(leak)
+    return usable, reasons
 
 
 def one_thread() -> None:

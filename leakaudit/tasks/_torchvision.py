@@ -16,11 +16,14 @@ _kept: list[torch.library.Library] = []  # a schema lives as long as its library
 
 
 def torchvision() -> ModuleType:
-    """Return torchvision, with its two missing operator schemas declared where it was built for another torch.
+    """Return torchvision; if it was built for another torch, with two operator schemas declared.
 
-    A torchvision whose compiled operators do not load raises ``operator torchvision::nms does not exist`` on
-    import; models, data sets and transforms work once the schemas exist, `ops.nms` and detection models do not.
-    Raises LeakauditError where torchvision is absent or broken in another way.
+    A torchvision whose compiled operators do not load raises ``operator torchvision::nms does not
+    exist`` on import. Once the schemas exist, models, data sets and transforms work; `ops.nms` and
+    detection models do not.
+
+    Raises:
+        LeakauditError: torchvision is absent, or broken in another way.
     """
     return _load("torchvision")
 
@@ -32,7 +35,7 @@ def lpips() -> ModuleType:
 
 
 def shimmed() -> bool:
-    """Whether torchvision runs with declared schemas; belongs in the provenance of every result."""
+    """Tell whether torchvision runs with declared schemas, for the provenance of a result."""
     return bool(_kept) and "torchvision" in sys.modules
 
 
@@ -41,15 +44,18 @@ def _load(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise LeakauditError(
-            f"{name} is needed here and cannot be imported ({error}); install it with 'pip install {name}'"
+            f"{name} is needed here and cannot be imported ({error}); "
+            f"install it with 'pip install {name}'"
         ) from error
     except RuntimeError as error:
         if _kept or str(error) != _BROKEN:
             raise LeakauditError(
                 f"{name} does not fit torch {torch.__version__}: {error}"
             ) from error
-    for key in [k for k in sys.modules if k.partition(".")[0] == "torchvision"]:
-        del sys.modules[key]
+    # What the failed import left behind would hide the second attempt.
+    for key in list(sys.modules):
+        if key.partition(".")[0] == "torchvision":
+            del sys.modules[key]
     library = torch.library.Library("torchvision", "DEF")
     for schema in _SCHEMAS:
         library.define(f"{schema}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

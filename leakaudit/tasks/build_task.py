@@ -1,4 +1,4 @@
-"""From a `TaskSpec` to a torch module: refuses what does not fit, builds it from a generator, looks at what it built."""
+"""From a `TaskSpec` to a torch module: reject what does not fit, build it, inspect the result."""
 
 from __future__ import annotations
 
@@ -6,62 +6,80 @@ import importlib
 import inspect
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
 
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.registry import configure
+from leakaudit.tasks.losses import LOSSES
 from leakaudit.tasks.models import MODELS
 from leakaudit.trace import Json, TaskSpec
 
-LOSSES = ("cross_entropy", "binary", "squared")
 SETTINGS = ("l2", "bn")  # keys of spec.args that are the task's, not the model's
-LARGEST_MODEL = (
-    2**28
-)  # parameters; a trace is a stranger's file and may ask for more memory than there is
+# A trace is a stranger's file and may ask for more memory than there is. Both limits are choices: a
+# GiB of float32 parameters, and inputs of 64 MiB.
+LARGEST_MODEL = 2**28
 LARGEST_INPUT = 2**24
 LinearNames = tuple[str, str | None]
+BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def check(spec: TaskSpec) -> None:
-    """Raise LeakauditError for a spec that no model could serve; the spec may come from a stranger's trace."""
-    if (
-        not spec.shape
-        or not all(type(s) is int and s > 0 for s in spec.shape)
-        or math.prod(spec.shape) > LARGEST_INPUT
-    ):
+    """Reject a spec that no model could serve; it may come from a stranger's trace.
+
+    Args:
+        spec: Description of what is trained.
+
+    Raises:
+        LeakauditError: The shape, loss, classes, mean or std cannot be.
+    """
+    positive = bool(spec.shape) and all(type(s) is int and s > 0 for s in spec.shape)
+    if not positive or math.prod(spec.shape) > LARGEST_INPUT:
         raise LeakauditError(
-            f"task: expected an input shape of positive sides and at most {LARGEST_INPUT} values, got {spec.shape}"
+            "task: expected an input shape of positive sides and at most "
+            f"{LARGEST_INPUT} values, got {spec.shape}"
         )
     if spec.loss not in LOSSES:
         raise LeakauditError(
             f"task: there is no loss {spec.loss!r}{suggest(str(spec.loss), LOSSES)}"
         )
-    least = 1 if spec.loss == "squared" else 2
-    if (
-        type(spec.classes) is not int
-        or spec.classes < least
-        or (spec.loss == "binary" and spec.classes != 2)
-    ):
-        need = "exactly 2" if spec.loss == "binary" else f"at least {least}"
-        raise LeakauditError(f"task: loss {spec.loss} needs {need} classes, got {spec.classes}")
+    _check_classes(spec)
     for name, values in (("mean", spec.mean), ("std", spec.std)):
-        if len(values) not in {1, spec.shape[0]} or not all(
-            isinstance(v, float | int) and math.isfinite(v) for v in values
-        ):
+        numbers = all(isinstance(v, float | int) and math.isfinite(v) for v in values)
+        if len(values) not in {1, spec.shape[0]} or not numbers:
             raise LeakauditError(
-                f"task: expected {name} with one finite entry or one a channel of {spec.shape}, got {values}"
+                f"task: expected {name} with one finite entry or one a channel "
+                f"of {spec.shape}, got {values}"
             )
     if min(spec.std) <= 0:
         raise LeakauditError(f"task: expected std > 0, got {spec.std}")
 
 
+def _check_classes(spec: TaskSpec) -> None:
+    least = 1 if spec.loss == "squared" else 2
+    enough = type(spec.classes) is int and spec.classes >= least
+    if spec.loss == "binary":
+        need = "exactly 2"
+        enough = enough and spec.classes == 2
+    else:
+        need = f"at least {least}"
+    if not enough:
+        raise LeakauditError(f"task: loss {spec.loss} needs {need} classes, got {spec.classes}")
+
+
 def l2(spec: TaskSpec) -> float:
-    """Weight of the quadratic regulariser, 0 where the spec has none."""
+    """Return the weight of the quadratic regulariser, 0 if the spec has none.
+
+    Args:
+        spec: Description of what is trained.
+
+    Raises:
+        LeakauditError: The weight is not a number from 0.
+    """
     try:
         weight = float(spec.args.get("l2", 0.0))
     except (TypeError, ValueError):
@@ -72,43 +90,46 @@ def l2(spec: TaskSpec) -> float:
 
 
 def outputs(spec: TaskSpec) -> int:
-    """Return the number of outputs that the loss needs: 1 for ``binary``, one a class otherwise."""
+    """Return the number of outputs that the loss needs: 1 for ``binary``, one per class otherwise.
+
+    Args:
+        spec: Description of what is trained.
+    """
     return 1 if spec.loss == "binary" else spec.classes
 
 
 def convex(spec: TaskSpec) -> bool:
-    """Whether the loss is convex in the parameters."""
+    """Tell whether the loss is convex in the parameters.
+
+    Args:
+        spec: Description of what is trained.
+    """
     return spec.model in MODELS and MODELS[spec.model].convex
 
 
 def module(spec: TaskSpec, generator: Generator, trusted: bool) -> nn.Module:
-    """Build the module from the generator's state, in evaluation mode, batch normalisation as ``bn`` says.
+    """Build the module in evaluation mode, with batch normalisation as the spec's ``bn`` tells.
 
-    trusted: whether a ``package.module:factory`` may be imported and called; a spec read from a trace is
-    a stranger's text, and calling what it names would run code of his choice.
-    Raises LeakauditError for unknown names and arguments, a factory that is not trusted, and sizes beyond reason.
+    Args:
+        spec: Description of what is trained.
+        generator: Source of the initial parameters.
+        trusted: Whether a ``package.module:factory`` may be imported and called. A spec that was
+            read from a trace is a stranger's text, and calling what it names would execute
+            arbitrary code.
+
+    Raises:
+        LeakauditError: A name or argument is unknown, a factory is not trusted, or a size is beyond
+            reason.
     """
     args = {k: v for k, v in spec.args.items() if k not in SETTINGS}
     with _global_state_of(generator):
-        net = (_own(spec, args, trusted) if ":" in spec.model else _registered(spec, args)).eval()
-    norms = [m for m in net.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    bn = spec.args.get("bn", "train")
-    if bn not in ("train", "eval"):
-        raise LeakauditError(f"task: expected bn=train or bn=eval, got {bn!r}")
-    if "bn" in spec.args and not norms:
-        raise LeakauditError(f"task: model {spec.model!r} has no batch normalisation; leave bn out")
-    for m in norms if bn == "train" else ():
-        m.track_running_stats = False
-        m.running_mean = m.running_var = m.num_batches_tracked = None
-    twice = [
-        n
-        for n, m in net.named_modules(remove_duplicate=False)
-        if any(True for _ in m.parameters()) and n not in dict(net.named_modules())
-    ]
-    if twice:
-        raise LeakauditError(
-            f"model {spec.model!r}: layer {twice[0]!r} is registered under two names, which torch.func cannot follow; register it once"
-        )
+        if ":" in spec.model:
+            net = _own(spec, args, trusted)
+        else:
+            net = _registered(spec, args)
+    net = net.eval()
+    _set_batch_norm(spec, net)
+    _refuse_two_names(spec, net)
     if not any(p.requires_grad for p in net.parameters()):
         raise LeakauditError(f"model {spec.model!r} has no parameters to train")
     return net
@@ -127,32 +148,115 @@ def _global_state_of(generator: Generator) -> Iterator[None]:
         source.set_state(torch.random.get_rng_state())
 
 
-def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, LinearNames | None]:
-    """Run two made-up inputs and see which `nn.Linear` gets the input as it is, and which gives the outputs.
+def _set_batch_norm(spec: TaskSpec, net: nn.Module) -> None:
+    """Let batch normalisation use the batch's statistics unless the spec tells otherwise."""
+    norms = [m for m in net.modules() if isinstance(m, BatchNorm)]
+    bn = spec.args.get("bn", "train")
+    if bn not in ("train", "eval"):
+        raise LeakauditError(f"task: expected bn=train or bn=eval, got {bn!r}")
+    if "bn" in spec.args and not norms:
+        raise LeakauditError(f"task: model {spec.model!r} has no batch normalisation; leave bn out")
+    for norm in norms:
+        if bn == "train":
+            norm.track_running_stats = False
+            norm.running_mean = None
+            norm.running_var = None
+            norm.num_batches_tracked = None
+        norm.register_forward_pre_hook(_refuse_one_value)
 
-    Both must run once, on parameters of their own, else gradients would be sums over several uses.
-    Raises LeakauditError where the model does not take the input or gives outputs of another shape.
+
+def _refuse_one_value(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Refuse, before torch does, statistics of a single value per channel: the variance is zero."""
+    x = inputs[0]
+    if norm.running_mean is None and x.dim() > 1 and x.numel() == x.shape[1]:
+        raise LeakauditError(
+            "bn=train has no statistics of one sample on 1x1 maps; "
+            "use two samples a node, larger images or bn=eval"
+        )
+
+
+def _refuse_two_names(spec: TaskSpec, net: nn.Module) -> None:
+    """Refuse a layer with parameters that is registered twice."""
+    first_names = dict(net.named_modules())
+    for name, m in net.named_modules(remove_duplicate=False):
+        has_parameters = next(m.parameters(), None) is not None
+        if has_parameters and name not in first_names:
+            raise LeakauditError(
+                f"model {spec.model!r}: layer {name!r} is registered under two names, "
+                "which torch.func cannot follow; register it once"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call of a linear layer: whether it saw the network's input itself, and its output."""
+
+    layer: nn.Module
+    sees_input: bool
+    out: Tensor
+
+
+def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, LinearNames | None]:
+    """Find the `nn.Linear` that sees the input, and the one before the loss, by running two inputs.
+
+    Both must run once, on parameters of their own; otherwise gradients would be sums over several
+    uses.
+
+    Args:
+        net: The model.
+        spec: Description of what is trained.
+
+    Returns:
+        Names (weight, bias or None) of the first and of the last, None if there is no such layer.
+
+    Raises:
+        LeakauditError: The model does not take the inputs, or gives outputs of another shape.
     """
     like = next(iter(net.parameters()), torch.empty(0))
     x = torch.rand(2, *spec.shape, generator=Generator().manual_seed(0)).to(like)
     linear = [(n, m) for n, m in net.named_modules() if type(m) is nn.Linear]
-    seen: list[tuple[nn.Module, bool, Tensor]] = []
+    calls: list[_Call] = []
 
-    def look(m: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-        same = (
-            inputs[0].shape[-1] == x[0].numel()
-            and inputs[0].numel() == x.numel()
-            and torch.equal(inputs[0].flatten(), x.flatten())
-        )
-        seen.append((m, same, out.clone()))
+    def look(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
+        given = inputs[0]
+        as_wide = given.shape[-1] == x[0].numel() and given.numel() == x.numel()
+        same = as_wide and torch.equal(given.flatten(), x.flatten())
+        calls.append(_Call(layer, same, out.clone()))
 
-    hooks = [m.register_forward_hook(look) for _, m in linear]
+    out = _watched(net, x, spec, [m for _, m in linear], look)
+    runs = Counter(id(call.layer) for call in calls)
+    uses = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
+    first, last = None, None
+    for name, m in linear:
+        own = {n for n, p in m.named_parameters() if p.requires_grad and uses[id(p)] == 1}
+        if runs[id(m)] != 1 or "weight" not in own:
+            continue
+        at = f"{name}." if name else ""
+        found = (f"{at}weight", f"{at}bias" if "bias" in own else None)
+        call = next(c for c in calls if c.layer is m)
+        if call.sees_input and first is None:
+            first = found
+        if torch.equal(call.out, out):
+            last = found
+    return first, last
+
+
+def _watched(
+    net: nn.Module,
+    x: Tensor,
+    spec: TaskSpec,
+    layers: list[nn.Module],
+    look: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None],
+) -> Tensor:
+    """Run a model on two inputs while `look` sees every call of some layers; check the output."""
+    hooks = [layer.register_forward_hook(look) for layer in layers]
     try:
         with torch.no_grad():
             out = net(x)
     except Exception as error:  # a user's forward may raise anything
         raise LeakauditError(
-            f"model {spec.model!r} does not take inputs (b, {', '.join(map(str, spec.shape))}): {error}"
+            f"model {spec.model!r} does not take inputs "
+            f"(b, {', '.join(map(str, spec.shape))}): {error}"
         ) from error
     finally:
         for hook in hooks:
@@ -160,38 +264,30 @@ def linear_ends(net: nn.Module, spec: TaskSpec) -> tuple[LinearNames | None, Lin
     if not isinstance(out, Tensor) or out.shape != (2, outputs(spec)):
         got = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise LeakauditError(
-            f"model {spec.model!r}: expected outputs (2, {outputs(spec)}) for two inputs and loss {spec.loss}, got {got}"
+            f"model {spec.model!r}: expected outputs (2, {outputs(spec)}) for two inputs "
+            f"and loss {spec.loss}, got {got}"
         )
-    runs = Counter(id(m) for m, _, _ in seen)
-    uses = Counter(id(p) for _, p in net.named_parameters(remove_duplicate=False))
-    first, last = None, None
-    for name, m in linear:
-        names = {n for n, p in m.named_parameters() if p.requires_grad and uses[id(p)] == 1}
-        if runs[id(m)] != 1 or "weight" not in names:
-            continue
-        at = f"{name}." if name else ""
-        found = (f"{at}weight", f"{at}bias" if "bias" in names else None)
-        _, same, given = next(s for s in seen if s[0] is m)
-        first = found if same and first is None else first
-        last = found if torch.equal(given, out) else last
-    return first, last
+    return out
 
 
 def _registered(spec: TaskSpec, args: Mapping[str, Json]) -> nn.Module:
-    """Build a model by name; its size is found without memory first."""
+    """Build a model by name; its size is found first, without memory."""
     if spec.model not in MODELS:
         raise LeakauditError(
-            f"there is no model {spec.model!r}{suggest(spec.model, MODELS)}; or name your own as package.module:factory"
+            f"there is no model {spec.model!r}{suggest(spec.model, MODELS)}; "
+            "or name your own as package.module:factory"
         )
-    texts = {
-        k: ",".join(map(str, v)) if isinstance(v, list | tuple) else v for k, v in args.items()
-    }
+    texts = {}
+    for key, value in args.items():
+        several = isinstance(value, list | tuple)
+        texts[key] = ",".join(map(str, value)) if several else value
     model = configure(MODELS[spec.model], texts)
     with torch.device("meta"):
         size = sum(p.numel() for p in model(spec.shape, outputs(spec)).parameters())
     if size > LARGEST_MODEL:
         raise LeakauditError(
-            f"model {spec.model} would have {size} parameters, at most {LARGEST_MODEL} are built; choose smaller layers"
+            f"model {spec.model} would have {size} parameters, at most {LARGEST_MODEL} are built; "
+            "choose smaller layers"
         )
     return model(spec.shape, outputs(spec))
 
@@ -200,11 +296,31 @@ def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
     """Import and call a user's factory."""
     if not trusted:
         raise LeakauditError(
-            f"model {spec.model!r} is code outside leakaudit; --trust-model, in Python trusted=True, lets it run"
+            f"model {spec.model!r} is code outside leakaudit; "
+            "--trust-model, in Python trusted=True, lets it run"
         )
+    factory = _imported(spec)
+    offered = {"shape": spec.shape, "classes": spec.classes, "outputs": outputs(spec)}
+    wanted = inspect.signature(factory).parameters
+    given = {k: v for k, v in offered.items() if k in wanted}
+    try:
+        net = factory(**given, **args)
+    except Exception as error:  # a user's code may raise anything
+        raise LeakauditError(
+            f"model {spec.model!r} with {dict(args)} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(net, nn.Module):
+        raise LeakauditError(
+            f"model {spec.model!r}: expected a torch.nn.Module back, got {type(net).__name__}"
+        )
+    return net
+
+
+def _imported(spec: TaskSpec) -> Callable[..., object]:
+    """Import what a spec's ``package.module:factory`` names."""
     where, _, name = spec.model.partition(":")
     try:
-        factory: Any = getattr(importlib.import_module(where), name)
+        factory: object = getattr(importlib.import_module(where), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise LeakauditError(
             f"model {spec.model!r}: {error}; expected package.module:factory on Python's path"
@@ -215,18 +331,7 @@ def _own(spec: TaskSpec, args: Mapping[str, Json], trusted: bool) -> nn.Module:
         ) from error
     if not callable(factory):
         raise LeakauditError(
-            f"model {spec.model!r}: expected a function or class that returns a torch module, got {type(factory).__name__}"
+            f"model {spec.model!r}: expected a function or class that returns a torch module, "
+            f"got {type(factory).__name__}"
         )
-    offered = {"shape": spec.shape, "classes": spec.classes, "outputs": outputs(spec)}
-    wanted = inspect.signature(factory).parameters
-    try:
-        module = factory(**{k: v for k, v in offered.items() if k in wanted}, **args)
-    except Exception as error:  # a user's code may raise anything
-        raise LeakauditError(
-            f"model {spec.model!r} with {dict(args)} raised {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(module, nn.Module):
-        raise LeakauditError(
-            f"model {spec.model!r}: expected a torch.nn.Module back, got {type(module).__name__}"
-        )
-    return module
+    return factory

@@ -1,9 +1,17 @@
-"""Gradients of many small networks at once, to be differentiated once more in inputs and labels, in closed form.
+"""Closed formulas for gradients of many small networks that are differentiated once more.
 
-A chain z_l = W_l U_l + b_l, a_l = s(z_l) has U_l, the columns of a_{l-1} that each output sees, and slopes d_l = dL/dz_l; its gradient is
-d_l U_l^T. What a matching loss asks of it is the slope in x of <g(x), R> for a fixed R = dLoss/dg. That is the derivative of L along R,
-so one forward pass carries z'_l = R_l U_l + W_l U'_l, and one backward pass m_l = dL'/dz_l (Pearlmutter 1994, "R-operator"). Weights are
-never differentiated twice, and each network's convolution is a product of two matrices instead of a group of one large convolution.
+The second derivatives are those in inputs and labels, as a matching loss needs them.
+
+A chain z_l = W_l U_l + b_l, a_l = s(z_l) has U_l, the columns of a_{l-1} that each output sees, and
+slopes d_l = dL/dz_l; its gradient in W_l is d_l U_l^T. What a matching loss asks of it is the slope
+in x of <g(x), R> for a fixed R = dLoss/dg. That is the derivative of L along R, so one forward pass
+carries z'_l = R_l U_l + W_l U'_l, and one backward pass m_l = dL'/dz_l (Pearlmutter 1994,
+"R-operator"). Weights are never differentiated twice, and each network's convolution is a product
+of two matrices instead of one group of a large convolution.
+
+Layout: n networks come first and b samples third, (n, channels, b, *sides) between convolutions and
+(n, features, b) between linear layers, so that a layer of all networks is one batched matrix
+product.
 """
 
 from __future__ import annotations
@@ -17,27 +25,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leakaudit.tasks.smoothed_relu import Rounded
+from leakaudit.tasks import sequential
+from leakaudit.tasks.activations import ACTIVATIONS, Bends
 from leakaudit.trace import Layout
 
 Error = Callable[[Tensor, Tensor], Tensor]
-Bends = tuple[Tensor, Tensor | None, Tensor | None]
-# value, first and second derivative of each activation, None for a second one of zero
-ACTIVE: dict[type[nn.Module], Callable[[Any, Tensor], Bends]] = {
-    nn.ReLU: lambda _, z: (z.relu(), (z > 0).to(z), None),
-    nn.Sigmoid: lambda _, z: (a := z.sigmoid(), s := a * (1 - a), s * (1 - 2 * a)),
-    nn.Tanh: lambda _, z: (a := z.tanh(), s := 1 - a * a, -2 * a * s),
-    Rounded: lambda act, z: act.bends(z),
-}
-PASSIVE = (nn.Identity, nn.Dropout, nn.Dropout2d)
 
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """A linear layer or a convolution, and the activation after it, None for none.
+    """A linear layer or a convolution, and the activation after it.
 
-    weight, bias: where they lie in theta, None for no bias. before, after: shapes of input and output without the batch, channels or
-    features first. Values are (n, channels, b, *sides), or (n, features, b) around linear layers.
+    Values are (n, channels, b, *sides), or (n, features, b) around linear layers.
+
+    Attributes:
+        module: The layer.
+        act: The activation's module, None if there is none.
+        weight: Where the weight lies in the flat parameters.
+        bias: Where the bias lies in the flat parameters, None for a layer without one.
+        before: Shape of an input without the batch, channels or features first.
+        after: Shape of an output without the batch, channels or features first.
     """
 
     module: nn.Module
@@ -48,150 +55,248 @@ class Link:
     after: tuple[int, ...]
 
     def weights(self, flat: Tensor) -> Tensor:
-        """Its weights (n, outputs, columns' length) among flat parameters (n, d); a view."""
+        """View the layer's weights as matrices.
+
+        Args:
+            flat: Parameters of n networks (n, d).
+
+        Returns:
+            A view (n, outputs, length of a column).
+        """
         found: Tensor = flat[:, self.weight].unflatten(1, (self.after[0], -1))
         return found
 
     def shift(self, z: Tensor, flat: Tensor) -> Tensor:
-        """Add its bias among flat parameters to z (n, outputs, ...), in place."""
-        return z if self.bias is None else z.add_(flat[:, self.bias, None])
+        """Add the layer's bias, in place.
+
+        Args:
+            z: Values (n, outputs, ...).
+            flat: Parameters of n networks (n, d).
+        """
+        if self.bias is None:
+            return z
+        return z.add_(flat[:, self.bias, None])
 
     def columns(self, a: Tensor) -> Tensor:
-        """What each output sees of the input a: (n, weights an output, b * outputs a channel)."""
+        """Gather what each output sees of the input, the U of the module's docstring.
+
+        Args:
+            a: Inputs (n, channels, b, *sides) or (n, features, b).
+
+        Returns:
+            Columns (n, length, b * outputs per channel); the length is the number of weights of an
+            output.
+        """
         m = self.module
         if not isinstance(m, nn.Conv2d):
             return a if a.dim() == 3 else a.movedim(2, -1).flatten(1, -2)
-        (u, v), (s, t), (e, f), (p, q) = m.kernel_size, m.stride, m.dilation, _pads(m)
-        a = F.pad(a, (q, q, p, p))
-        n, c, b = a.shape[:3]
-        i, j, k, y, x = a.stride()
+        # The patches overlap; a view with repeated strides shows them all, and the reshape copies
+        # them once.
+        kernel_y, kernel_x = m.kernel_size
+        step_y, step_x = m.stride
+        apart_y, apart_x = m.dilation
+        pad_y, pad_x = _pads(m)
+        a = F.pad(a, (pad_x, pad_x, pad_y, pad_y))
+        n, channels, samples = a.shape[:3]
+        at_n, at_channel, at_sample, at_y, at_x = a.stride()
         seen = a.as_strided(
-            (n, c, u, v, b, *self.after[1:]),
-            (i, j, e * y, f * x, k, s * y, t * x),
+            (n, channels, kernel_y, kernel_x, samples, *self.after[1:]),
+            (
+                at_n,
+                at_channel,
+                apart_y * at_y,
+                apart_x * at_x,
+                at_sample,
+                step_y * at_y,
+                step_x * at_x,
+            ),
             a.storage_offset(),
         )
-        return seen.reshape(n, c * u * v, -1)
+        return seen.reshape(n, channels * kernel_y * kernel_x, -1)
 
     def back(self, columns: Tensor) -> Tensor:
-        """Sum what belongs to the same input: the transpose of `columns`."""
+        """Sum what belongs to the same input: the transpose of `columns`.
+
+        Args:
+            columns: Values (n, length, b * outputs per channel).
+
+        Returns:
+            Values in the shape of the layer's input, (n, channels, b, *sides) or (n, features, b).
+        """
         m = self.module
         if not isinstance(m, nn.Conv2d):
-            return (
-                columns
-                if len(self.before) == 1
-                else columns.unflatten(1, self.before).movedim(-1, 2)
-            )
-        n, b = len(columns), columns.shape[2] // math.prod(self.after[1:])
-        each = columns.unflatten(2, (b, -1)).transpose(1, 2).flatten(0, 1)
-        found: Tensor = F.fold(
+            if len(self.before) == 1:
+                return columns
+            image: Tensor = columns.unflatten(1, self.before)
+            return image.movedim(-1, 2)
+        n = len(columns)
+        samples = columns.shape[2] // math.prod(self.after[1:])
+        apart: Tensor = columns.unflatten(2, (samples, -1))
+        each = apart.transpose(1, 2).flatten(0, 1)
+        folded: Tensor = F.fold(
             each, self.before[1:], m.kernel_size, m.dilation, _pads(m), m.stride
-        ).unflatten(0, (n, b))
-        return found.transpose(1, 2)
+        )
+        together: Tensor = folded.unflatten(0, (n, samples))
+        return together.transpose(1, 2)
 
     def image(self, z: Tensor) -> Tensor:
-        """View (n, channels, b * outputs a channel) as (n, channels, b, *sides)."""
-        return z.unflatten(2, (-1, *self.after[1:])) if len(self.after) > 1 else z
+        """Give outputs of a convolution their sides back.
 
-    def bends(self, z: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Activation of z (n, channels, b * outputs a channel), its first and its second derivative; None for 1 and 0."""
-        return (z, None, None) if self.act is None else ACTIVE[type(self.act)](self.act, z)
+        Args:
+            z: Values (n, channels, b * outputs per channel).
+
+        Returns:
+            A view (n, channels, b, *sides); z itself after a linear layer.
+        """
+        if len(self.after) == 1:
+            return z
+        shown: Tensor = z.unflatten(2, (-1, *self.after[1:]))
+        return shown
+
+    def bends(self, z: Tensor) -> Bends:
+        """Apply the activation.
+
+        Args:
+            z: Values (n, channels, b * outputs per channel).
+
+        Returns:
+            Its value, first and second derivative; None for a first derivative of 1, or a second of
+            0.
+        """
+        if self.act is None:
+            return z, None, None
+        bends = ACTIVATIONS[type(self.act)].bends
+        assert bends is not None
+        return bends(self.act, z)
+
+
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """What a forward pass leaves for the backward passes.
+
+    Attributes:
+        out: Outputs (n, classes, b).
+        columns: The input of each link, as columns.
+        first: The first derivative of each link's activation, None for 1.
+        second: The second derivative of each link's activation, None for 0.
+    """
+
+    out: Tensor
+    columns: list[Tensor]
+    first: list[Tensor | None]
+    second: list[Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Links in order and the length d of the flat parameters."""
+    """A network of layers and activations in a row.
+
+    Attributes:
+        links: The layers in order.
+        size: Length d of the flat parameters.
+    """
 
     links: tuple[Link, ...]
     size: int
 
     @classmethod
     def of(cls, module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> Chain | None:
-        """Read the chain off a plain ``Sequential`` for inputs of a shape, None where the module is anything else."""
-        links, at = list[Link](), layout.slices
+        """Read the chain off a plain ``Sequential``.
+
+        Args:
+            module: Any module.
+            layout: Where the trained parameters lie in the flat vector.
+            shape: Shape of an input, without the batch.
+
+        Returns:
+            The chain; None if the module is anything else, shares a parameter or has a frozen one.
+        """
+        parts = sequential.parts(module)
         names = [n for n, _ in module.named_parameters(remove_duplicate=False)]
-        if (
-            type(module) is not nn.Sequential
-            or names != list(layout.names)
-            or len(shape) not in (1, 3)
-        ):
+        if parts is None or names != list(layout.names) or len(shape) not in (1, 3):
             return None
-        parts, flat = (
-            [
-                (n, m)
-                for n, m in module.named_modules(remove_duplicate=False)
-                if type(m) is not nn.Sequential
-            ],
-            len(shape) == 1,
-        )
-        for name, m in parts:
-            if type(m) is nn.Flatten and (m.start_dim, m.end_dim) == (1, -1):
-                flat = True
-            elif type(m) in ACTIVE and links and links[-1].act is None:
-                links[-1] = Link(**{**vars(links[-1]), "act": m})
-            elif (after := _after(m, shape, flat)) is not None:
-                links.append(
-                    Link(m, None, at[f"{name}.weight"], at.get(f"{name}.bias"), shape, after)
-                )
-                shape = after
-            elif type(m) not in PASSIVE:
+        blocks = sequential.blocks(parts)
+        if not blocks or not all(_flattens_all(part) for part in parts):
+            return None
+
+        places = layout.slices
+        links = []
+        for block in blocks:
+            act, name = block.activation, block.layer.name
+            if act is not None and ACTIVATIONS[type(act)].bends is None:
                 return None
-        return (
-            cls(tuple(links), layout.size)
-            if links and len(shape) == 1 and links[-1].act is None
-            else None
-        )
+            after = _after(block.layer.module, shape, block.flat or len(shape) == 1)
+            if after is None:
+                return None
+            weight, bias = places[f"{name}.weight"], places.get(f"{name}.bias")
+            links.append(Link(block.layer.module, act, weight, bias, shape, after))
+            shape = after
+        if len(shape) != 1 or links[-1].act is not None:
+            return None
+        return cls(tuple(links), layout.size)
 
     def gradients(self, thetas: Tensor, x: Tensor, y: Tensor, error: Error) -> Tensor:
-        """Gradients (n, d) at thetas (n, d), differentiable once in x (n, b, *shape) and in soft y, not in thetas.
+        """Return gradients that are differentiable once, in x and in soft y, not in thetas.
 
-        x: normalised. y: (n, b) or (n, b, classes). error: outputs (n, b, classes) and y to the slope of the loss in the outputs.
+        Args:
+            thetas: Parameters of n networks (n, d).
+            x: Normalised inputs (n, b, *shape).
+            y: Labels (n, b), or (n, b, classes).
+            error: From the outputs (n, b, classes) and y to the slope of the loss in the outputs.
+
+        Returns:
+            Gradients (n, d).
         """
-        found: Tensor = _Gradients.apply(self, error, thetas.detach(), x, y)  # type: ignore[no-untyped-call]
+        given = (self, error, thetas.detach(), x, y)
+        found: Tensor = _Gradients.apply(*given)  # type: ignore[no-untyped-call]
         return found
 
-    def forward(
-        self, thetas: Tensor, x: Tensor
-    ) -> tuple[Tensor, list[Tensor], list[Tensor | None], list[Tensor | None]]:
-        """Outputs (n, classes, b), the columns of each link, and the first and second derivative of its activation."""
-        columns, first, second, a = (
-            list[Tensor](),
-            list[Tensor | None](),
-            list[Tensor | None](),
-            x.movedim(1, 2),
-        )
+    def forward(self, thetas: Tensor, x: Tensor) -> Forward:
+        """Evaluate all networks.
+
+        Args:
+            thetas: Parameters of n networks (n, d).
+            x: Normalised inputs (n, b, *shape).
+        """
+        columns, first, second = list[Tensor](), list[Tensor | None](), list[Tensor | None]()
+        a = x.movedim(1, 2)
         for link in self.links:
             columns.append(link.columns(a))
-            a, once, twice = link.bends(
-                link.shift(torch.bmm(link.weights(thetas), columns[-1]), thetas)
-            )
-            a, first, second = link.image(a), [*first, once], [*second, twice]
-        return a, columns, first, second
+            z = link.shift(torch.bmm(link.weights(thetas), columns[-1]), thetas)
+            value, once, twice = link.bends(z)
+            a = link.image(value)
+            first.append(once)
+            second.append(twice)
+        return Forward(a, columns, first, second)
 
 
 class _Gradients(torch.autograd.Function):
-    """Gradients by one pass up and one down; their own slopes by a second pass of both, along the incoming R."""
+    """Gradients by one pass up and one down; their own slopes by a second pass of both, along R."""
 
     @staticmethod
     def forward(
         ctx: Any, chain: Chain, error: Error, thetas: Tensor, x: Tensor, y: Tensor
     ) -> Tensor:
         """Return gradients (n, d)."""
-        out, columns, first, second = chain.forward(thetas, x)
-        out = out.mT
-        slopes, falls, found = [error(out, y).mT], [], thetas.new_empty(len(thetas), chain.size)
+        up = chain.forward(thetas, x)
+        out = up.out.mT
+        found = thetas.new_empty(len(thetas), chain.size)
+        slopes = [error(out, y).mT]  # d_l, from the last link to the first
+        falls = []  # dL/da_l, the same without the activation's slope
         for k in reversed(range(len(chain.links))):
             link, d = chain.links[k], slopes[-1]
-            found[:, link.weight] = torch.bmm(d, columns[k].mT).flatten(
-                1
-            )  # a product into strided memory goes matrix by matrix
+            # dL/dW_l = d_l U_l^T. A product straight into strided memory would go matrix by matrix.
+            found[:, link.weight] = torch.bmm(d, up.columns[k].mT).flatten(1)
             if link.bias is not None:
                 torch.sum(d, 2, out=found[:, link.bias])
             if k:
+                # d_{l-1} = (W_l^T d_l) s'(z_{l-1})
                 falls.append(link.back(torch.bmm(link.weights(thetas).mT, d)).flatten(2))
-                slopes.append(_times(falls[-1], first[k - 1]))
-        ctx.chain, ctx.error = chain, error
+                slopes.append(_times(falls[-1], up.first[k - 1]))
+        ctx.chain = chain
+        ctx.error = error
         ctx.save_for_backward(
-            thetas, y, out, *columns, *first, *second, *slopes[::-1], *falls[::-1]
+            thetas, y, out, *up.columns, *up.first, *up.second, *slopes[::-1], *falls[::-1]
         )
         return found
 
@@ -199,9 +304,13 @@ class _Gradients(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, r: Tensor) -> tuple[Tensor | None, ...]:
         """Return the slopes of <gradients, r> in x and y."""
-        links, n = ctx.chain.links, len(ctx.chain.links)
+        links: tuple[Link, ...] = ctx.chain.links
+        n = len(links)
         thetas, y, out, *kept = ctx.saved_tensors
         columns, first, second, slopes, falls = (kept[k * n : (k + 1) * n] for k in range(5))
+
+        # Up: z'_l = R_l U_l + r_l + W_l U'_l with r_l the part of R in the bias, and U'_l the
+        # columns of a'_{l-1} = s'(z_{l-1}) z'_{l-1}.
         moved = list[Tensor]()
         for k, link in enumerate(links):
             along = link.shift(torch.bmm(link.weights(r), columns[k]), r)
@@ -209,17 +318,17 @@ class _Gradients(torch.autograd.Function):
                 up = links[k - 1].image(_times(moved[-1], first[k - 1]))
                 along.baddbmm_(link.weights(thetas), link.columns(up))
             moved.append(along)
+
+        # Down: dL'/da_{l-1} = R_l^T d_l + W_l^T m_l, with both products in one, and
+        # m_{l-1} = s'(z_{l-1}) dL'/da_{l-1} + s''(z_{l-1}) z'_{l-1} dL/da_{l-1}.
         m, slope_y = _bent(ctx.error, out, y, moved[-1].mT)
         for k in reversed(range(n)):
             both = torch.cat([links[k].weights(r), links[k].weights(thetas)], dim=1)
             m = links[k].back(torch.bmm(both.mT, torch.cat([slopes[k], m], dim=1)))
             if k:
                 m = _times(m.flatten(2), first[k - 1])
-                m = (
-                    m
-                    if second[k - 1] is None
-                    else m.addcmul_(falls[k - 1] * second[k - 1], moved[k - 1])
-                )
+                if second[k - 1] is not None:
+                    m = m.addcmul_(falls[k - 1] * second[k - 1], moved[k - 1])
         return None, None, None, m.transpose(1, 2), slope_y
 
 
@@ -228,31 +337,42 @@ def _times(slope: Tensor, bend: Tensor | None) -> Tensor:
 
 
 def _bent(error: Error, out: Tensor, y: Tensor, along: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Slopes of <error(out, y), along> in the outputs, (n, classes, b), and in soft y."""
+    """Return the slopes of <error(out, y), along> in out, as (n, classes, b), and in soft y."""
     soft = y.is_floating_point()
     with torch.enable_grad():
-        out, y = out.detach().requires_grad_(), y.detach().requires_grad_(soft)
-        found = torch.autograd.grad((error(out, y) * along).sum(), (out, y) if soft else (out,))
+        out = out.detach().requires_grad_()
+        y = y.detach().requires_grad_(soft)
+        wanted = (out, y) if soft else (out,)
+        found = torch.autograd.grad((error(out, y) * along).sum(), wanted)
     return found[0].mT, found[1] if soft else None
 
 
 def _pads(m: nn.Conv2d) -> tuple[int, int]:
-    """Zeros on each side."""
+    """Return the zeros on each side."""
     assert not isinstance(m.padding, str)
     return m.padding[0], m.padding[1]
 
 
+def _flattens_all(part: sequential.Part) -> bool:
+    """Return whether a part, if it flattens, leaves only the batch as it is."""
+    m = part.module
+    return not isinstance(m, nn.Flatten) or (m.start_dim, m.end_dim) == (1, -1)
+
+
 def _after(m: nn.Module, shape: tuple[int, ...], flat: bool) -> tuple[int, ...] | None:
-    """Shape of the output of a layer with weights for inputs of a shape, None where it is not one that a chain may have."""
-    if type(m) is nn.Linear:
+    """Return the shape of a layer's output, None if a chain may not have the layer.
+
+    Args:
+        m: A layer with weights.
+        shape: Shape of its input.
+        flat: Whether the input has been flattened.
+    """
+    if isinstance(m, nn.Linear):
         return (m.out_features,) if flat and m.in_features == math.prod(shape) else None
-    if (
-        type(m) is not nn.Conv2d
-        or flat
-        or m.groups != 1
-        or m.padding_mode != "zeros"
-        or isinstance(m.padding, str)
-    ):
+    if not isinstance(m, nn.Conv2d) or flat or not sequential.plain(m):
         return None
-    sides = zip(shape[1:], m.kernel_size, m.stride, m.dilation, _pads(m), strict=True)
-    return m.out_channels, *((n + 2 * p - e * (k - 1) - 1) // s + 1 for n, k, s, e, p in sides)
+    sides = []
+    numbers = zip(shape[1:], m.kernel_size, m.stride, m.dilation, _pads(m), strict=True)
+    for side, kernel, step, apart, pad in numbers:
+        sides.append((side + 2 * pad - apart * (kernel - 1) - 1) // step + 1)
+    return m.out_channels, *sides

@@ -17,7 +17,9 @@ from leakaudit.tasks.data_files import Records
 from leakaudit.trace import Json, TaskSpec
 
 NAMES = {
-    "faces": "100 faces, 25x25 gray, each a class of its own (scikit-image, no download); the default",
+    "faces": (
+        "100 faces, 25x25 gray, each a class of its own (scikit-image, no download); the default"
+    ),
     "faces-detect": "100 faces and 100 other cut-outs, 25x25 gray (scikit-image, no download)",
     "photos": "32x32 RGB tiles of six photographs (scikit-image, no download)",
     "mnist": "MNIST, below --data-root",
@@ -33,16 +35,26 @@ FILES = {
     "images": data_files.read_folder,
     "libsvm": data_files.read_libsvm,
 }
-MOST_GAUSSIANS = 10_000_000
+MOST_GAUSSIANS = 10_000_000  # records, 80 MB of features; a choice
+SPLITS = re.compile(r"(iid)|classes:(\d{1,6})|dirichlet:(\d*\.?\d+(?:e-?\d+)?)")
+# Attempts to deal exact numbers of classes. Nodes choose freely in all but the last, which takes
+# the fullest classes first and therefore fits more often. A choice.
+ATTEMPTS = 20
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Records with what a task needs to know of them.
+    """Records with what a task needs to know about them.
 
-    x: (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,). y: (s,) int64 classes 0..classes-1,
-    or float32 targets. levels: 255 where x is k/255, else 0. labels: names of the classes, may be empty.
-    mean, std: the model sees (x - mean) / std; 0.5 and 0.5 a channel for images, 0 and 1 for features.
+    Attributes:
+        x: (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,).
+        y: (s,) int64 classes 0..classes-1, or float32 targets.
+        name: As a user writes it, without folders.
+        classes: Number of classes, 1 for targets.
+        levels: 255 if x is k/255, else 0.
+        labels: Names of the classes, may be empty.
+        mean: The model sees (x - mean) / std; 0.5 per channel for images, 0 for features.
+        std: 0.5 per channel for images, 1 for features.
     """
 
     x: Tensor
@@ -66,20 +78,16 @@ class Dataset:
     def spec(
         self, model: str, args: Mapping[str, Json] | None = None, loss: str | None = None
     ) -> TaskSpec:
-        """Describe the training of `model` on these records.
+        """Describe the training of a model on these records.
 
-        loss: where None, ``squared`` for real targets and for model ``linear``, ``binary`` for ``logistic`` on two
-        classes, else ``cross_entropy``.
+        Args:
+            model: Registered name, or ``package.module:factory``.
+            args: The model's arguments, None for its defaults.
+            loss: The loss. None takes ``squared`` for real targets and for model ``linear``,
+                ``binary`` for ``logistic`` on two classes, else ``cross_entropy``.
         """
         if loss is None:
-            squared = self.y.is_floating_point() or model == "linear"
-            loss = (
-                "squared"
-                if squared
-                else "binary"
-                if model == "logistic" and self.classes == 2
-                else "cross_entropy"
-            )
+            loss = self._usual_loss(model)
         return TaskSpec(
             model=model,
             args=dict(args or {}),
@@ -93,21 +101,33 @@ class Dataset:
             labels=self.labels,
         )
 
+    def _usual_loss(self, model: str) -> str:
+        if self.y.is_floating_point() or model == "linear":
+            return "squared"
+        if model == "logistic" and self.classes == 2:
+            return "binary"
+        return "cross_entropy"
+
 
 def load(
     name: str, root: Path | None = None, download: bool = False, generator: Generator | None = None
 ) -> Dataset:
-    """Load a data set by one of `NAMES`.
+    """Load a data set by name.
 
-    root: where torchvision's data sets lie. download: whether anything may be fetched; never by itself.
-    generator: for ``gaussians``. Raises LeakauditError for unknown names and data that cannot be used.
+    Args:
+        name: One of `NAMES`.
+        root: Where torchvision's data sets lie.
+        download: Whether anything may be fetched; never by default.
+        generator: Source of randomness for ``gaussians``.
+
+    Raises:
+        LeakauditError: The name is unknown, or the data cannot be used.
     """
     kind, colon, rest = name.partition(":")
     if colon and kind in FILES:
         path = Path(rest).expanduser()
-        return _dataset(
-            f"{kind}:{path.name}", FILES[kind](path)
-        )  # the folders above it are nobody's business
+        shown = f"{kind}:{path.name}"  # the folders above it are nobody's business
+        return _dataset(shown, FILES[kind](path))
     if re.fullmatch(r"gaussians(:\d{1,9})?", name):
         count = int(rest or 1000)
         if not 2 <= count <= MOST_GAUSSIANS:
@@ -123,96 +143,105 @@ def load(
 
 
 def _dataset(name: str, records: Records) -> Dataset:
+    """Check a source's records and add what follows from them."""
     x, y, labels, levels = records
-    if bad := int((~torch.isfinite(x)).sum()) + int((~torch.isfinite(y)).sum()):
+    bad = int((~torch.isfinite(x)).sum()) + int((~torch.isfinite(y)).sum())
+    if bad:
         raise LeakauditError(
             f"data {name}: {bad} values are not finite numbers; remove those records"
         )
-    image = x.dim() == 4
-    if image and (float(x.min()) < 0 or float(x.max()) > 1):
-        raise LeakauditError(
-            f"data {name}: expected images in [0, 1], or uint8, got {float(x.min()):g} to {float(x.max()):g}"
-        )
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    if x.dim() == 4:
+        low, high = float(x.min()), float(x.max())
+        if low < 0 or high > 1:
+            raise LeakauditError(
+                f"data {name}: expected images in [0, 1], or uint8, got {low:g} to {high:g}"
+            )
+        mean = (0.5,) * x.shape[1]
+        std = (0.5,) * x.shape[1]
     classes = 1 if y.is_floating_point() else int(y.max()) + 1
-    mean, std = ((0.5,) * x.shape[1],) * 2 if image else ((0.0,), (1.0,))
     return Dataset(x, y, name, classes, levels, labels, mean, std)
 
 
 def split(dataset: Dataset, nodes: int, samples: int, how: str, generator: Generator) -> Tensor:
-    """Deal `samples` records to each of `nodes`, none twice; returns rows of the data set (nodes, samples) int64.
+    """Deal records to nodes, none twice.
 
-    how: ``iid``; ``classes:C``, every node holds equally many records (up to one) of exactly C classes of its own choice;
-    ``dirichlet:A``, every node draws its class shares from a symmetric Dirichlet distribution (A small: few classes),
-    and takes other classes once one has run out.
-    Raises LeakauditError where there are too few records.
+    Args:
+        dataset: The records.
+        nodes: Number of nodes.
+        samples: Records of each node.
+        how: ``iid``; ``classes:C``, every node holds equally many records (up to one) of exactly C
+            classes of its own choice; ``dirichlet:A``, every node draws its class shares from a
+            symmetric Dirichlet distribution (small A: few classes), and takes other classes once
+            one has run out.
+        generator: Source of randomness.
+
+    Returns:
+        Rows of the data set (nodes, samples) int64.
+
+    Raises:
+        LeakauditError: There are too few records, or `how` is none of these.
     """
-    need, kind = (
-        nodes * samples,
-        re.fullmatch(r"(iid)|classes:(\d{1,6})|dirichlet:(\d*\.?\d+(?:e-?\d+)?)", how),
-    )
+    need = nodes * samples
     if nodes < 1 or samples < 1 or need > len(dataset):
         raise LeakauditError(
-            f"split: {nodes} nodes x {samples} samples need {need} records, {dataset.name} has {len(dataset)}; use fewer"
+            f"split: {nodes} nodes x {samples} samples need {need} records, "
+            f"{dataset.name} has {len(dataset)}; use fewer"
         )
+    kind = SPLITS.fullmatch(how)
     if kind is None:
         raise LeakauditError(f"split: expected iid, classes:C or dirichlet:A, got {how!r}")
-    if kind[1]:
-        return (
-            torch.randperm(len(dataset), generator=generator, device=generator.device)
-            .cpu()[:need]
-            .reshape(nodes, samples)
-        )
+    iid, classes, concentration = kind.groups()
+    if iid:
+        order = torch.randperm(len(dataset), generator=generator, device=generator.device)
+        return order.cpu()[:need].reshape(nodes, samples)
     if dataset.y.is_floating_point():
         raise LeakauditError(f"split {how} needs classes, {dataset.name} has real targets; use iid")
-    rng = np.random.default_rng(
-        int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    )
-    have = np.bincount(dataset.y.numpy(), minlength=dataset.classes)
-    counts = (
-        _by_classes(have, nodes, samples, int(kind[2]), rng)
-        if kind[2]
-        else _by_dirichlet(have, nodes, samples, float(kind[3]), rng)
-    )
-    return _deal(dataset.y.numpy(), counts, rng)
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    rng = np.random.default_rng(seed)
+    y = dataset.y.numpy()
+    have = np.bincount(y, minlength=dataset.classes)
+    if classes:
+        counts = _by_classes(have, nodes, samples, int(classes), rng)
+    else:
+        counts = _by_dirichlet(have, nodes, samples, float(concentration), rng)
+    return _deal(y, counts, rng)
 
 
 def _deal(y: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> Tensor:
-    """Turn counts (nodes, classes) into rows: each class is shuffled and cut in the order of the nodes."""
+    """Turn counts (nodes, classes) into rows: shuffle each class, and cut it in the nodes' order."""
     parts: list[list[np.ndarray]] = [[] for _ in counts]
     for c in range(counts.shape[1]):
         cuts = np.cumsum(counts[:, c])
         if cuts[-1]:
-            for part, rows in zip(
-                parts, np.split(rng.permutation(np.flatnonzero(y == c)), cuts), strict=False
-            ):
+            shuffled = rng.permutation(np.flatnonzero(y == c))
+            # The last piece is what no node takes, so there is one more than parts.
+            for part, rows in zip(parts, np.split(shuffled, cuts), strict=False):
                 part.append(rows)
-    return torch.from_numpy(
-        np.stack([rng.permutation(np.concatenate(part)) for part in parts]).astype(np.int64)
-    )
+    mixed = [rng.permutation(np.concatenate(part)) for part in parts]
+    return torch.from_numpy(np.stack(mixed).astype(np.int64))
 
 
 def _by_classes(
     have: np.ndarray, nodes: int, samples: int, wanted: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Counts (nodes, classes) with exactly `wanted` classes a node: chosen freely, or the fullest first where that fails."""
+    """Return counts (nodes, classes) with exactly `wanted` classes per node.
+
+    Nodes choose one after the other among the classes that still have enough records. Free choices
+    may leave a later node without enough, so all is tried again, and at last the fullest classes go
+    first.
+    """
     most = min(samples, int((have > 0).sum()))
     if not 1 <= wanted <= most:
         raise LeakauditError(
             f"split classes:{wanted}: expected 1 to {most} classes for {samples} samples a node"
         )
     share = np.full(wanted, samples // wanted)
-    share[: samples % wanted] += 1
-    for attempt in range(20):
-        left, counts = have.copy(), np.zeros((nodes, len(have)), np.int64)
-        for row in counts:
-            free = rng.permutation(np.flatnonzero(left >= share[-1]))
-            pick = (free if attempt < 19 else free[np.argsort(-left[free], kind="stable")])[:wanted]
-            pick = pick[np.argsort(-left[pick], kind="stable")]
-            if len(pick) < wanted or (left[pick] < share).any():
-                break
-            row[pick] = share
-            left[pick] -= share
-        else:
+    share[: samples % wanted] += 1  # largest first
+    for attempt in range(ATTEMPTS):
+        counts = np.zeros((nodes, len(have)), np.int64)
+        if _choose(counts, have.copy(), share, rng, fullest=attempt == ATTEMPTS - 1):
             return counts
     hold = f"the classes hold {have.min()} to {have.max()} records"
     raise LeakauditError(
@@ -220,21 +249,50 @@ def _by_classes(
     )
 
 
+def _choose(
+    counts: np.ndarray,
+    left: np.ndarray,
+    share: np.ndarray,
+    rng: np.random.Generator,
+    fullest: bool,
+) -> bool:
+    """Fill counts (nodes, classes) from what is left of each class; return whether it was enough.
+
+    share: records of each of a node's classes, largest first. fullest: take the fullest classes.
+    """
+    for row in counts:
+        free = rng.permutation(np.flatnonzero(left >= share[-1]))
+        if fullest:
+            free = free[np.argsort(-left[free], kind="stable")]
+        pick = free[: len(share)]
+        pick = pick[np.argsort(-left[pick], kind="stable")]  # the largest share from the fullest
+        if len(pick) < len(share) or (left[pick] < share).any():
+            return False
+        row[pick] = share
+        left[pick] -= share
+    return True
+
+
 def _by_dirichlet(
     have: np.ndarray, nodes: int, samples: int, concentration: float, rng: np.random.Generator
 ) -> np.ndarray:
-    """Counts (nodes, classes), each row multinomial in Dirichlet shares and cut to what is left."""
-    if not 0 < concentration < 1e6:
+    """Return counts (nodes, classes): multinomial in Dirichlet shares, cut to what is left."""
+    if not 0 < concentration < 1e6:  # at a million all shares are equal to three digits
         raise LeakauditError(
-            f"split dirichlet: expected a concentration above 0 and below 1e6, got {concentration:g}"
+            "split dirichlet: expected a concentration above 0 and below 1e6, "
+            f"got {concentration:g}"
         )
-    left, counts = have.copy(), np.zeros((nodes, len(have)), np.int64)
+    left = have.copy()
+    counts = np.zeros((nodes, len(have)), np.int64)
     for row in counts:
         shares = rng.dirichlet(np.full(len(have), concentration))
-        while (missing := samples - int(row.sum())) > 0:
+        missing = samples
+        while missing > 0:
             weight = np.where(left > 0, shares, 0.0)
-            weight = weight if weight.sum() > 1e-12 else (left > 0).astype(float)
+            if weight.sum() <= 1e-12:  # the node's classes have run out: any other will do
+                weight = (left > 0).astype(float)
             take = np.minimum(rng.multinomial(missing, weight / weight.sum()), left)
             row += take
             left -= take
+            missing = samples - int(row.sum())
     return counts

@@ -1,4 +1,7 @@
-"""Data files of the user: npz, folders of images, LIBSVM text; a broken or hostile file is one line of error."""
+"""Data files of the user: npz, folders of images, LIBSVM text.
+
+Malformed and malicious files are rejected with one line of error.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import math
 import zipfile
 from array import array
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -18,9 +22,10 @@ from torch import Tensor
 
 from leakaudit.errors import LeakauditError
 
-LARGEST = 2**31  # bytes that one file may claim to hold, unpacked
-LONGEST_LINE = 2**24
+LARGEST = 2**31  # bytes that one file may claim to hold, unpacked; a choice
+LONGEST_LINE = 2**24  # bytes of a line of text, and pixels of an image; a choice
 SUFFIXES = (".png", ".jpg", ".jpeg")
+# Modes of Pillow with 8 bits per channel, and what each is converted to; transparency is dropped.
 MODES = {
     "1": "L",
     "L": "L",
@@ -35,7 +40,14 @@ MODES = {
 
 
 class Records(NamedTuple):
-    """What a source gives: x (s, *shape) float32; y (s,), int64 classes 0..C-1 or float32 targets; class names; levels, 255 or 0."""
+    """What a source gives.
+
+    Attributes:
+        x: (s, *shape) float32, images (c, h, w) in [0, 1] or features (p,).
+        y: (s,), int64 classes 0..C-1 or float32 targets.
+        labels: Names of the classes, may be empty.
+        levels: 255 if x is k/255, else 0.
+    """
 
     x: Tensor
     y: Tensor
@@ -44,30 +56,57 @@ class Records(NamedTuple):
 
 
 def images(pixels: np.ndarray) -> Tensor:
-    """Turn uint8 (s, h, w), (s, h, w, c) or (s, p) into float32 k/255, channels first."""
+    """Turn bytes into float32 k/255, channels first.
+
+    Args:
+        pixels: uint8 (s, h, w), (s, h, w, c) or (s, p).
+
+    Returns:
+        (s, 1, h, w), (s, c, h, w) or (s, p).
+    """
     x = torch.from_numpy(np.ascontiguousarray(pixels)).float().div_(255)
-    if x.dim() == 2:
-        return x
-    return x.unsqueeze(1) if x.dim() == 3 else x.permute(0, 3, 1, 2).contiguous()
+    return x if x.dim() == 2 else _channels_first(x)
+
+
+def _channels_first(x: Tensor) -> Tensor:
+    """Turn (s, h, w) or (s, h, w, c) into (s, c, h, w)."""
+    if x.dim() == 3:
+        return x.unsqueeze(1)
+    return x.permute(0, 3, 1, 2).contiguous()
 
 
 def classes(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
-    """Map labels to 0..C-1 in their sorted order; names are empty where they were 0..C-1 already."""
+    """Map labels to 0..C-1 in their sorted order.
+
+    Args:
+        values: (s,) numbers or text.
+
+    Returns:
+        Classes (s,) int64, and their names, which are empty if the labels were 0..C-1 already.
+    """
     found, y = np.unique(values, return_inverse=True)
     same = np.issubdtype(found.dtype, np.integer) and np.array_equal(found, np.arange(len(found)))
-    names = () if same else tuple(f"{v:g}" if isinstance(v, np.floating) else str(v) for v in found)
+    names: tuple[str, ...] = ()
+    if not same:
+        names = tuple(f"{v:g}" if isinstance(v, np.floating) else str(v) for v in found)
     return torch.from_numpy(y.astype(np.int64)), names
 
 
 def read_npz(path: Path) -> Records:
     """Read arrays x and y of an npz file.
 
-    x: uint8 (n, h, w[, c]) images; float (n, h, w[, c]) images in [0, 1]; (n, p) features, k/255 where uint8.
-    y: (n,) integers or text are classes, floats are regression targets.
+    Args:
+        path: The file. Its x is uint8 (n, h, w[, c]) images; float (n, h, w[, c]) images in [0, 1];
+            or (n, p) features, k/255 if uint8. Its y is (n,): integers or text are classes, floats
+            are regression targets.
+
+    Raises:
+        LeakauditError: The file cannot be read, or holds something else.
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            x, y = (_array(archive, key, path) for key in ("x", "y"))
+            x = _array(archive, "x", path)
+            y = _array(archive, "y", path)
     except (
         OSError,
         zipfile.BadZipFile,
@@ -79,13 +118,28 @@ def read_npz(path: Path) -> Records:
         raise LeakauditError(
             f"npz {path}: cannot be read ({error}); expected a file of numpy.savez with x and y"
         ) from error
-    if (
-        x.ndim not in (2, 3, 4)
-        or not (np.issubdtype(x.dtype, np.number) and x.dtype.kind != "c")
-        or 0 in x.shape
-    ):
+    _check_arrays(x, y, path)
+    names: tuple[str, ...] = ()
+    if y.dtype.kind == "f":
+        target = torch.from_numpy(y.astype(np.float32))
+    else:
+        target, names = classes(y)
+    if x.dtype == np.uint8:
+        return Records(images(x), target, names, 255)
+    with np.errstate(over="ignore"):  # infinity is refused with all that is not finite
+        values = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    if x.ndim > 2:
+        values = _channels_first(values)
+    return Records(values, target, names)
+
+
+def _check_arrays(x: np.ndarray, y: np.ndarray, path: Path) -> None:
+    """Refuse arrays of other shapes or types than `read_npz` states."""
+    numbers = np.issubdtype(x.dtype, np.number) and x.dtype.kind != "c"
+    if x.ndim not in (2, 3, 4) or not numbers or 0 in x.shape:
         raise LeakauditError(
-            f"npz {path}: expected numbers x (n, h, w), (n, h, w, c) or (n, p), got {x.dtype} {x.shape}"
+            f"npz {path}: expected numbers x (n, h, w), (n, h, w, c) or (n, p), "
+            f"got {x.dtype} {x.shape}"
         )
     if x.ndim == 4 and x.shape[3] not in (1, 3):
         raise LeakauditError(
@@ -93,38 +147,26 @@ def read_npz(path: Path) -> Records:
         )
     if y.ndim != 1 or len(y) != len(x) or y.dtype.kind not in "biufU":
         raise LeakauditError(
-            f"npz {path}: expected y ({len(x)},) of numbers or text, one a record of x, got {y.dtype} {y.shape}"
+            f"npz {path}: expected y ({len(x)},) of numbers or text, one a record of x, "
+            f"got {y.dtype} {y.shape}"
         )
-    target, names = (
-        (torch.from_numpy(y.astype(np.float32)), ()) if y.dtype.kind == "f" else classes(y)
-    )
-    if x.dtype == np.uint8:
-        return Records(images(x), target, names, 255)
-    with np.errstate(over="ignore"):  # infinity is refused with all that is not finite
-        values = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    if x.ndim > 2:
-        values = values.unsqueeze(1) if x.ndim == 3 else values.permute(0, 3, 1, 2).contiguous()
-    return Records(values, target, names)
 
 
 def _array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
     """Read one array after its claims have been checked; pickled objects are refused."""
     if f"{key}.npy" not in archive.namelist():
-        raise LeakauditError(
-            f"npz {path}: expected arrays x and y, got {', '.join(archive.namelist())[:80] or 'none'}"
-        )
+        names = ", ".join(archive.namelist())[:80] or "none"
+        raise LeakauditError(f"npz {path}: expected arrays x and y, got {names}")
     claimed = archive.getinfo(f"{key}.npy").file_size
     with archive.open(f"{key}.npy") as file:
-        version = np.lib.format.read_magic(file)
-        header: Any = (
-            np.lib.format.read_array_header_1_0
-            if version == (1, 0)
-            else np.lib.format.read_array_header_2_0
-        )
+        header: Any = np.lib.format.read_array_header_2_0
+        if np.lib.format.read_magic(file) == (1, 0):
+            header = np.lib.format.read_array_header_1_0
         shape, _, dtype = header(file)
     if dtype.hasobject:
         raise LeakauditError(
-            f"npz {path}: {key} holds pickled Python objects, which are never loaded; save plain numbers"
+            f"npz {path}: {key} holds pickled Python objects, which are never loaded; "
+            "save plain numbers"
         )
     size = math.prod(shape) * dtype.itemsize
     if size > min(claimed, LARGEST):
@@ -137,36 +179,53 @@ def _array(archive: zipfile.ZipFile, key: str, path: Path) -> np.ndarray:
 
 
 def read_folder(folder: Path) -> Records:
-    """Read PNG and JPEG files of one size; a subfolder is a class, without subfolders every image is a class of its own."""
+    """Read PNG and JPEG files of one size.
+
+    Args:
+        folder: Each of its subfolders is a class; without subfolders every image is a class of its
+            own.
+
+    Raises:
+        LeakauditError: There are no images, one cannot be read, or their sizes differ.
+    """
     if not folder.is_dir():
         raise LeakauditError(f"images:{folder}: there is no such folder")
     groups = sorted(d for d in folder.iterdir() if d.is_dir() and not d.name.startswith("."))
-    files = [
-        (f, k)
-        for k, d in enumerate(groups or [folder])
-        for f in sorted(d.iterdir())
-        if f.suffix.lower() in SUFFIXES
-    ]
+    files: list[Path] = []
+    labels: list[int] = []
+    for k, group in enumerate(groups or [folder]):
+        own = sorted(f for f in group.iterdir() if f.suffix.lower() in SUFFIXES)
+        files.extend(own)
+        labels.extend([k] * len(own))
     if not files:
         raise LeakauditError(
-            f"images:{folder}: expected {', '.join(SUFFIXES)} files in it or in its subfolders, found none"
+            f"images:{folder}: expected {', '.join(SUFFIXES)} files in it or in its subfolders, "
+            "found none"
         )
+    pixels = _pictures(files, folder)
+    y = torch.tensor(labels) if groups else torch.arange(len(files))
+    return Records(images(np.stack(pixels)), y, tuple(d.name for d in groups), 255)
+
+
+def _pictures(files: list[Path], folder: Path) -> list[np.ndarray]:
+    """Read images of one size and as many channels, gray ones in colour if any has colour."""
     pixels: list[np.ndarray] = []
-    for path, _ in files:
+    for path in files:
         pixels.append(_picture(path))
         if pixels[-1].shape[:2] != pixels[0].shape[:2]:
             sizes = " and ".join(f"{p.shape[1]}x{p.shape[0]}" for p in (pixels[-1], pixels[0]))
             raise LeakauditError(
-                f"images:{folder}: {path.name} and {files[0][0].name} have sizes {sizes}; all must be equal"
+                f"images:{folder}: {path.name} and {files[0].name} have sizes {sizes}; "
+                "all must be equal"
             )
-        if len(files) * pixels[-1].size * 4 > LARGEST:
+        if len(files) * pixels[-1].size * 4 > LARGEST:  # as float32
             raise LeakauditError(
-                f"images:{folder}: {len(files)} images of this size need more than {LARGEST} bytes; use fewer or smaller ones"
+                f"images:{folder}: {len(files)} images of this size need more than "
+                f"{LARGEST} bytes; use fewer or smaller ones"
             )
-    if len({p.ndim for p in pixels}) > 1:  # gray beside colour
-        pixels = [p if p.ndim == 3 else np.stack([p] * 3, axis=2) for p in pixels]
-    y = torch.tensor([k for _, k in files]) if groups else torch.arange(len(files))
-    return Records(images(np.stack(pixels)), y, tuple(d.name for d in groups), 255)
+    if len({p.ndim for p in pixels}) > 1:
+        return [p if p.ndim == 3 else np.stack([p] * 3, axis=2) for p in pixels]
+    return pixels
 
 
 def _picture(path: Path) -> np.ndarray:
@@ -175,11 +234,13 @@ def _picture(path: Path) -> np.ndarray:
         with Image.open(path, formats=("PNG", "JPEG")) as image:
             if image.width * image.height > LONGEST_LINE:
                 raise LeakauditError(
-                    f"image {path}: expected at most {LONGEST_LINE} pixels, got {image.width}x{image.height}"
+                    f"image {path}: expected at most {LONGEST_LINE} pixels, "
+                    f"got {image.width}x{image.height}"
                 )
             if image.mode not in MODES:
                 raise LeakauditError(
-                    f"image {path}: expected 8 bits a channel, got mode {image.mode}; convert it first"
+                    f"image {path}: expected 8 bits a channel, got mode {image.mode}; "
+                    "convert it first"
                 )
             return np.asarray(image.convert(MODES[image.mode]))
     except (
@@ -192,50 +253,78 @@ def _picture(path: Path) -> np.ndarray:
         raise LeakauditError(f"image {path}: cannot be read ({error})") from error
 
 
-def read_libsvm(path: Path) -> Records:
-    """Read LIBSVM text (plain, .bz2 or .gz), ``label index:value ...`` with indices from 1, into dense features.
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Records of a LIBSVM file as they are read: what is not in it is zero.
 
-    Labels that are whole numbers become classes 0..C-1 in their sorted order, others are regression targets.
+    targets: one per record. rows, columns, values: of each entry, rows from 0 and columns from 1.
     """
-    targets, rows, columns, values = array("d"), array("q"), array("q"), array("d")
-    for number, line in enumerate(_lines(path), 1):
-        words = line.partition(b"#")[0].split()
-        if not words:
-            continue
-        try:
-            targets.append(float(words[0]))
-            pairs = [w.split(b":") for w in words[1:]]
-            values.extend(float(v) for _, v in pairs)
-            columns.extend(int(i) for i, _ in pairs)
-        except (ValueError, OverflowError) as error:
-            raise LeakauditError(
-                f"libsvm {path}, line {number}: expected 'label index:value …', got {line[:60]!r}"
-            ) from error
-        rows.extend([len(targets) - 1] * len(pairs))
-    if not columns:
+
+    targets: array[float]
+    rows: array[int]
+    columns: array[int]
+    values: array[float]
+
+
+def read_libsvm(path: Path) -> Records:
+    """Read LIBSVM text, ``label index:value ...`` with indices from 1, into dense features.
+
+    Args:
+        path: The file, plain, .bz2 or .gz. Labels that are whole numbers become classes 0..C-1 in
+            their sorted order, others are regression targets.
+
+    Raises:
+        LeakauditError: The file cannot be read, is too large, or holds something else.
+    """
+    found = _table(path)
+    columns = np.frombuffer(found.columns, np.int64)
+    width = int(columns.max())
+    if columns.min() < 1 or len(found.targets) * width * 4 > LARGEST:  # as float32
         raise LeakauditError(
-            f"libsvm {path}: expected lines 'label index:value …', found none with a value"
+            f"libsvm {path}: expected indices from 1 and at most {LARGEST} bytes as a table, "
+            f"got indices {columns.min()} to {columns.max()}"
         )
-    at, where = np.frombuffer(columns, np.int64), np.frombuffer(rows, np.int64)
-    if at.min() < 1 or len(targets) * int(at.max()) * 4 > LARGEST:
-        raise LeakauditError(
-            f"libsvm {path}: expected indices from 1 and at most {LARGEST} bytes as a table, got indices {at.min()} to {at.max()}"
-        )
-    x = np.zeros((len(targets), int(at.max())), np.float32)
+    x = np.zeros((len(found.targets), width), np.float32)
+    rows = np.frombuffer(found.rows, np.int64)
     with np.errstate(over="ignore"):  # infinity is refused with all that is not finite
-        x[where, at - 1] = np.frombuffer(values, np.float64)
-    y = np.frombuffer(targets, np.float64)
+        x[rows, columns - 1] = np.frombuffer(found.values, np.float64)
+    y = np.frombuffer(found.targets, np.float64)
     if not np.isfinite(y).all():
         raise LeakauditError(
-            f"libsvm {path}: record {int(np.argmin(np.isfinite(y)))} has a label that is not a finite number"
+            f"libsvm {path}: record {int(np.argmin(np.isfinite(y)))} has a label "
+            "that is not a finite number"
         )
     if not np.array_equal(y, np.round(y)):
         return Records(torch.from_numpy(x), torch.from_numpy(y.astype(np.float32)))
     return Records(torch.from_numpy(x), *classes(y))
 
 
+def _table(path: Path) -> _Table:
+    """Read the entries; refuse lines of another form, and a file without entries."""
+    found = _Table(array("d"), array("q"), array("q"), array("d"))
+    for number, line in enumerate(_lines(path), 1):
+        words = line.partition(b"#")[0].split()
+        if not words:
+            continue
+        try:
+            found.targets.append(float(words[0]))
+            pairs = [w.split(b":") for w in words[1:]]
+            found.values.extend(float(v) for _, v in pairs)
+            found.columns.extend(int(i) for i, _ in pairs)
+        except (ValueError, OverflowError) as error:
+            raise LeakauditError(
+                f"libsvm {path}, line {number}: expected 'label index:value …', got {line[:60]!r}"
+            ) from error
+        found.rows.extend([len(found.targets) - 1] * len(pairs))
+    if not found.columns:
+        raise LeakauditError(
+            f"libsvm {path}: expected lines 'label index:value …', found none with a value"
+        )
+    return found
+
+
 def _lines(path: Path) -> Iterator[bytes]:
-    """Unpacked lines of a text file; refuses more than `LARGEST` bytes and endless lines."""
+    """Yield unpacked lines of a text file; refuse more than `LARGEST` bytes and endless lines."""
     opened: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open}
     total = 0
     try:
@@ -245,7 +334,8 @@ def _lines(path: Path) -> Iterator[bytes]:
                 total += len(line)
                 if len(line) == LONGEST_LINE or total > LARGEST:
                     raise LeakauditError(
-                        f"libsvm {path}: expected lines under {LONGEST_LINE} and a text under {LARGEST} bytes, got more"
+                        f"libsvm {path}: expected lines under {LONGEST_LINE} and a text under "
+                        f"{LARGEST} bytes, got more"
                     )
                 yield line
     except (OSError, EOFError) as error:

@@ -25,16 +25,24 @@ PHOTOS = {
 }
 PHOTO_SIDE = 160  # shorter side after down-scaling, so that a crop of 32 shows something
 CROP = 32
-CONTRAST = 0.05  # least standard deviation of a crop
+CONTRAST = 0.05  # least standard deviation of a crop: leaves out sky and other areas of one colour
 _BUNDLE: Any = skimage.data  # its stubs type arrays as scalars
 TORCHVISION = {"mnist": "MNIST", "fashion": "FashionMNIST", "cifar10": "CIFAR10"}
 
 
 def faces(detect: bool, download: bool) -> Records:
-    """Labelled Faces in the Wild, 25x25 gray, as scikit-image bundles it, rounded to k/255.
+    """Return Labelled Faces in the Wild, 25x25 gray, as scikit-image bundles it, rounded to k/255.
 
-    The bundle names nobody: each of its 100 faces is taken as a class of its own (100 classes, y = row).
-    detect: all 200 images, 100 faces (y = 1) and 100 cut-outs without a face (y = 0).
+    The bundle names nobody: each of its 100 faces is taken as a class of its own (100 classes, y =
+    row).
+
+    Args:
+        detect: Whether to return all 200 images, 100 faces (y = 1) and 100 cut-outs without a face
+            (y = 0).
+        download: Whether scikit-image may fetch the file.
+
+    Raises:
+        LeakauditError: The file would have to be fetched.
     """
     _bundled("lfw_subset.npy", download)
     x = images(np.round(_BUNDLE.lfw_subset() * 255).astype(np.uint8))
@@ -44,9 +52,16 @@ def faces(detect: bool, download: bool) -> Records:
 
 
 def photos(download: bool) -> Records:
-    """Cut 32x32 RGB tiles that do not overlap from scikit-image's photographs; y says which photograph.
+    """Cut 32x32 RGB tiles that do not overlap from scikit-image's photographs; y is the photograph.
 
-    Each is first scaled to a shorter side of 160 by area; tiles of nearly one colour are left out.
+    Each photograph is first scaled to a shorter side of 160 by area; tiles of nearly one colour are
+    left out.
+
+    Args:
+        download: Whether scikit-image may fetch the files.
+
+    Raises:
+        LeakauditError: A file would have to be fetched.
     """
     tiles, y = [], []
     for label, (name, file) in enumerate(PHOTOS.items()):
@@ -54,13 +69,10 @@ def photos(download: bool) -> Records:
         photo = images(getattr(_BUNDLE, name)()[None])
         scale = PHOTO_SIDE / min(photo.shape[2:])
         height, width = (round(side * scale) for side in photo.shape[2:])
-        small = F.interpolate(photo, size=(height, width), mode="area").mul(255).round().div(255)[0]
-        cut = (
-            small.unfold(1, CROP, CROP)
-            .unfold(2, CROP, CROP)
-            .permute(1, 2, 0, 3, 4)
-            .reshape(-1, 3, CROP, CROP)
-        )
+        scaled = F.interpolate(photo, size=(height, width), mode="area")
+        small = scaled.mul(255).round().div(255)[0]
+        rows = small.unfold(1, CROP, CROP)
+        cut = rows.unfold(2, CROP, CROP).permute(1, 2, 0, 3, 4).reshape(-1, 3, CROP, CROP)
         rich = cut[cut.std(dim=(1, 2, 3)) > CONTRAST]
         tiles.append(rich)
         y += [label] * len(rich)
@@ -68,18 +80,29 @@ def photos(download: bool) -> Records:
 
 
 def _bundled(file: str, download: bool) -> None:
-    """Raise LeakauditError where scikit-image would have to download this file."""
+    """Raise LeakauditError if scikit-image would have to download this file."""
     if not download and not (Path(_BUNDLE.__file__).parent / file).exists():
         raise LeakauditError(
-            f"this scikit-image does not bundle {file}; use --download, or pip install 'scikit-image>=0.24'"
+            f"this scikit-image does not bundle {file}; "
+            "use --download, or pip install 'scikit-image>=0.24'"
         )
 
 
 def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
-    """Read the training images of MNIST, Fashion-MNIST or CIFAR-10 below `root`, in torchvision's layout."""
+    """Read the training images of MNIST, Fashion-MNIST or CIFAR-10 in torchvision's layout.
+
+    Args:
+        name: A key of `TORCHVISION`.
+        root: Folder of the data sets.
+        download: Whether torchvision may fetch them.
+
+    Raises:
+        LeakauditError: There is no root, or the data cannot be read.
+    """
     if root is None:
         raise LeakauditError(
-            f"{name} is not bundled: say with --data-root where it is, and add --download to fetch it"
+            f"{name} is not bundled: say with --data-root where it is, "
+            "and add --download to fetch it"
         )
     kind = getattr(_torchvision.torchvision().datasets, TORCHVISION[name])
     try:
@@ -89,13 +112,20 @@ def from_torchvision(name: str, root: Path | None, download: bool) -> Records:
         raise LeakauditError(
             f"{name} cannot be read below {root} ({first}); check --data-root, or add --download"
         ) from error
-    return Records(
-        images(np.asarray(got.data)), torch.as_tensor(got.targets).long(), tuple(got.classes), 255
-    )
+    y = torch.as_tensor(got.targets).long()
+    return Records(images(np.asarray(got.data)), y, tuple(got.classes), 255)
 
 
 def gaussians(count: int, generator: Generator | None) -> Records:
-    """Draw two unit-variance Gaussians in the plane, label 0 about (-1, -1) and label 1 about (1, 1); half of `count` each."""
+    """Draw two unit-variance Gaussians in the plane, about (-1, -1) for label 0 and (1, 1) for 1.
+
+    Args:
+        count: Number of records, half of each label.
+        generator: Source of randomness.
+
+    Raises:
+        LeakauditError: There is no generator.
+    """
     if generator is None:
         raise LeakauditError("gaussians are drawn: give load() a torch.Generator")
     y = torch.arange(count) % 2

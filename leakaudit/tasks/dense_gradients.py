@@ -1,7 +1,8 @@
-"""All nodes' gradients of a fully connected stack, written once, straight into the rows of one matrix.
+"""Gradients of a fully connected stack for all nodes, written straight into the rows of a matrix.
 
-`vmap(grad)` gives the same numbers; it spends several passes over memory where the product of one sample's
-activation and error needs one (measured 4x on 784-100-10, 30 nodes, one sample a node).
+`vmap(grad)` computes the same numbers, but it makes several passes over memory. Here the product of
+a sample's activation and error is written once, in place (measured: 4x faster for 784-100-10 with
+30 nodes and one sample per node).
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-# derivative of each activation in terms of its own output a
-SLOPES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
-    nn.ReLU: lambda a: a > 0,
-    nn.Sigmoid: lambda a: a * (1 - a),
-    nn.Tanh: lambda a: 1 - a * a,
-}
+from leakaudit.tasks import sequential
+from leakaudit.tasks.activations import ACTIVATIONS
+from leakaudit.tasks.sequential import Role
 
 
 @dataclass(frozen=True)
 class Stack:
     """Linear, activation, ..., Linear on the flattened input.
 
-    weights, biases: parameter names a layer, None for no bias; acts: activations between the layers.
+    Attributes:
+        weights: Name of each layer's weight.
+        biases: Name of each layer's bias, None for a layer without one.
+        acts: The activations between the layers, one fewer than layers.
     """
 
     weights: tuple[str, ...]
@@ -33,26 +34,46 @@ class Stack:
 
     @classmethod
     def of(cls, module: nn.Module, inputs: int) -> Stack | None:
-        """Read the stack off a plain ``Sequential`` for `inputs` features, None where the module is anything else."""
-        if type(module) is not nn.Sequential:
+        """Read the stack off a plain ``Sequential``.
+
+        Args:
+            module: Any module.
+            inputs: Number of entries of an input.
+
+        Returns:
+            The stack; None if the module is anything else, shares a parameter or has a frozen one.
+        """
+        parts = sequential.parts(module)
+        # Nested containers and modules that are used twice are left to vmap, as in all earlier
+        # recordings.
+        if parts is None or [p.module for p in parts] != list(module.children()):
             return None
-        layers = [(n, m) for n, m in module.named_children() if type(m) is not nn.Flatten]
-        linear, acts = layers[::2], layers[1::2]
-        plain = (
-            len(linear) == len(acts) + 1
-            and all(type(m) is nn.Linear for _, m in linear)
-            and all(type(m) in SLOPES for _, m in acts)
-        )
+        blocks = sequential.blocks(parts)
+        if not blocks or any(p.role is Role.IDENTITY for p in parts):
+            return None
         uses = [p for _, p in module.named_parameters(remove_duplicate=False)]
-        if not plain or len(set(uses)) != len(uses) or not all(p.requires_grad for p in uses):
+        if len(set(uses)) != len(uses) or not all(p.requires_grad for p in uses):
             return None
-        if [m.in_features for _, m in linear] != [
-            inputs,
-            *(m.out_features for _, m in linear[:-1]),
-        ]:
-            return None  # something between the layers changes the shape
-        biases = tuple(f"{n}.bias" if m.bias is not None else None for n, m in linear)
-        return cls(tuple(f"{n}.weight" for n, _ in linear), biases, tuple(m for _, m in acts))
+
+        *hidden, last = blocks
+        if last.activation is not None:
+            return None
+        acts = []
+        for block in hidden:
+            if block.activation is None or ACTIVATIONS[type(block.activation)].slope is None:
+                return None
+            acts.append(block.activation)
+
+        weights, biases = list[str](), list[str | None]()
+        width = inputs
+        for block in blocks:
+            name, layer = block.layer.name, block.layer.module
+            if not isinstance(layer, nn.Linear) or layer.in_features != width:
+                return None  # a convolution, or something between the layers changes the shape
+            weights.append(f"{name}.weight")
+            biases.append(None if layer.bias is None else f"{name}.bias")
+            width = layer.out_features
+        return cls(tuple(weights), tuple(biases), tuple(acts))
 
     def gradients(
         self,
@@ -63,26 +84,39 @@ class Stack:
     ) -> None:
         """Write the gradients of every node into `out`.
 
-        params, out: name -> (N, *shape), `out` views of what is to be filled. x: (N, b, p) normalised.
-        error: outputs (N, b, k) -> d loss / d outputs.
+        Args:
+            params: Parameters by name, each (N, *shape of the parameter).
+            x: Inputs (N, b, p), normalised and flattened.
+            error: From the outputs (N, b, k) to the derivative of the loss in them.
+            out: Where the gradients go, by name, in the shapes of `params`; views of what is to be
+                filled.
         """
+        # Forward: a_0 = x, z_l = a_{l-1} W_l^T + b_l, a_l = s(z_l); the last layer has no
+        # activation.
         kept = [x]
         for i, weight in enumerate(self.weights):
             bias = self.biases[i]
-            z = (
-                kept[-1] @ params[weight].mT
-                if bias is None
-                else torch.baddbmm(params[bias].unsqueeze(1), kept[-1], params[weight].mT)
-            )
+            if bias is None:
+                z = kept[-1] @ params[weight].mT
+            else:
+                z = torch.baddbmm(params[bias].unsqueeze(1), kept[-1], params[weight].mT)
             kept.append(self.acts[i](z) if i < len(self.acts) else z)
+
+        # Backward: delta_l = dL/dz_l, dL/dW_l = delta_l^T a_{l-1}, dL/db_l = the sum of delta_l
+        # over samples.
         delta = error(kept.pop())
         for i in reversed(range(len(self.weights))):
-            a, bias = kept[i], self.biases[i]
-            if a.shape[1] == 1:
+            a = kept[i]
+            bias = self.biases[i]
+            if (
+                a.shape[1] == 1
+            ):  # one sample: an outer product, which broadcasting writes faster than bmm
                 torch.mul(delta.mT, a, out=out[self.weights[i]])
             else:
                 torch.bmm(delta.mT, a, out=out[self.weights[i]])
             if bias is not None:
                 torch.sum(delta, 1, out=out[bias])
             if i:
-                delta = (delta @ params[self.weights[i]]).mul_(SLOPES[type(self.acts[i - 1])](a))
+                slope = ACTIVATIONS[type(self.acts[i - 1])].slope
+                assert slope is not None
+                delta = (delta @ params[self.weights[i]]).mul_(slope(a))

@@ -1,12 +1,11 @@
 """Architectures by name.
 
-A model is a frozen dataclass of hyper-parameters that is called with the input shape and the number of
-outputs and returns a module with its standard initialisation, drawn from torch's current CPU state.
+A model is a frozen dataclass of hyper-parameters. Called with the input shape and the number of
+outputs, it returns a module with its standard initialisation, drawn from torch's current CPU state.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections import OrderedDict
@@ -24,9 +23,15 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoi
 
 
 class Model(Protocol):
-    """An architecture with its hyper-parameters."""
+    """An architecture with its hyper-parameters.
+
+    Attributes:
+        convex: Whether the usual loss is convex in the parameters.
+        note: What ``leakaudit list models`` prints about it.
+    """
 
     convex: ClassVar[bool]
+    note: ClassVar[str]
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build the module for inputs (b, *shape), already normalised."""
@@ -34,9 +39,16 @@ class Model(Protocol):
 
 @dataclass(frozen=True)
 class Logistic:
-    """Logistic regression: one logit with loss ``binary``, one a class with ``cross_entropy``."""
+    """Logistic regression: one logit with loss ``binary``, one per class with ``cross_entropy``.
+
+    Attributes:
+        bias: Whether there is an intercept.
+    """
 
     convex: ClassVar[bool] = True
+    note: ClassVar[str] = (
+        "Logistic regression: one logit with loss ``binary``, one a class with ``cross_entropy``."
+    )
     bias: bool = param(True, "whether there is an intercept")
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -46,9 +58,14 @@ class Logistic:
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear regression, for loss ``squared``."""
+    """Linear regression, for loss ``squared``.
+
+    Attributes:
+        bias: Whether there is an intercept.
+    """
 
     convex: ClassVar[bool] = True
+    note: ClassVar[str] = "Linear regression, for loss ``squared``."
     bias: bool = param(True, "whether there is an intercept")
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -58,9 +75,15 @@ class Linear:
 
 @dataclass(frozen=True)
 class Mlp:
-    """Fully connected network of any depth."""
+    """Fully connected network of any depth.
+
+    Attributes:
+        hidden: Width of the hidden layers, e.g. 256 or 256,64.
+        act: Activation.
+    """
 
     convex: ClassVar[bool] = False
+    note: ClassVar[str] = "Fully connected network of any depth."
     hidden: str = param("100", "width of the hidden layers, e.g. 256 or 256,64")
     act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation")
 
@@ -76,23 +99,30 @@ class Mlp:
 
     def _widths(self) -> list[int]:
         text = self.hidden.replace(" ", "")
-        widths = (
-            [int(w) for w in text.split(",")]
-            if re.fullmatch(r"\d{1,9}(,\d{1,9}){0,63}", text)
-            else [0]
+        if re.fullmatch(r"\d{1,9}(,\d{1,9}){0,63}", text):
+            widths = [int(w) for w in text.split(",")]
+            if min(widths) >= 1:
+                return widths
+        raise LeakauditError(
+            f"mlp: expected hidden=256 or hidden=256,64 (at most 64 layers), got {self.hidden!r}"
         )
-        if min(widths) < 1:
-            raise LeakauditError(
-                f"mlp: expected hidden=256 or hidden=256,64 (at most 64 layers), got {self.hidden!r}"
-            )
-        return widths
 
 
 @dataclass(frozen=True)
 class LeNet:
-    """The LeNet of DLG (Zhu et al. 2019): three 5x5 convolutions of 12 channels, strides 2, 2, 1; all parameters U(-0.5, 0.5)."""
+    """The LeNet of DLG (Zhu et al. 2019), all parameters drawn from U(-0.5, 0.5).
+
+    Three 5x5 convolutions of 12 channels with strides 2, 2, 1, and one linear layer.
+
+    Attributes:
+        act: Activation.
+    """
 
     convex: ClassVar[bool] = False
+    note: ClassVar[str] = (
+        "The LeNet of DLG (Zhu et al. 2019): three 5x5 convolutions of 12 channels, "
+        "strides 2, 2, 1; all parameters U(-0.5, 0.5)."
+    )
     act: Literal["sigmoid", "relu", "tanh"] = param("sigmoid", "activation")
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
@@ -105,9 +135,18 @@ class LeNet:
 
 @dataclass(frozen=True)
 class ConvNet:
-    """Three 3x3 convolutions (width, 2 width, 2 width channels; strides 1, 2, 2) and one linear layer; no normalisation."""
+    """Three 3x3 convolutions with strides 1, 2, 2, and one linear layer; no normalisation.
+
+    Attributes:
+        width: Channels of the first convolution; the other two have twice as many.
+        act: Activation.
+    """
 
     convex: ClassVar[bool] = False
+    note: ClassVar[str] = (
+        "Three 3x3 convolutions (width, 2 width, 2 width channels; strides 1, 2, 2) "
+        "and one linear layer; no normalisation."
+    )
     width: int = param(16, "channels of the first convolution")
     act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation")
 
@@ -115,22 +154,22 @@ class ConvNet:
         """Build it for any image size."""
         if self.width < 1:
             raise LeakauditError(f"convnet: expected width >= 1, got {self.width}")
-        return _convolutions(
-            "convnet",
-            shape,
-            outputs,
-            3,
-            (self.width, 2 * self.width, 2 * self.width),
-            (1, 2, 2),
-            self.act,
-        )
+        channels = (self.width, 2 * self.width, 2 * self.width)
+        return _convolutions("convnet", shape, outputs, 3, channels, (1, 2, 2), self.act)
 
 
 @dataclass(frozen=True)
 class ResNet10:
-    """torchvision's ResNet with one basic block a stage; ``bn=train`` (batch statistics, default) or ``bn=eval``."""
+    """torchvision's ResNet with one basic block per stage, untrained.
+
+    It has batch normalisation: ``bn=train`` (statistics of the batch, the default) or ``bn=eval``.
+    """
 
     convex: ClassVar[bool] = False
+    note: ClassVar[str] = (
+        "torchvision's ResNet with one basic block a stage; "
+        "``bn=train`` (batch statistics, default) or ``bn=eval``."
+    )
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build it for any number of channels."""
@@ -139,9 +178,16 @@ class ResNet10:
 
 @dataclass(frozen=True)
 class ResNet18:
-    """torchvision's ResNet-18, untrained; ``bn=train`` (batch statistics, default) or ``bn=eval``."""
+    """torchvision's ResNet-18, untrained.
+
+    It has batch normalisation: ``bn=train`` (statistics of the batch, the default) or ``bn=eval``.
+    """
 
     convex: ClassVar[bool] = False
+    note: ClassVar[str] = (
+        "torchvision's ResNet-18, untrained; "
+        "``bn=train`` (batch statistics, default) or ``bn=eval``."
+    )
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build it for any number of channels."""
@@ -160,33 +206,36 @@ MODELS: dict[str, type[Model]] = {
 
 
 def table() -> list[dict[str, str]]:
-    """Return name, args (with defaults) and note of every registered model, for ``leakaudit list models``."""
+    """Return name, args (with defaults) and note of every model, for ``leakaudit list models``."""
     rows = []
     for name, kind in MODELS.items():
-        args = ", ".join(
-            f"{k}={'' if f.default is MISSING else f.default}" for k, f in parameters(kind).items()
-        )
-        rows.append(
-            {"name": name, "args": args, "note": (inspect.getdoc(kind) or "").split("\n")[0]}
-        )
+        args = []
+        for key, field in parameters(kind).items():
+            default = "" if field.default is MISSING else field.default
+            args.append(f"{key}={default}")
+        rows.append({"name": name, "args": ", ".join(args), "note": kind.note})
     return rows
 
 
 def _needs_image(name: str, shape: tuple[int, ...]) -> None:
     if len(shape) != 3:
         raise LeakauditError(
-            f"{name} needs images (channels, height, width), got inputs of shape {shape}; use mlp or logistic"
+            f"{name} needs images (channels, height, width), got inputs of shape {shape}; "
+            "use mlp or logistic"
         )
 
 
 def _affine(shape: tuple[int, ...], outputs: int, bias: bool) -> nn.Module:
-    return nn.Sequential(
-        OrderedDict(flatten=nn.Flatten(), linear=nn.Linear(math.prod(shape), outputs, bias=bias))
-    )
+    linear = nn.Linear(math.prod(shape), outputs, bias=bias)
+    return nn.Sequential(OrderedDict(flatten=nn.Flatten(), linear=linear))
 
 
 def _resnet(blocks: list[int], shape: tuple[int, ...], outputs: int) -> nn.Module:
-    """ResNet of torchvision; other than three channels get a first convolution of their own with the same initialisation."""
+    """Build a ResNet of torchvision.
+
+    Inputs of other than three channels get a first convolution of their own, initialised in the
+    same way.
+    """
     _needs_image("resnet", shape)
     resnet = _torchvision.torchvision().models.resnet
     module: nn.Module = resnet.ResNet(resnet.BasicBlock, blocks, num_classes=outputs)
@@ -205,14 +254,16 @@ def _convolutions(
     strides: tuple[int, ...],
     act: str,
 ) -> nn.Module:
-    """Convolutions with padding kernel // 2, an activation after each, then one linear layer."""
+    """Build convolutions with padding kernel // 2 and an activation each, then a linear layer."""
     _needs_image(name, shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     before, height, width = shape
     for i, (after, stride) in enumerate(zip(channels, strides, strict=True), 1):
         layers[f"conv{i}"] = nn.Conv2d(before, after, kernel, stride, kernel // 2)
         layers[f"act{i}"] = ACTIVATIONS[act]()
-        before, height, width = after, -(-height // stride), -(-width // stride)
+        before = after
+        height = math.ceil(height / stride)
+        width = math.ceil(width / stride)
     layers["flatten"] = nn.Flatten()
     layers["fc"] = nn.Linear(before * height * width, outputs)
     return nn.Sequential(layers)

@@ -1,39 +1,57 @@
-"""What is trained, as pure functions over a flat parameter vector; everything works under torch.func and in float64."""
+"""What is trained, as pure functions over a flat parameter vector.
+
+Everything works under torch.func and in float64.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Any, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, jacrev, vmap
 
 from leakaudit.errors import LeakauditError
-from leakaudit.tasks import build_task
+from leakaudit.tasks import build_task, losses
 from leakaudit.tasks.build_task import LinearNames
 from leakaudit.tasks.chain_gradients import Chain
 from leakaudit.tasks.dense_gradients import Stack
 from leakaudit.tasks.smoothed_relu import Rounding, rounded
 from leakaudit.trace import Layout, TaskSpec
 
-LOOP_ABOVE = 100_000  # parameters; one node at a time is then faster than the grouped convolutions of vmap (3x on ResNets, CPU)
+# Parameters above which one node at a time is faster than the grouped convolutions of vmap
+# (measured: 3x for ResNets on a processor).
+LOOP_ABOVE = 100_000
 Params = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A model, its loss and its input's normalisation; build it with `Task.build`.
+    """A model, its loss and the normalisation of its inputs; build it with `Task.build`.
 
-    layout: where each trained parameter lies in the flat vector theta (d,). buffers: constants of the model
-    (running statistics, frozen parameters). first_linear: (weight, bias or None) of a fully connected layer
-    that sees the flattened, normalised input, None where there is none; last_linear: of the one that gives
-    the outputs. convex: whether the loss is convex in theta. stack, chain: closed formulas of gradients, None for models
-    that are neither; a chain's can be differentiated again, a stack's take half the time. Functions follow theta's dtype and device.
+    All functions follow the dtype and device of theta.
+
+    Attributes:
+        spec: The public description that the task was built from.
+        layout: Where each trained parameter lies in the flat vector theta (d,).
+        buffers: Constants of the model: running statistics and frozen parameters.
+        first_linear: Names (weight, bias or None) of a fully connected layer that sees the
+            flattened, normalised input; None if there is none.
+        last_linear: The same for the layer that gives the outputs.
+        convex: Whether the loss is convex in theta.
+        l2: Weight of the penalty l2/2 |theta|^2.
+        dtype: Of what `init` draws.
+        device: Of what `init` draws.
+        module: The torch module; its own parameter values are never used.
+        stack: Closed formulas of gradients, for fully connected stacks; None for other models.
+        chain: Closed formulas of gradients that can be differentiated again, for chains of layers;
+            None for other models. A stack's take half the time of a chain's.
+        trusted: Whether the model may be code outside leakaudit.
     """
 
     spec: TaskSpec
@@ -59,28 +77,38 @@ class Task:
         device: torch.device | str = "cpu",
         trusted: bool = False,
     ) -> Task:
-        """Build the task that `spec` describes.
+        """Build the task that a spec describes; dropout is off.
 
-        `spec.args` are the model's, except ``l2`` (adds l2/2 |theta|^2 to the loss) and ``bn`` (``train``:
-        statistics of the batch, the default, or ``eval``: running statistics as constants). Dropout is off.
-        generator: draws the buffers and frozen parameters, a fixed one where None. dtype: of `init`.
-        trusted: allows `spec.model` to name a ``package.module:factory``, whose code is then run.
-        Raises LeakauditError where the spec does not describe a model that fits its inputs and loss.
+        Args:
+            spec: The description. Its `args` are the model's, except ``l2`` (adds l2/2 |theta|^2 to
+                the loss) and ``bn`` (``train``: statistics of the batch, the default; ``eval``:
+                running statistics as constants).
+            generator: Draws the buffers and frozen parameters; None takes a fixed one.
+            dtype: Of what `init` draws.
+            device: Where the model is.
+            trusted: Whether `spec.model` may name a ``package.module:factory``, whose code is then
+                run.
+
+        Raises:
+            LeakauditError: The spec does not describe a model that fits its inputs and loss.
         """
         build_task.check(spec)
-        module = build_task.module(spec, generator or Generator().manual_seed(0), trusted).to(
-            device
-        )
-        trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        rest = {n: p.detach() for n, p in module.named_parameters() if not p.requires_grad} | dict(
-            module.named_buffers()
-        )
+        source = generator or Generator().manual_seed(0)
+        module = build_task.module(spec, source, trusted).to(device)
+        trained: dict[str, Tensor] = {}
+        constants: dict[str, Tensor] = {}
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                trained[name] = parameter
+            else:
+                constants[name] = parameter.detach()
+        constants.update(module.named_buffers())
         first, last = build_task.linear_ends(module, spec)
         layout = Layout(tuple(trained), tuple(tuple(p.shape) for p in trained.values()))
         return cls(
             spec=spec,
             layout=layout,
-            buffers=rest,
+            buffers=constants,
             first_linear=first,
             last_linear=last,
             convex=build_task.convex(spec),
@@ -96,81 +124,195 @@ class Task:
     def to(
         self, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Task:
-        """Return the task with another dtype for `init`, or on another device."""
+        """Return the task with another dtype for `init`, or on another device.
+
+        Args:
+            dtype: The new dtype, None to keep it.
+            device: The new device, None to keep it.
+        """
         where = torch.device(device or self.device)
         buffers = {n: b.to(where) for n, b in self.buffers.items()}
         return replace(self, dtype=dtype or self.dtype, device=where, buffers=buffers)
 
     def rounded(self, rounding: Rounding) -> Task:
-        """Return the task with every ReLU module rounded, for gradients by `again`; itself where the network has none."""
+        """Return the task with every ReLU module rounded, for `again`; itself if it has no ReLU.
+
+        Args:
+            rounding: Width of the kinks, which a search may change later.
+        """
         module = rounded(self.module, rounding)
         if module is self.module:
             return self
-        return replace(
-            self,
-            module=module,
-            stack=None,
-            chain=Chain.of(module, self.layout, tuple(self.spec.shape)),
-        )
+        chain = Chain.of(module, self.layout, tuple(self.spec.shape))
+        return replace(self, module=module, stack=None, chain=chain)
 
     def check_layout(self, layout: Layout) -> None:
-        """Raise LeakauditError where a trace's layout is not this model's, naming the first parameter that differs."""
-        mine, theirs = (list(zip(a.names, a.shapes, strict=True)) for a in (self.layout, layout))
+        """Check that a trace was recorded with this model.
+
+        Args:
+            layout: The trace's layout.
+
+        Raises:
+            LeakauditError: The layouts differ; names the first parameter that does.
+        """
+        mine = zip(self.layout.names, self.layout.shapes, strict=True)
+        theirs = zip(layout.names, layout.shapes, strict=True)
         for i, (own, other) in enumerate(zip_longest(mine, theirs)):
             if own != other:
-                says = ["nothing" if p is None else f"{p[0]!r} {p[1]}" for p in (own, other)]
                 raise LeakauditError(
-                    f"wrong model for the trace: parameter {i} is {says[1]} in the trace and {says[0]} in model {self.spec.model!r}; "
+                    f"wrong model for the trace: parameter {i} is {_described(other)} in the trace "
+                    f"and {_described(own)} in model {self.spec.model!r}; "
                     "name the model that was trained and its arguments"
                 )
 
     def init(self, generator: Generator) -> Tensor:
-        """Draw an initial model (d,) with the architecture's own initialisation; torch's global state stays as it was."""
+        """Draw an initial model as the architecture does, without a trace in torch's global state.
+
+        Args:
+            generator: Source of randomness.
+
+        Returns:
+            Flat parameters (d,).
+        """
         module = build_task.module(self.spec, generator, self.trusted)
         flat = torch.cat([p.detach().flatten() for p in module.parameters() if p.requires_grad])
         return flat.to(self.device, self.dtype)
 
+    def normalise(self, x: Tensor) -> Tensor:
+        """Turn inputs in the data's units into what the model sees: (x - mean) / std.
+
+        `logits`, `loss` and all gradients do this themselves.
+
+        Args:
+            x: Inputs (..., *shape), or flattened (..., p) with p = prod(shape).
+
+        Returns:
+            The same shape.
+
+        Raises:
+            LeakauditError: x has neither shape.
+        """
+        if self.spec.mean == (0.0,) and self.spec.std == (1.0,):
+            return x
+        mean, std = self.mean_and_std(x)
+        return (x - mean) / std
+
+    def denormalise(self, x: Tensor) -> Tensor:
+        """Turn what the model sees into the data's units, x std + mean: the inverse of `normalise`.
+
+        Args:
+            x: Normalised inputs (..., *shape), or flattened (..., p) with p = prod(shape).
+
+        Returns:
+            The same shape.
+
+        Raises:
+            LeakauditError: x has neither shape.
+        """
+        mean, std = self.mean_and_std(x)
+        return x * std + mean
+
+    def mean_and_std(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the mean and standard deviation of the normalisation, to be broadcast over inputs.
+
+        Args:
+            like: Inputs (..., *shape) or (..., p), whose dtype and device the two get.
+
+        Raises:
+            LeakauditError: `like` has neither shape.
+        """
+        shape = tuple(self.spec.shape)
+        sides = [1] * (len(shape) - 1)
+        mean = like.new_tensor(self.spec.mean).reshape(-1, *sides)
+        std = like.new_tensor(self.spec.std).reshape(-1, *sides)
+        if tuple(like.shape[-len(shape) :]) == shape:
+            return mean, std
+        # A shape can be read both ways only if it is (1, ..., 1, p); then both readings give the
+        # same.
+        if like.dim() and like.shape[-1] == math.prod(shape):
+            return mean.expand(shape).flatten(), std.expand(shape).flatten()
+        raise LeakauditError(
+            f"expected inputs (..., {', '.join(map(str, shape))}) or (..., {math.prod(shape)}), "
+            f"got {tuple(like.shape)}"
+        )
+
     def logits(self, theta: Tensor, x: Tensor) -> Tensor:
-        """Outputs (b, k) of the model theta (d,) for x (b, *shape) in the data's units; k = 1 for loss ``binary``."""
+        """Return the outputs of a model.
+
+        Args:
+            theta: Flat parameters (d,).
+            x: Inputs (b, *shape) in the data's units.
+
+        Returns:
+            Outputs (b, k); k is 1 for loss ``binary``.
+        """
         return self._outputs(self.layout.split(theta), x)
 
     def loss(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Mean loss over the batch, plus l2/2 |theta|^2.
+        """Return the mean loss over the batch, plus l2/2 |theta|^2.
 
-        y: (b,) int64 labels or (b, classes) soft labels for ``cross_entropy``; (b,) in [0, 1] for ``binary``;
-        (b,) or (b, classes) floats for ``squared``, which is half the mean squared error.
+        Args:
+            theta: Flat parameters (d,).
+            x: Inputs (b, *shape) in the data's units.
+            y: (b,) int64 labels or (b, classes) soft labels for ``cross_entropy``; (b,) in [0, 1]
+                for ``binary``; (b,) or (b, classes) floats for ``squared``, which is half the mean
+                squared error.
         """
         return self._loss(self.layout.split(theta), x, y)
 
     def losses(self, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """`loss` of every node: thetas (N, d), x (N, b, *shape), y (N, b) -> (N,)."""
+        """Return the `loss` of every node.
+
+        Args:
+            thetas: Parameters (N, d).
+            x: Inputs (N, b, *shape).
+            y: Labels (N, b).
+
+        Returns:
+            Losses (N,).
+        """
         out: Tensor = vmap(self.loss)(thetas, x, y)
         return out
 
     def accuracy(self, theta: Tensor, x: Tensor, y: Tensor) -> float:
-        """Share of right labels; raises LeakauditError for loss ``squared``."""
+        """Return the share of right labels.
+
+        Args:
+            theta: Flat parameters (d,).
+            x: Inputs (b, *shape) in the data's units.
+            y: Labels as for `loss`.
+
+        Raises:
+            LeakauditError: The loss is ``squared``, which has no labels.
+        """
         if self.spec.loss == "squared":
             raise LeakauditError(
                 "accuracy needs labels, and loss 'squared' has none; compare losses instead"
             )
         with torch.no_grad():
             out = self.logits(theta, x)
-            guess = out.squeeze(1) > 0 if self.spec.loss == "binary" else out.argmax(1)
-            right = (
-                y > 0.5
-                if self.spec.loss == "binary"
-                else y.argmax(1)
-                if y.is_floating_point()
-                else y
-            )
-        return float((guess == right).double().mean())
+        if self.spec.loss == "binary":
+            right = (out.squeeze(1) > 0) == (y > 0.5)
+        else:
+            labels = y.argmax(1) if y.is_floating_point() else y
+            right = out.argmax(1) == labels
+        return float(right.double().mean())
 
     def gradient(self, theta: Tensor, x: Tensor, y: Tensor, create_graph: bool = False) -> Tensor:
-        """Gradient (d,) of `loss`; with create_graph it can be differentiated again in theta, x and soft y."""
+        """Return the gradient of `loss` in theta.
+
+        Args:
+            theta: Flat parameters (d,).
+            x: Inputs (b, *shape) in the data's units.
+            y: Labels as for `loss`.
+            create_graph: Whether it can be differentiated again, in theta, x and soft y.
+
+        Returns:
+            Gradient (d,).
+        """
         with torch.enable_grad():
-            theta = (
-                theta if create_graph and theta.requires_grad else theta.detach().requires_grad_()
-            )
+            if not (create_graph and theta.requires_grad):
+                theta = theta.detach().requires_grad_()
             params = self.layout.split(theta)
             got = torch.autograd.grad(
                 self._loss(params, x, y),
@@ -181,18 +323,28 @@ class Task:
             return torch.cat([g.flatten() for g in got])
 
     def again(self, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Gradients (n, d) that can be differentiated once more in x and soft y; thetas (n, d) are constants.
+        """Return gradients that can be differentiated again in x and soft y; thetas are constants.
 
-        x: (n, b, *shape). y: (n, b) or (n, b, classes). A chain of layers takes closed formulas, other models two passes of autograd.
+        A chain of layers has closed formulas, other models take two passes of autograd.
+
+        Args:
+            thetas: Parameters (n, d).
+            x: Inputs (n, b, *shape).
+            y: Labels (n, b), or (n, b, classes).
+
+        Returns:
+            Gradients (n, d).
         """
         thetas = thetas.detach()
         if self.chain is not None:
-            found = self.chain.gradients(thetas, self._normalise(x.to(thetas)), y, self._error)
+            slope = partial(losses.output_slope, self.spec.loss)
+            found = self.chain.gradients(thetas, self.normalise(x.to(thetas)), y, slope)
             return found + self.l2 * thetas if self.l2 else found
         if len(thetas) == 1 or self.layout.size > LOOP_ABOVE:
-            return torch.stack(
-                [self.gradient(*one, create_graph=True) for one in zip(thetas, x, y, strict=True)]
-            )
+            each = [
+                self.gradient(*one, create_graph=True) for one in zip(thetas, x, y, strict=True)
+            ]
+            return torch.stack(each)
         several: Tensor = vmap(self.grad_fn)(thetas, x, y)
         return several
 
@@ -201,7 +353,13 @@ class Task:
     @overload
     def grad_fn(self, params: Params, x: Tensor, y: Tensor) -> dict[str, Tensor]: ...
     def grad_fn(self, params: Any, x: Tensor, y: Tensor) -> Any:
-        """Gradient of `loss` in the form of `params`, flat (d,) or by name; for use inside vmap, grad and jvp."""
+        """Return the gradient of `loss` in the form of `params`; for use inside vmap, grad and jvp.
+
+        Args:
+            params: Flat parameters (d,), or tensors by name.
+            x: Inputs (b, *shape) in the data's units.
+            y: Labels as for `loss`.
+        """
         if isinstance(params, Tensor):
             got = grad(self._loss)(self.layout.split(params), x, y)
             return torch.cat([got[n].flatten() for n in self.layout.names])
@@ -215,17 +373,25 @@ class Task:
         chunk: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Gradients of all nodes: thetas (N, d), x (N, b, *shape), y (N, b) -> (N, d).
+        """Return the gradients of all nodes.
 
-        chunk: nodes in one vmap, where all at once would not fit in memory; 1 takes them one by one, which is
-        the choice for large models. out: (N, d) to write into.
+        Args:
+            thetas: Parameters (N, d).
+            x: Inputs (N, b, *shape).
+            y: Labels (N, b).
+            chunk: Nodes in one vmap, if all at once do not fit in memory; 1 takes them one by one,
+                which is the default for large models.
+            out: Memory (N, d) for the result, None for new memory.
+
+        Returns:
+            Gradients (N, d).
         """
-        if out is None or out.stride(1) != 1:
-            new = self.gradients(
-                thetas, x, y, chunk, torch.empty_like(thetas, memory_format=torch.contiguous_format)
-            )
+        if out is None or out.stride(1) != 1:  # the formulas below write whole rows
+            rows = torch.empty_like(thetas, memory_format=torch.contiguous_format)
+            new = self.gradients(thetas, x, y, chunk, rows)
             return new if out is None else out.copy_(new)
-        chunk = 1 if chunk is None and self.layout.size > LOOP_ABOVE else chunk
+        if chunk is None and self.layout.size > LOOP_ABOVE:
+            chunk = 1
         if self.stack is not None:
             self._stacked(self.stack, thetas.detach(), x, y, out)
         elif chunk == 1:
@@ -239,7 +405,17 @@ class Task:
     def gradient_blocks(
         self, thetas: Tensor, x: Tensor, y: Tensor, chunk: int | None = None
     ) -> Iterator[tuple[slice, Tensor]]:
-        """Yield (columns, (N, width)) of `gradients`, one parameter at a time."""
+        """Yield the `gradients` one parameter at a time.
+
+        Args:
+            thetas: Parameters (N, d).
+            x: Inputs (N, b, *shape).
+            y: Labels (N, b).
+            chunk: As for `gradients`.
+
+        Yields:
+            The parameter's columns of the flat vector, and their values (N, width).
+        """
         if self.stack is None and self.layout.size <= LOOP_ABOVE:
             yield from self._vmapped(thetas, x, y, chunk)
             return
@@ -248,7 +424,16 @@ class Task:
             yield columns, whole[:, columns]
 
     def hessians(self, thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Second derivatives of all nodes' losses, (N, d, d); meant for small convex models."""
+        """Return the second derivatives of all nodes' losses; meant for small convex models.
+
+        Args:
+            thetas: Parameters (N, d).
+            x: Inputs (N, b, *shape).
+            y: Labels (N, b).
+
+        Returns:
+            Second derivatives (N, d, d).
+        """
         out: Tensor = vmap(jacrev(self.grad_fn))(thetas, x, y)
         return out
 
@@ -261,75 +446,49 @@ class Task:
 
     def _stacked(self, stack: Stack, thetas: Tensor, x: Tensor, y: Tensor, out: Tensor) -> None:
         with torch.no_grad():
-            flat = self._normalise(x.to(thetas)).flatten(2)
+            flat = self.normalise(x.to(thetas)).flatten(2)
             stack.gradients(
                 self.layout.split(thetas),
                 flat,
-                lambda given: self._error(given, y),
+                lambda outputs: losses.output_slope(self.spec.loss, outputs, y),
                 self.layout.split(out),
             )
             if self.l2:
                 out.add_(thetas, alpha=self.l2)
 
-    def _normalise(self, x: Tensor) -> Tensor:
-        """(x - mean) / std; x: (..., *shape), one entry of mean and std a channel, or one for all."""
-        if self.spec.mean == (0.0,) and self.spec.std == (1.0,):
-            return x
-        mean, std = (
-            x.new_tensor(v).reshape(-1, *[1] * (len(self.spec.shape) - 1))
-            for v in (self.spec.mean, self.spec.std)
-        )
-        return (x - mean) / std
-
     def _outputs(self, params: Params, x: Tensor) -> Tensor:
         like = next(iter(params.values()))
         constants = {n: b.to(like) if b.is_floating_point() else b for n, b in self.buffers.items()}
-        try:
-            out: Tensor = functional_call(
-                self.module, {**params, **constants}, (self._normalise(x.to(like)),)
-            )
-        except ValueError as error:
-            if "more than 1 value per channel" not in str(error):
-                raise
-            raise LeakauditError(
-                "bn=train has no statistics of one sample on 1x1 maps; use two samples a node, larger images or bn=eval"
-            ) from None
+        inputs = self.normalise(x.to(like))
+        out: Tensor = functional_call(self.module, {**params, **constants}, (inputs,))
         return out
 
     def _loss(self, params: Params, x: Tensor, y: Tensor) -> Tensor:
-        out = self._outputs(params, x)
-        if self.spec.loss == "cross_entropy":
-            loss = F.cross_entropy(out, y.to(out.dtype) if y.is_floating_point() else y.long())
-        elif self.spec.loss == "binary":
-            loss = F.binary_cross_entropy_with_logits(out.squeeze(-1), y.to(out.dtype))
-        else:
-            loss = 0.5 * (out - y.to(out.dtype).reshape(out.shape)).square().sum(-1).mean()
+        loss = losses.mean_loss(self.spec.loss, self._outputs(params, x), y)
         if self.l2:
-            loss = (
-                loss
-                + 0.5 * self.l2 * torch.stack([p.square().sum() for p in params.values()]).sum()
-            )
+            squares = torch.stack([p.square().sum() for p in params.values()])
+            loss = loss + 0.5 * self.l2 * squares.sum()
         return loss
 
-    def _error(self, out: Tensor, y: Tensor) -> Tensor:
-        """Derivative of the loss in the outputs (N, b, k), without the l2 term."""
-        b = out.shape[1]
-        if self.spec.loss == "binary":
-            return (out.sigmoid() - y.to(out.dtype).unsqueeze(-1)).div_(b)
-        if self.spec.loss == "squared":
-            return (out - y.to(out.dtype).reshape(out.shape)).div_(b)
-        if y.is_floating_point():
-            soft = y.to(out.dtype)
-            return (out.softmax(-1) * soft.sum(-1, keepdim=True) - soft).div_(b)
-        probabilities = out.softmax(-1)
-        return probabilities.scatter_add(
-            -1, y.long().unsqueeze(-1), probabilities.new_full((*y.shape, 1), -1.0)
-        ).div_(b)
+
+def _described(parameter: tuple[str, tuple[int, ...]] | None) -> str:
+    """Name a parameter and its shape, for an error."""
+    if parameter is None:
+        return "nothing"
+    name, shape = parameter
+    return f"{name!r} {shape}"
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A task and every node's data: x (N, b, *shape), y (N, b); here: (N,) bool, whose data are in this process, None for all."""
+    """A task and every node's data.
+
+    Attributes:
+        task: What is trained.
+        x: Inputs (N, b, *shape).
+        y: Labels (N, b).
+        here: (N,) bool, whose data are in this process; None for all.
+    """
 
     task: Task
     x: Tensor
@@ -339,11 +498,8 @@ class Problem:
     def __post_init__(self) -> None:
         """Check that the data are the task's."""
         shape = self.task.spec.shape
-        if (
-            self.x.shape[2:] != shape
-            or self.x.dim() != len(shape) + 2
-            or self.y.shape[:2] != self.x.shape[:2]
-        ):
+        fits = self.x.dim() == len(shape) + 2 and self.x.shape[2:] == shape
+        if not fits or self.y.shape[:2] != self.x.shape[:2]:
             came = f"{tuple(self.x.shape)} and {tuple(self.y.shape)}"
             raise LeakauditError(
                 f"problem: expected x (N, b, {', '.join(map(str, shape))}) and y (N, b), got {came}"

@@ -60,12 +60,13 @@ def test_redaction_renames_the_nodes_of_a_gate() -> None:
     )
     new = out["gate"]["cells"][0]["worst"]["node"]
     assert f"of node {new}" in out["gate"]["rules"][0]["says"]
+    assert f"of node {new} with relative error 0.1 (30.0 dB PSNR)" in out["summary"]
     assert f"of node {new}" in out["gate"]["cells"][0]["says"]
     assert out["gate"]["cells"][0]["reasons"] == {}
     assert out["gate"]["rules"][0]["cell"] == out["gate"]["cells"][0]["name"]
-    assert out["gate"]["rules"][-1]["says"] == "too little"
+    assert out["gate"]["rules"][-1]["says"] == "too little noise"
     assert out["location"] == "leakaudit.toml"
-    assert f"Leak: node {new}." in out["summary"]
+    assert out["summary"].startswith(f"Leak: {out['gate']['rules'][0]['cell']}: over the budget: ")
 
 
 def test_redaction_renumbers_the_network_of_every_check() -> None:
@@ -150,7 +151,7 @@ def test_a_redacted_comparison_keeps_its_states_and_no_old_fingerprint() -> None
     plain = comparison.compare(now, before)
     out = next(
         o
-        for o in (redaction.redact(plain, key) for key in "abcdefgh")
+        for o in (redaction.redact_compared(now, before, key) for key in "abcdefgh")
         if not {0, 1} & {f["node"] for f in o["findings"]}
     )
     assert not {row["id"] for row in plain["against"]["rows"]} & {

@@ -445,8 +445,8 @@ def test_an_inbox_tells_what_is_lost_from_what_is_gone() -> None:
     box, waited = Inbox([1, 2]), list[int]()
     for number in (1, 2, 4):
         box.put(1, number, torch.full((1, 1), float(number)))
-    box.put(1, GOODBYE, 5)
-    box.put(2, CUT)
+    box.end(1, GOODBYE, reached=5)
+    box.end(2, CUT)
 
     def take(peer: int, number: int) -> tuple[float | None, str]:
         rows, why = box.take(peer, number, lambda: True, lambda: waited.append(number))

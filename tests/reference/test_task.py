@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -330,11 +332,86 @@ def test_first_layer_rows_are_combinations_of_the_normalised_inputs() -> None:
     weight, bias = task.first_linear or ("", None)
     grads = task.layout.split(task.gradients(thetas, x, y)[0])
     row = int(grads[bias or ""].abs().argmax())
-    mean, std = (
-        torch.tensor(v, dtype=F64).reshape(3, 1, 1) for v in (task.spec.mean, task.spec.std)
-    )
-    got = (grads[weight][row] / grads[bias or ""][row]).reshape(IMAGE) * std + mean
+    seen = grads[weight][row] / grads[bias or ""][row]
+    got = task.denormalise(seen).reshape(IMAGE)
     torch.testing.assert_close(got, x[0, 0], rtol=1e-10, atol=1e-12)
+
+
+NORMALISED = {
+    "a channel each": ((3, 4, 5), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)),
+    "one for all channels": ((3, 4, 5), (0.1307,), (0.3081,)),
+    "gray": ((1, 4, 5), (0.5,), (0.25,)),
+    "one row of pixels": ((1, 1, 6), (0.5,), (0.25,)),
+    "one for all features": ((6,), (0.1,), (0.7,)),
+    "a feature each": ((6,), tuple(0.1 * k for k in range(6)), tuple(0.5 + k for k in range(6))),
+    "nothing to do": ((2, 3, 3), (0.0,), (1.0,)),
+}
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_normalise_and_denormalise_are_inverse_and_take_images_rows_and_stacks(
+    name: str, dtype: torch.dtype
+) -> None:
+    shape, mean, std = NORMALISED[name]
+    spec = TaskSpec("logistic", shape=shape, classes=2, mean=mean, std=std)
+    task = Task.build(spec)
+    g = Generator().manual_seed(0)
+    close = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    entries = math.prod(shape)
+    for lead in ((), (4,), (2, 4)):
+        x = torch.rand(*lead, *shape, generator=g, dtype=dtype)
+        seen = task.normalise(x)
+        assert seen.shape == x.shape
+        assert seen.dtype == dtype
+        torch.testing.assert_close(task.denormalise(seen), x, **close)
+        # entry by entry, in plain Python: channel or feature c has mean[c] and std[c], or the only ones
+        for k, value in enumerate(x.reshape(-1).tolist()):
+            c = k % entries // math.prod(shape[1:])
+            m, s = mean[c if len(mean) > 1 else 0], std[c if len(std) > 1 else 0]
+            assert float(seen.reshape(-1)[k]) == pytest.approx((value - m) / s, rel=1e-6, abs=1e-6)
+        flat = x.reshape(*lead, entries)
+        assert torch.equal(task.normalise(flat), seen.reshape(*lead, entries))
+        back = task.denormalise(seen.reshape(*lead, entries))
+        assert torch.equal(back, task.denormalise(seen).reshape(*lead, entries))
+
+
+def test_normalise_is_what_the_model_sees() -> None:
+    task, thetas, x, _ = make(SPECS["mlp-relu"])
+    plain = Task.build(replace(task.spec, mean=(0.0,), std=(1.0,)), dtype=F64)
+    want = plain.logits(thetas[0], task.normalise(x[0]))
+    assert torch.equal(task.logits(thetas[0], x[0]), want)
+
+
+def test_inputs_of_another_shape_are_not_normalised() -> None:
+    spec = TaskSpec("logistic", shape=(3, 4, 5), classes=2, mean=(0.5, 0.4, 0.3), std=(0.2,))
+    task = Task.build(spec)
+    for wrong in ((4, 3, 5, 4), (4, 59), (4, 5), ()):
+        with pytest.raises(LeakauditError, match="expected inputs"):
+            task.normalise(torch.zeros(wrong))
+        with pytest.raises(LeakauditError, match="expected inputs"):
+            task.denormalise(torch.zeros(wrong))
+
+
+@pytest.mark.parametrize("call", ["loss", "gradient", "gradients"])
+def test_statistics_of_one_value_a_channel_are_refused_in_one_sentence(call: str) -> None:
+    """torch raises ValueError there, with a text that names neither the setting nor a way out."""
+    spec = TaskSpec("resnet10", shape=(3, 16, 16), classes=4)
+    g = Generator().manual_seed(0)
+    x, y = torch.rand(2, 3, 16, 16, generator=g), torch.zeros(2, dtype=torch.long)
+    task = Task.build(spec)
+    theta = task.init(g)
+
+    def run(task: Task, samples: int) -> None:
+        if call == "gradients":
+            task.gradients(theta[None], x[None, :samples], y[None, :samples])
+        else:
+            getattr(task, call)(theta, x[:samples], y[:samples])
+
+    with pytest.raises(LeakauditError, match="bn=train has no statistics of one sample on 1x1"):
+        run(task, 1)
+    run(task, 2)
+    run(Task.build(replace(spec, args={"bn": "eval"})), 1)
 
 
 def test_accuracy() -> None:

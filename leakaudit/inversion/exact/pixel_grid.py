@@ -79,12 +79,8 @@ class Grid:
     def of(cls, task: Task) -> Grid:
         """Return the grid of a task's data, with mean and standard deviation of every entry."""
         like = torch.ones(task.spec.shape, dtype=torch.float64)
-        spread = [1] * (like.dim() - 1)
-        mean, std = (
-            torch.tensor(v, dtype=torch.float64).reshape(-1, *spread) * like
-            for v in (task.spec.mean, task.spec.std)
-        )
-        return cls(task.spec.levels, mean.flatten(), std.flatten())
+        mean, std = task.mean_and_std(like)
+        return cls(task.spec.levels, (mean * like).flatten(), (std * like).flatten())
 
     def pixels(self, rows: Tensor) -> Tensor:
         """Turn rows (n, p + 1), multiples of an input and a 1, into the data's units (n, p)."""

@@ -1,0 +1,50 @@
+"""The three losses, and their derivatives in the model's outputs."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+LOSSES = ("cross_entropy", "binary", "squared")
+
+
+def mean_loss(loss: str, out: Tensor, y: Tensor) -> Tensor:
+    """Return the mean loss over a batch.
+
+    Args:
+        loss: One of `LOSSES`; ``squared`` is half the squared error, summed over outputs.
+        out: Outputs (b, k); k is 1 for ``binary``.
+        y: Labels (b,) int64 or (b, k) soft for ``cross_entropy``, (b,) in [0, 1] for ``binary``,
+            (b,) or (b, k) floats for ``squared``.
+    """
+    if loss == "cross_entropy":
+        return F.cross_entropy(out, y.to(out.dtype) if y.is_floating_point() else y.long())
+    if loss == "binary":
+        return F.binary_cross_entropy_with_logits(out.squeeze(-1), y.to(out.dtype))
+    return 0.5 * (out - y.to(out.dtype).reshape(out.shape)).square().sum(-1).mean()
+
+
+def output_slope(loss: str, out: Tensor, y: Tensor) -> Tensor:
+    """Return the derivative of each node's `mean_loss` in its outputs.
+
+    Args:
+        loss: One of `LOSSES`.
+        out: Outputs of N nodes (N, b, k).
+        y: Labels of N nodes, (N, b) or (N, b, k) as for `mean_loss`.
+
+    Returns:
+        Derivatives (N, b, k).
+    """
+    b = out.shape[1]
+    if loss == "binary":
+        return (out.sigmoid() - y.to(out.dtype).unsqueeze(-1)).div_(b)
+    if loss == "squared":
+        return (out - y.to(out.dtype).reshape(out.shape)).div_(b)
+    if y.is_floating_point():
+        # Soft labels need not add up to 1: d/dz of -sum_k y_k log softmax(z)_k is softmax(z) sum_k
+        # y_k - y.
+        soft = y.to(out.dtype)
+        return (out.softmax(-1) * soft.sum(-1, keepdim=True) - soft).div_(b)
+    probabilities = out.softmax(-1)
+    minus_one = probabilities.new_full((*y.shape, 1), -1.0)
+    return probabilities.scatter_add(-1, y.long().unsqueeze(-1), minus_one).div_(b)

@@ -1,0 +1,126 @@
+"""The one walk over a plain `nn.Sequential`: its parts, and its layers with their activations.
+
+Closed formulas exist for chains of layers only. Each of them accepts another kind of chain; which
+module plays which part is decided here, once, by its exact type, as a subclass may compute
+anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from torch import nn
+
+from leakaudit.tasks.activations import ACTIVATIONS
+
+
+class Role(Enum):
+    """What a module does to the values that pass through it."""
+
+    LAYER = "a linear layer or a convolution"
+    ACTIVATION = "an activation of the table"
+    FLATTEN = "another shape for the same values"
+    IDENTITY = "nothing, in evaluation mode"
+    OTHER = "anything else"
+
+
+ROLES: dict[type[nn.Module], Role] = {
+    nn.Linear: Role.LAYER,
+    nn.Conv2d: Role.LAYER,
+    nn.Flatten: Role.FLATTEN,
+    nn.Identity: Role.IDENTITY,
+    nn.Dropout: Role.IDENTITY,
+    nn.Dropout2d: Role.IDENTITY,
+    **dict.fromkeys(ACTIVATIONS, Role.ACTIVATION),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One module of a chain.
+
+    Attributes:
+        name: The module's qualified name, which prefixes the names of its parameters.
+        module: The module.
+        role: What it does.
+    """
+
+    name: str
+    module: nn.Module
+    role: Role
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A layer with weights and the activation that follows it.
+
+    Attributes:
+        layer: The layer.
+        activation: The activation's module, None if there is none.
+        flat: Whether an `nn.Flatten` comes before the layer.
+    """
+
+    layer: Part
+    activation: nn.Module | None
+    flat: bool
+
+
+def parts(module: nn.Module) -> list[Part] | None:
+    """List the modules of a plain ``Sequential`` in order, those of nested ones in their place.
+
+    Args:
+        module: Any module.
+
+    Returns:
+        The parts without their containers, a module that is used twice listed twice; None if the
+        module is not a ``Sequential``.
+    """
+    if type(module) is not nn.Sequential:
+        return None
+    found = []
+    for name, inner in module.named_modules(remove_duplicate=False):
+        if type(inner) is not nn.Sequential:
+            role = ROLES.get(type(inner), Role.OTHER)
+            found.append(Part(name, inner, role))
+    return found
+
+
+def blocks(chain: Iterable[Part]) -> list[Block] | None:
+    """Pair every layer with the activation behind it.
+
+    Args:
+        chain: Parts in order.
+
+    Returns:
+        One block per layer; None if a part has another role, or an activation has no layer of its
+        own.
+    """
+    found: list[Block] = []
+    flat = False
+    for part in chain:
+        if part.role is Role.LAYER:
+            found.append(Block(part, None, flat))
+        elif part.role is Role.ACTIVATION:
+            if not found or found[-1].activation is not None:
+                return None
+            found[-1] = replace(found[-1], activation=part.module)
+        elif part.role is Role.FLATTEN:
+            flat = True
+        elif part.role is Role.OTHER:
+            return None
+    return found
+
+
+def plain(convolution: nn.Conv2d) -> bool:
+    """Tell whether a convolution has one group, and zeros as its padding in numbers that it states.
+
+    Args:
+        convolution: Any two-dimensional convolution.
+    """
+    return (
+        convolution.groups == 1
+        and convolution.padding_mode == "zeros"
+        and not isinstance(convolution.padding, str)
+    )

@@ -32,8 +32,8 @@ them, `undecided` looks at the neurons where two or three candidates fire togeth
 be in general position, as many neurons as candidates always being independent. A sum that was taken
 for an input never fires together with its parts, or always in the same proportion.
 
-The thresholds err on the safe side. All but `ROUNDING`, `TIMES`, `CHANCE` and `FEWEST` were moved by
-a factor of two to three either way, which changed nothing for ordinary batches of Fashion-MNIST.
+The thresholds err on the safe side. All but `ROUNDING`, `TIMES`, `CHANCE` and `FEWEST` were moved
+by a factor of two to three either way, which changed nothing for ordinary batches of Fashion-MNIST.
 What they protect from are images that are alike: tests/adversarial/test_certificates.py has the
 families, and docs/exact.md counts 10,677 images of them, none called exact wrongly.
 """

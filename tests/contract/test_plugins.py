@@ -115,3 +115,14 @@ def test_help_knows_the_parameters_of_a_victim_of_ones_own(
     registry._found["victims"].pop("heavyball")
     assert ended.value.code == 0
     assert "share of the momentum that is kept" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", ["attack", "audit", "check"])
+def test_a_report_of_a_plugin_is_chosen_for_every_kind(
+    folder: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = Path(__file__).parents[1] / "golden" / "records" / f"{kind}_v1.json"
+    assert main(["report", str(of), "-f", "mine"]) == 2
+    capsys.readouterr()
+    assert main(["report", str(of), "-f", "mine", "--plugin", "mine_here"]) == 0
+    assert capsys.readouterr().out == "mine"

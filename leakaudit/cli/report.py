@@ -69,6 +69,13 @@ def add(verbs: Any) -> None:
         metavar="FILE",
         help="file of your repository that SARIF points at (default leakaudit.toml)",
     )
+    sub.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module of your own with reports, of the current folder or installed; its code runs; repeatable",
+    )
     sub.add_argument("-q", "--quiet", action="store_true", help="no notes on stderr")
     sub.set_defaults(run=run)
 

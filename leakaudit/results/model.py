@@ -32,7 +32,7 @@ Number: TypeAlias = int | float
 # A number, "inf" for infinity, or null; an epsilon of null stands for constants that were left as configured.
 Extended: TypeAlias = int | float | Literal["inf"] | None
 # Any JSON value: settings and constants belong to the program that was run, not to this schema.
-Free: TypeAlias = Annotated[object, Meta(extra_json_schema={})]
+Free: TypeAlias = object
 
 # "(?!\n)$": in Python, "$" also matches before a final line break. In JSON schema the look-ahead changes nothing.
 FileName: TypeAlias = Annotated[

@@ -169,3 +169,14 @@ def test_a_victim_of_two_methods_is_whole(folder: Path) -> None:
     registry._found["victims"].pop("half_written")
     assert (ended, listed) == (0, 0)
     assert (folder / "trace.pt").exists()
+
+
+@pytest.mark.parametrize("kind", ["attack", "audit", "check"])
+def test_a_report_of_a_plugin_is_chosen_for_every_kind(
+    folder: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = Path(__file__).parents[1] / "golden" / "records" / f"{kind}_v1.json"
+    assert main(["report", str(of), "-f", "mine"]) == 2
+    capsys.readouterr()
+    assert main(["report", str(of), "-f", "mine", "--plugin", "mine_here"]) == 0
+    assert capsys.readouterr().out == "mine"

@@ -2,5 +2,6 @@
 
 if not __name__.startswith("leakaudit."):
     raise ImportError(
-        "attacks/ is the package leakaudit.attacks: write 'import leakaudit.attacks', or all of it would exist twice"
+        "attacks/ is the package leakaudit.attacks: "
+        "write 'import leakaudit.attacks', or all of it would exist twice"
     )

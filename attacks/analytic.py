@@ -1,9 +1,10 @@
-"""One input from the first fully connected layer, exactly: row r of dL/dW is delta_r x^T and entry r of dL/db is delta_r.
+"""One input from the first fully connected layer, exactly.
 
-Phong et al. 2018 for one gradient; Yu 2023 section 5.4 for logistic regression and two-step differences. Here all rows of
-all gradients *and differences* count at once: each is a multiple of [x 1], so the stack has rank one and its right singular
-vector is the input, whatever the combination, the models and the labels are. Rows of a wire share errors, so they are
-whitened over time first.
+Row r of dL/dW is delta_r x^T and entry r of dL/db is delta_r, so every row of both together is a
+multiple of [x 1]: Phong et al. 2018 for one gradient, Yu 2023 section 5.4 for logistic regression
+and two-step differences. Here all rows of all gradients *and differences* count at once. The stack
+has rank one, and its right singular vector is the input, whatever the combination, the models and
+the labels are. Rows of a wire share errors, so they are whitened over time first.
 """
 
 from __future__ import annotations
@@ -27,21 +28,44 @@ from leakaudit.registry import attack, param
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-NOISE_MARGIN = 10.0  # a second direction this far above the wire's own rounding is a second input
+# A second direction this far above the wire's own rounding is a second input. White noise reaches 1
+# in these units; rounding that is not white was seen at 2.
+NOISE_MARGIN = 10.0
+
+# Share of the stack's norm in the second direction above which there is more than one input. Below
+# it, the first direction is still the input to a few per cent, and the certificate says
+# APPROXIMATE.
+SECOND = 0.05
+
+# Least last entry of the unit vector [x 1], without which the input's scale is unknown.
+SCALE = 1e-12
+
+# Power iterations for a singular vector. The second singular value is far below the first, or the
+# answer is not used.
+ITERATIONS = 30
+
+# Change of a unit vector, over the root of its length, that is rounding in float64.
+STILL = 1e-15
 
 
 @attack("analytic")
 @dataclass(frozen=True)
 class Analytic:
-    """Rank-one recovery of a single input, from gradients or from their differences."""
+    """Rank-one recovery of a single input, from gradients or from their differences.
+
+    Attributes:
+        numbers: Most entries of the stack (rounds x rows x inputs) that are used.
+    """
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 0
     reads: ClassVar[str] = (
-        "gradients of one sample, or their differences, with the rows of a first fully connected layer"
+        "gradients of one sample, or their differences, "
+        "with the rows of a first fully connected layer"
     )
     paper: ClassVar[str] = (
-        "Phong et al. 2018; Yu 2023, section 5.4, extended to differences of any network with a first fully connected layer"
+        "Phong et al. 2018; Yu 2023, section 5.4, extended to differences of any network "
+        "with a first fully connected layer"
     )
     cost: ClassVar[str] = "one pass over the first layer's rows"
 
@@ -50,8 +74,9 @@ class Analytic:
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need a first fully connected layer with a bias inside the recorded columns, and one sample a node."""
-        if why := first_layer_rows.missing(leak, task):
+        """Need one sample, and a first fully connected layer with a bias among the columns."""
+        why = first_layer_rows.missing(leak, task)
+        if why:
             return why
         if leak.batch is not None and leak.batch > 1:
             return f"it recovers one input, and each gradient comes from {leak.batch}"
@@ -59,7 +84,8 @@ class Analytic:
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the input; `certify.single` says what makes it exact."""
-        if why := self.refuses(leak, task):
+        why = self.refuses(leak, task)
+        if why:
             raise AttackError(f"analytic cannot use this leak: {why}")
         stack = first_layer_rows.rows(leak, task)
         used = max(1, self.numbers // stack[0].numel())
@@ -69,22 +95,20 @@ class Analytic:
         step("analytic", 1, 1)
         signal = float(white.norm())
         ratio = second / signal if signal > 0 else 1.0
-        if not signal > NOISE_MARGIN * noise or first[-1].abs() < 1e-12:
+        if not signal > NOISE_MARGIN * noise or first[-1].abs() < SCALE:
             return _nothing(leak, task, 1.0, "the gradients vanish or drown in the wire's noise")
         alone = second <= NOISE_MARGIN * noise
-        if not alone and ratio > 0.05:
-            return _nothing(
-                leak, task, ratio, "the rows span more than one input: the batch is larger than one"
-            )
+        if not alone and ratio > SECOND:
+            why = "the rows span more than one input: the batch is larger than one"
+            return _nothing(leak, task, ratio, why)
         judged = certify.single(leak, task, stack[:used], white, first, Grid.of(task), alone)
         x = judged.x.clamp(0, 1) if task.spec.is_image else judged.x
         x = x.reshape(1, *task.spec.shape).to(task.dtype)
-        y = consistency.label(leak, task, x)
         return Reconstruction(
             leak.node,
             "analytic",
             x,
-            y,
+            consistency.label(leak, task, x),
             judged.certificate,
             ratio,
             note=judged.note,
@@ -93,36 +117,37 @@ class Analytic:
 
 
 def _nothing(leak: GradientLeak, task: Task, residual: float, note: str) -> Reconstruction:
+    """Return a reconstruction without inputs, and why there are none."""
+    none = torch.empty(0, *task.spec.shape)
     return Reconstruction(
-        leak.node,
-        "analytic",
-        torch.empty(0, *task.spec.shape),
-        None,
-        Certificate.FAILED,
-        residual,
-        note=note,
+        leak.node, "analytic", none, None, Certificate.FAILED, residual, note=note
     )
 
 
 def _two_directions(stack: Tensor) -> tuple[Tensor, float, float]:
-    """Return the first right singular vector of (n, p), the second singular value and what pure unit noise would have."""
+    """Find the first right singular vector of a stack and the second singular value.
+
+    Args:
+        stack: (n, p).
+
+    Returns:
+        The vector (p,), the value, and the largest singular value of white noise of this shape with
+        unit variance.
+    """
     first = _power(stack, stack.T @ stack[:, -1])
     rest = stack - torch.outer(stack @ first, first)
     second = _power(rest, rest.T @ rest.square().sum(1).sqrt())
-    return (
-        first,
-        float((rest @ second).norm()),
-        math.sqrt(stack.shape[0]) + math.sqrt(stack.shape[1]),
-    )
+    noise = math.sqrt(stack.shape[0]) + math.sqrt(stack.shape[1])
+    return first, float((rest @ second).norm()), noise
 
 
-def _power(stack: Tensor, start: Tensor, steps: int = 30) -> Tensor:
-    """Run power iterations on stack^T stack."""
+def _power(stack: Tensor, start: Tensor) -> Tensor:
+    """Run power iterations on stack^T stack; returns a unit vector (p,)."""
     v: Tensor = start / start.norm().clamp_min(torch.finfo(start.dtype).tiny)
-    for _ in range(steps):
+    for _ in range(ITERATIONS):
         new: Tensor = stack.T @ (stack @ v)
         new = new / new.norm().clamp_min(torch.finfo(new.dtype).tiny)
-        if (new - v).norm() < 1e-15 * math.sqrt(len(v)):
+        if (new - v).norm() < STILL * math.sqrt(len(v)):
             break
         v = new
     return v

@@ -1,4 +1,12 @@
-"""Deep leakage from gradients: dummy inputs and dummy soft labels are moved together until their gradient is the one that leaked."""
+"""Deep leakage from gradients (Zhu et al. 2019).
+
+Dummy inputs and dummy soft labels are moved together until their gradient is the one that leaked:
+x, y = argmin |dL/dW(x, y) - g|^2 (eq. 2 of the paper), here over the norm of g, so that 1 is what
+gradients of zero leave.
+
+Three things differ from the published search, each with a setting that goes back: L-BFGS has a line
+search, images move in scaled frequencies rather than pixels, and starts are near gray.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +20,9 @@ from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
 from leakaudit.inversion.labels import label_signs
-from leakaudit.inversion.search import batched_search, objectives, optimise, priors
-from leakaudit.inversion.search.batched_search import ENOUGH, FORMATS, Schedule
-from leakaudit.inversion.search.cosine_transform import Spectrum
-from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.inversion.search.objectives import Gradients
+from leakaudit.inversion.search import gradient_matching, objectives, priors
+from leakaudit.inversion.search.gradient_matching import Search, Unknowns
+from leakaudit.inversion.search.optimise import Point
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.registry import attack, param
@@ -28,7 +34,21 @@ if TYPE_CHECKING:
 @attack("dlg")
 @dataclass(frozen=True)
 class Dlg:
-    """L2 between gradients, minimised over inputs and soft labels with L-BFGS; several leaks and starts are searched together."""
+    """L2 between gradients, minimised over inputs and soft labels with L-BFGS.
+
+    Several leaks and starts are searched together.
+
+    Attributes:
+        steps: Most L-BFGS steps of 20 iterations, for each start.
+        restarts: Most starting points. More are tried, 1, 2, 4, ... at once, as long as ten times
+            the goal is missed.
+        goal: Relative residual at which the search stops.
+        rows: Most gradients of the leak that are fitted at once.
+        batch: Samples behind each gradient; None takes what the leak says.
+        start: Dummy inputs near 0.5, uniform in [0, 1], or N(0, 1) as published.
+        space: Coordinates in which an image moves: scaled frequencies, or pixels as published.
+        dtype: Number format of the search; ``mixed`` is float32 and then float64.
+    """
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 1
@@ -39,7 +59,8 @@ class Dlg:
     steps: int = param(300, "most L-BFGS steps of 20 iterations, each restart")
     restarts: int = param(
         3,
-        "most starting points; more are tried, 1, 2, 4, ... at once, where ten times the goal was missed",
+        "most starting points; more are tried, 1, 2, 4, ... at once, "
+        "where ten times the goal was missed",
     )
     goal: float = param(3e-5, "relative residual at which the search stops")
     rows: int = param(1, "most gradients of the leak that are fitted at once")
@@ -71,63 +92,40 @@ class Dlg:
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct inputs and labels of several leaks together; yield each one's place and reconstruction once it is settled."""
-        if why := next(filter(None, (self.refuses(leak, task) for leak in leaks)), None):
-            raise AttackError(f"dlg cannot use this leak: {why}")
+        """Reconstruct inputs and labels of several leaks together.
+
+        Args:
+            leaks: What was heard.
+            task: What is trained.
+            generators: One for each leak.
+
+        Yields:
+            Each one's place and reconstruction, once it is settled.
+        """
+        for leak in leaks:
+            why = self.refuses(leak, task)
+            if why:
+                raise AttackError(f"dlg cannot use this leak: {why}")
         targets = [objectives.target(leak, task, self.rows, torch.float64) for leak in leaks]
         sizes = [self.batch or leak.batch or 1 for leak in leaks]
-        space = Spectrum.of(task.spec.shape, task.device) if self.space == "spectrum" else None
-        for group in objectives.alike(targets, sizes):
-            chosen = [targets[k] for k in group]
-            goal = torch.tensor(
-                [max(self.goal, t.noise) ** 2 for t in chosen],
-                dtype=torch.float64,
-                device=task.device,
+
+        def start(k: int) -> Point:
+            x = priors.start(task, sizes[k], generators[k], self.start, torch.float64)
+            return x, label_signs.raw(task, sizes[k], generators[k], torch.float64)
+
+        def labels(_: Point, others: Point) -> Tensor:
+            return label_signs.soft(task, others[0])
+
+        unknowns = Unknowns(start, lambda group: (), labels)
+        search = Search(self.steps, self.restarts, self.goal, self.space, self.dtype)
+        for one in gradient_matching.matched(task, targets, sizes, search, unknowns, "dlg"):
+            k = one.place
+            (variables,) = one.others
+            soft = label_signs.soft(task, variables)
+            residual = partial(objectives.misfit, targets[k], task, y=soft)
+            y = label_signs.hard(task, variables)
+            note = f"L-BFGS {one.run}"
+            found = objectives.reconstruction(
+                "dlg", leaks[k], task, targets[k], one.x, y, residual, note
             )
-            problems = Problems(
-                task,
-                partial(_objective, task, chosen[0].columns, space),
-                objectives.stacked(chosen),
-                goal,
-            )
-
-            def draw(place: int, group: list[int] = group) -> optimise.Point:
-                random, batch = generators[group[place]], sizes[group[place]]
-                x = priors.start(task, batch, random, self.start, torch.float64)
-                return x if space is None else space.coordinates(x), label_signs.raw(
-                    task, batch, random, torch.float64
-                )
-
-            schedule = Schedule(self.steps, formats=FORMATS[self.dtype])
-            for place, run in batched_search.restarted(
-                problems, draw, self.restarts, ENOUGH, schedule, "dlg"
-            ):
-                k = group[place]
-                z, variables = run.point
-                x = z if space is None else space.image(z)
-                residual = partial(
-                    objectives.misfit, targets[k], task, y=label_signs.soft(task, variables)
-                )
-                y = label_signs.hard(task, variables)
-                yield (
-                    k,
-                    objectives.reconstruction(
-                        "dlg", leaks[k], task, targets[k], x, y, residual, f"L-BFGS {run}"
-                    ),
-                )
-
-
-def _objective(
-    task: Task,
-    columns: slice,
-    space: Spectrum | None,
-    gradients: Gradients,
-    given: optimise.Point,
-    point: optimise.Point,
-) -> Tensor:
-    theta, mixing, aim = given
-    z, variables = point
-    x = z if space is None else space.image(z)
-    return objectives.squared(
-        gradients, columns, theta, mixing, aim, x, label_signs.soft(task, variables)
-    )
+            yield k, found

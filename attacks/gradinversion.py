@@ -1,7 +1,11 @@
-"""GradInversion: L2 between gradients, total variation and energy, batch statistics and agreement between several searches.
+"""GradInversion (Yin et al. 2021, See through Gradients).
 
-Where the gradient of a convolution shows its inputs (`patches`), the search compares those in place of gradients: one forward pass, which
-is smoother and costs a third.
+The loss of the paper (eq. 1 to 11) adds to the squared distance of gradients: total variation and
+energy, the distance of batch statistics from known ones (R_BN), and the distance from the
+registered mean of several searches (R_group). All weights are relative to a gradient of norm 1.
+
+If the gradient of a convolution shows its inputs (`convolution_patches`), the search compares those
+instead of gradients. An evaluation is then one forward pass, which is smoother and costs a third.
 """
 
 from __future__ import annotations
@@ -33,30 +37,61 @@ from leakaudit.registry import attack, param
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-EVERY = 25  # steps between two means over the searches
-PART = 0.5  # relative residual of a gradient below which it agrees with a layer's inputs that fit; images at 13 to 21 dB leave .63 to 1.1
+Loss = Callable[[Tensor], Tensor]
+Residual = Callable[[Tensor], float]
+
+# Steps between two means over the searches. A choice: registration costs as much as a step or two.
+EVERY = 25
+
+# Relative residual of a gradient below which it agrees with a layer's inputs that fit; images at 13
+# to 21 dB leave .63 to 1.1 (docs/iterative.md).
+PART = 0.5
 
 
 @attack("gradinversion")
 @dataclass(frozen=True)
 class GradInversion:
-    """Several searches with Adam that are drawn to their registered mean; all weights are relative to a gradient of norm 1.
+    """Several searches with Adam that are drawn to their registered mean.
 
-    The batch statistics are the victim's own where it sends them (`statistics`, from Python), else the model's running ones; a trace
-    holds neither of a network that normalises by the batch, and then the prior is left out and the note says so, and `auto` leaves
-    the attack out.
+    The batch statistics are the victim's own if it sends them (`statistics`, from Python), else the
+    model's running ones. A trace holds neither of a network that normalises by the batch. Then the
+    prior is left out and the note says so, and `auto` leaves the attack out.
+
+    Attributes:
+        labels: Known labels, joined by commas; empty to read them from the last layer.
+        steps: Steps of Adam, for each search.
+        seeds: Searches that are drawn to their mean.
+        layers: Whether to compare what a layer's gradient shows of its inputs, if it does, instead
+            of gradients.
+        rate: Largest step in the data's units; it falls along a cosine.
+        slopes: As they are (``raw``), over their size and the mean size (``soft``), or their signs
+            (``hard``).
+        tv: Weight of total variation, alpha_tv in the paper.
+        energy: Weight of the mean squared pixel, alpha_l2.
+        bn: Weight of the batch statistics, alpha_BN; 0 for none.
+        group: Weight of the distance to the registered mean, alpha_group; 0 for none.
+        langevin: Standard deviation of the noise added before each step, over its size; the paper
+            has 0.2.
+        wait: Share of the steps before the searches are drawn to their mean.
+        most: Most pixels by which images are moved to agree.
+        batch: Samples behind each gradient; None takes what the leak says.
+        samples: Different records of a local training in mini-batches; None takes as many as one
+            step.
+        statistics: The victim's batch statistics by layer, or None.
     """
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 3
     reads: ClassVar[str] = (
-        "plain gradients or local trainings of images at known models, with the last layer or known labels"
+        "plain gradients or local trainings of images at known models, "
+        "with the last layer or known labels"
     )
     paper: ClassVar[str] = (
         "Yin et al. 2021, See through Gradients: Image Batch Recovery via GradInversion"
     )
     cost: ClassVar[str] = (
-        "one double backward pass, or one of a part of the network, a step and seed; 10 to 30 s on one core"
+        "one double backward pass, or one of a part of the network, a step and seed; "
+        "10 to 30 s on one core"
     )
 
     labels: str = param(
@@ -88,7 +123,8 @@ class GradInversion:
     )
     samples: int | None = param(
         None,
-        "different records of a local training in mini-batches; as many as one step takes where not given",
+        "different records of a local training in mini-batches; "
+        "as many as one step takes where not given",
     )
     statistics: Statistics | None = param(  # noqa: RUF009 - None
         None, "the victim's batch statistics by layer; only from Python"
@@ -107,57 +143,60 @@ class GradInversion:
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the images; the best of the searches and of their mean comes back."""
-        if why := self.refuses(leak, task):
+        why = self.refuses(leak, task)
+        if why:
             raise AttackError(f"gradinversion cannot use this leak: {why}")
         local = local_training.of(leak, self.batch, self.samples)
         y, how = labels.given_or_read(self.labels, leak, task, local.samples)
-        target, precise = (
-            objectives.target(leak, task, 1, dtype) for dtype in (torch.float32, torch.float64)
-        )
+        target = objectives.target(leak, task, 1, torch.float32)
+        precise = objectives.target(leak, task, 1, torch.float64)
         known = self.statistics or priors.running_statistics(task)
-        use = self.layers and local.steps == 1 and priors.normalises(task)
-        shown = (
-            convolution_patches.read(
-                task, precise.theta[0], precise.value[0], precise.columns, local.samples
-            )
-            if use
-            else None
-        )
+        shown = self._shown(precise, task, local)
         if shown is None:
-            loss, classes = partial(self._loss, target, task, local, y, known), y
+            loss = partial(self._loss, target, task, local, y, known)
+            classes = y
         else:
-            loss, classes = (
-                partial(self._layer_loss, target, task, shown, known),
-                torch.arange(len(y), device=y.device),
-            )
+            # A layer's inputs have an order of their own, so that no two samples are
+            # interchangeable.
+            loss = partial(self._layer_loss, target, task, shown, known)
+            classes = torch.arange(len(y), device=y.device)
         draw = partial(priors.start, task, local.samples, generator, "normal", target.aim.dtype)
         starts = [draw() for _ in range(max(1, self.seeds))]
-        runs, middle = self._search(loss, classes, starts, partial(priors.boxed, task), generator)
-        best = min(
-            [*(run.point[0] for run in runs), *middle],
-            key=lambda x: float(loss(x).detach().nan_to_num(torch.inf)),
-        )
-        residual = partial(local_training.misfit, precise, task, local, y=y)
-        told = (
-            "" if known or not priors.normalises(task) else "no batch statistics to compare with; "
-        )
+        box = partial(priors.boxed, task)
+        runs, middle = self._search(loss, classes, starts, box, generator)
+
+        def value(x: Tensor) -> float:
+            return float(loss(x).detach().nan_to_num(torch.inf))
+
+        best = min([*(run.point[0] for run in runs), *middle], key=value)
+        residual: Residual = partial(local_training.misfit, precise, task, local, y=y)
+        told = ""
+        if not known and priors.normalises(task):
+            told = "no batch statistics to compare with; "
         if shown is not None:
-            best = self._settled(best.double(), residual, task)
-            by_layer, left = (
-                partial(self._of_layer, task, precise.theta[0], shown, known),
-                residual(best),
-            )
+            best = _settled(best.double(), residual, task)
+            by_layer = partial(_of_layer, task, precise.theta[0], shown, known)
+            left = residual(best)
             told += (
                 f"compared with the inputs of layer {shown.layer.name}, which its gradient shows; "
             )
             if objectives.FIT < left <= PART and by_layer(best) <= objectives.FIT:
-                residual, told = (
-                    by_layer,
-                    f"{told}residual of those and of the statistics, the whole gradient keeps {left:.2g}; ",
+                residual = by_layer
+                told += (
+                    "residual of those and of the statistics, "
+                    f"the whole gradient keeps {left:.2g}; "
                 )
         note = f"{how}{told}Adam {runs[0].after(*runs[1:])}"
         return objectives.reconstruction(
             "gradinversion", leak, task, target, best, y, residual, note
+        )
+
+    def _shown(self, precise: Target, task: Task, local: Local) -> Inputs | None:
+        """Inputs of a layer that its gradient shows, if they are to be compared."""
+        if not (self.layers and local.steps == 1 and priors.normalises(task)):
+            return None
+        return convolution_patches.read(
+            task, precise.theta[0], precise.value[0], precise.columns, local.samples
         )
 
     def _loss(
@@ -171,11 +210,9 @@ class GradInversion:
     ) -> Tensor:
         """All terms but the searches' agreement."""
         loss = local_training.l2(target, task, local, x, y) + self._smooth(x)
-        return (
-            loss + self.bn * priors.normalisation(task, target.theta[0], x, known)
-            if known and self.bn
-            else loss
-        )
+        if known and self.bn:
+            return loss + self.bn * priors.normalisation(task, target.theta[0], x, known)
+        return loss
 
     def _layer_loss(
         self, target: Target, task: Task, shown: Inputs, known: Statistics | None, x: Tensor
@@ -185,61 +222,42 @@ class GradInversion:
         seen = priors.inputs(task, target.theta[0], x, names, last=shown.layer.name)
         loss = shown.misfit(seen) + self._smooth(x)
         own = {n: priors.of_batch(seen[n]) for n in known or () if n in seen}
-        return loss + self.bn * priors.apart(own, known) if known and own and self.bn else loss
-
-    def _of_layer(
-        self, task: Task, theta: Tensor, shown: Inputs, known: Statistics | None, x: Tensor
-    ) -> float:
-        """Relative residual of a layer's inputs, or of the statistics before it where that is larger, which alone show contrast.
-
-        Infinite without statistics. Images far from the true ones may fit both, so that it counts beside the gradient alone.
-        """
-        with torch.no_grad():
-            seen = priors.inputs(
-                task, theta, x.to(theta), {*(known or ()), shown.layer.name}, last=shown.layer.name
-            )
-        own = {n: priors.of_batch(seen[n]) for n in known or () if n in seen}
-        return (
-            max(shown.residual(seen[shown.layer.name]), float(priors.apart(own, known)) ** 0.5)
-            if known and own
-            else math.inf
-        )
+        if known and own and self.bn:
+            return loss + self.bn * priors.apart(own, known)
+        return loss
 
     def _smooth(self, x: Tensor) -> Tensor:
         """Total variation and energy."""
         return self.tv * priors.total_variation(x) + self.energy * x.square().mean()
 
-    def _settled(self, x: Tensor, residual: Callable[[Tensor], float], task: Task) -> Tensor:
-        """Order images as their labels, by exchanges that lower the residual, and round them to the data's grid where that lowers it."""
-        left, gained = residual(x), True
-        while gained:
-            gained = False
-            for pair in combinations(range(len(x)), 2):
-                other = x.clone()
-                other[list(pair)] = x[list(reversed(pair))]
-                if (now := residual(other)) < left:
-                    x, left, gained = other, now, True
-        rounded = (x * task.spec.levels).round() / task.spec.levels if task.spec.levels else x
-        return rounded if residual(rounded) < left else x
-
     def _search(
         self,
-        loss: Callable[[Tensor], Tensor],
+        loss: Loss,
         y: Tensor,
         starts: list[Tensor],
         box: Callable[[Tensor], Tensor],
         generator: Generator,
     ) -> tuple[list[Run], Tensor]:
-        """Run all searches together; where they end, and their mean (seeds, b, *shape) as each of them orders it, empty for one."""
+        """Run all searches together.
+
+        Args:
+            loss: All terms but the searches' agreement.
+            y: (b,) classes; samples of one class may be exchanged.
+            starts: One for each search.
+            box: Projects images into their range.
+            generator: Draws the noise.
+
+        Returns:
+            Where they end, and their mean (seeds, b, *shape) as each of them orders it, empty for
+            one.
+        """
         middle = starts[0].new_empty(0)
         begin = int(self.wait * self.steps)
 
         def objective(seed: int, k: int, x: Tensor) -> Tensor:
-            return (
-                loss(x) + self.group * (x - middle[seed]).square().mean()
-                if len(middle)
-                else loss(x)
-            )
+            if not len(middle):
+                return loss(x)
+            return loss(x) + self.group * (x - middle[seed]).square().mean()
 
         def between(k: int, runs: list[Run]) -> None:
             nonlocal middle
@@ -254,3 +272,43 @@ class GradInversion:
         """Registered mean, from where the search with the lowest objective stands."""
         best = min(range(len(runs)), key=lambda s: runs[s].objective)
         return priors.consensus(torch.stack([run.point[0] for run in runs]), y, best, self.most)
+
+
+def _of_layer(
+    task: Task, theta: Tensor, shown: Inputs, known: Statistics | None, x: Tensor
+) -> float:
+    """Relative residual of a layer's inputs, or of the statistics before it if that is larger.
+
+    Only the statistics show contrast, so the residual is infinite without them. Images far from the
+    true ones may fit both, so it counts only beside the whole gradient's.
+    """
+    names = {*(known or ()), shown.layer.name}
+    with torch.no_grad():
+        seen = priors.inputs(task, theta, x.to(theta), names, last=shown.layer.name)
+    own = {n: priors.of_batch(seen[n]) for n in known or () if n in seen}
+    if not known or not own:
+        return math.inf
+    contrast: float = float(priors.apart(own, known)) ** 0.5
+    return max(shown.residual(seen[shown.layer.name]), contrast)
+
+
+def _settled(x: Tensor, residual: Residual, task: Task) -> Tensor:
+    """Order images as their labels, and round them to the data's grid.
+
+    Both only if it lowers the residual: exchanges of two images until none does, then the rounding.
+    """
+    left = residual(x)
+    gained = True
+    while gained:
+        gained = False
+        for pair in combinations(range(len(x)), 2):
+            other = x.clone()
+            other[list(pair)] = x[list(reversed(pair))]
+            now = residual(other)
+            if now < left:
+                x = other
+                left = now
+                gained = True
+    levels = task.spec.levels
+    rounded = (x * levels).round() / levels if levels else x
+    return rounded if residual(rounded) < left else x

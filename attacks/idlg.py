@@ -1,4 +1,10 @@
-"""Improved deep leakage: the label is read from the last layer's gradient, and only the input is searched."""
+"""Improved deep leakage from gradients (Zhao et al. 2020).
+
+With cross-entropy and one sample, the slope of the loss in output c is softmax_c - [c is the
+label]: negative for the label only. So the last layer's gradient shows the label by its signs (eq.
+4 to 6 of the paper; `label_signs.from_gradient`), and only the input has to be searched, by
+matching gradients as in DLG.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +18,9 @@ from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
 from leakaudit.inversion.labels import label_signs
-from leakaudit.inversion.search import batched_search, objectives, optimise, priors
-from leakaudit.inversion.search.batched_search import ENOUGH, FORMATS, Schedule
-from leakaudit.inversion.search.cosine_transform import Spectrum
-from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.inversion.search.objectives import Gradients
+from leakaudit.inversion.search import gradient_matching, objectives, priors
+from leakaudit.inversion.search.gradient_matching import Search, Unknowns
+from leakaudit.inversion.search.optimise import Point
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.registry import attack, param
@@ -28,7 +32,20 @@ if TYPE_CHECKING:
 @attack("idlg")
 @dataclass(frozen=True)
 class Idlg:
-    """L2 between gradients of one sample with its label known, minimised with L-BFGS; several leaks and starts are searched together."""
+    """L2 between gradients of one sample with its label known, minimised with L-BFGS.
+
+    Several leaks and starts are searched together.
+
+    Attributes:
+        steps: Most L-BFGS steps of 20 iterations, for each start.
+        restarts: Most starting points. More are tried, 1, 2, 4, ... at once, as long as ten times
+            the goal is missed.
+        goal: Relative residual at which the search stops.
+        rows: Most gradients of the leak that are fitted at once.
+        start: A dummy input near 0.5, uniform in [0, 1], or N(0, 1) as published.
+        space: Coordinates in which an image moves: scaled frequencies, or pixels as published.
+        dtype: Number format of the search; ``mixed`` is float32 and then float64.
+    """
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 0
@@ -39,7 +56,8 @@ class Idlg:
     steps: int = param(300, "most L-BFGS steps of 20 iterations, each restart")
     restarts: int = param(
         3,
-        "most starting points; more are tried, 1, 2, 4, ... at once, where ten times the goal was missed",
+        "most starting points; more are tried, 1, 2, 4, ... at once, "
+        "where ten times the goal was missed",
     )
     goal: float = param(3e-5, "relative residual at which the search stops")
     rows: int = param(1, "most gradients of the leak that are fitted at once")
@@ -61,7 +79,8 @@ class Idlg:
             )
         if leak.batch is not None and leak.batch > 1:
             return f"it reads one label, and each gradient comes from {leak.batch} samples; use dlg"
-        if why := objectives.missing(leak, batch=1):
+        why = objectives.missing(leak, batch=1)
+        if why:
             return why
         if label_signs.from_gradient(leak, task) is None:
             return "the last layer's gradient does not show one label by its signs; use dlg"
@@ -74,50 +93,42 @@ class Idlg:
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct the inputs of several leaks together; yield each one's place and reconstruction once it is settled."""
-        if why := next(filter(None, (self.refuses(leak, task) for leak in leaks)), None):
-            raise AttackError(f"idlg cannot use this leak: {why}")
+        """Reconstruct the inputs of several leaks together.
+
+        Args:
+            leaks: What was heard.
+            task: What is trained.
+            generators: One for each leak.
+
+        Yields:
+            Each one's place and reconstruction, once it is settled.
+        """
+        for leak in leaks:
+            why = self.refuses(leak, task)
+            if why:
+                raise AttackError(f"idlg cannot use this leak: {why}")
         targets = [objectives.target(leak, task, self.rows, torch.float64) for leak in leaks]
-        known = torch.stack(
-            [y for leak in leaks if (y := label_signs.from_gradient(leak, task)) is not None]
-        ).to(task.device)
-        space = Spectrum.of(task.spec.shape, task.device) if self.space == "spectrum" else None
-        for group in objectives.alike(targets):
-            chosen = [targets[k] for k in group]
-            goal = torch.tensor(
-                [max(self.goal, t.noise) ** 2 for t in chosen],
-                dtype=torch.float64,
-                device=task.device,
+        read: list[Tensor] = []
+        for leak in leaks:
+            label = label_signs.from_gradient(leak, task)
+            if label is not None:  # `refuses` has found one
+                read.append(label)
+        known = torch.stack(read).to(task.device)
+
+        def start(k: int) -> Point:
+            return (priors.start(task, 1, generators[k], self.start, torch.float64),)
+
+        def labels(constants: Point, _: Point) -> Tensor:
+            return constants[0]
+
+        unknowns = Unknowns(start, lambda group: (known[group],), labels)
+        search = Search(self.steps, self.restarts, self.goal, self.space, self.dtype)
+        sizes = [1] * len(leaks)
+        for one in gradient_matching.matched(task, targets, sizes, search, unknowns, "idlg"):
+            k = one.place
+            residual = partial(objectives.misfit, targets[k], task, y=known[k])
+            note = f"L-BFGS {one.run}"
+            found = objectives.reconstruction(
+                "idlg", leaks[k], task, targets[k], one.x, known[k], residual, note
             )
-            objective = partial(_objective, chosen[0].columns, space)
-            problems = Problems(task, objective, (*objectives.stacked(chosen), known[group]), goal)
-
-            def draw(place: int, group: list[int] = group) -> optimise.Point:
-                x = priors.start(task, 1, generators[group[place]], self.start, torch.float64)
-                return (x if space is None else space.coordinates(x),)
-
-            schedule = Schedule(self.steps, formats=FORMATS[self.dtype])
-            for place, run in batched_search.restarted(
-                problems, draw, self.restarts, ENOUGH, schedule, "idlg"
-            ):
-                k = group[place]
-                residual = partial(objectives.misfit, targets[k], task, y=known[k])
-                x = run.point[0] if space is None else space.image(run.point[0])
-                yield (
-                    k,
-                    objectives.reconstruction(
-                        "idlg", leaks[k], task, targets[k], x, known[k], residual, f"L-BFGS {run}"
-                    ),
-                )
-
-
-def _objective(
-    columns: slice,
-    space: Spectrum | None,
-    gradients: Gradients,
-    given: optimise.Point,
-    point: optimise.Point,
-) -> Tensor:
-    theta, mixing, aim, y = given
-    x = point[0] if space is None else space.image(point[0])
-    return objectives.squared(gradients, columns, theta, mixing, aim, x, y)
+            yield k, found

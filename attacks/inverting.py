@@ -1,9 +1,15 @@
-"""Inverting Gradients: cosine between gradients and total variation, minimised with Adam on the sign of the slope, in the box of pixels.
+"""Inverting Gradients (Geiping et al. 2020): the cosine between gradients, and a smooth image.
 
-The soft sign shrinks slopes that are small beside the others, and ReLUs are rounded at first (`leakaudit.tasks.smoothed_relu`): a quarter of the
-loss that the published recipe ends at, after a quarter of its steps.
+The published loss is 1 - cos(g', g) + alpha TV(x) (eq. 4), minimised with Adam on the sign of the
+slope, in the box of pixels. The cosine ignores how long gradients are, which changes by orders of
+magnitude as a network is trained.
 
-Of a local training the cosine is between updates, and all its steps are differentiated (section 6 of the paper).
+Two things are new, and ``sign=hard`` goes back. The soft sign shrinks slopes that are small beside
+the others, and ReLUs are rounded at first (`leakaudit.tasks.smoothed_relu`): a quarter of the loss
+that the published recipe ends at, after a quarter of its steps.
+
+Of a local training the cosine is between updates, and all its steps are differentiated (section 6
+of the paper).
 """
 
 from __future__ import annotations
@@ -19,10 +25,11 @@ from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
 from leakaudit.inversion.labels import label_signs as labels
-from leakaudit.inversion.search import local_training, objectives, optimise, priors
-from leakaudit.inversion.search.adam import Schedule, minimise, together
+from leakaudit.inversion.search import adam, local_training, objectives, optimise, priors
+from leakaudit.inversion.search.adam import Schedule
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.objectives import Gradients, Target
+from leakaudit.inversion.search.optimise import Point, Run
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.registry import attack, param
@@ -32,10 +39,49 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """One leak of single gradients to be searched with others.
+
+    Attributes:
+        place: Of the leak.
+        target: What its gradients are compared with.
+        y: (b,) labels.
+        how: How these were found, for the note.
+        generator: Draws the starts.
+    """
+
+    place: int
+    target: Target
+    y: Tensor
+    how: str
+    generator: Generator
+
+
 @attack("inverting")
 @dataclass(frozen=True)
 class Inverting:
-    """Cosine and total variation with signed Adam; labels are read where they are not given, single gradients are searched together."""
+    """Cosine and total variation with signed Adam.
+
+    Labels are read if they are not given. Single gradients are searched together.
+
+    Attributes:
+        labels: Known labels, joined by commas; empty to read them from the last layer.
+        steps: Most steps of Adam, for each start.
+        restarts: Starting points; the best by objective is kept.
+        rate: First step in the data's units.
+        tv: Weight of total variation, alpha in the paper.
+        sign: Of slopes. ``soft`` is a slope over its size and the mean size, with a cosine
+            schedule; ``hard`` is as published.
+        rounding: Width of rounded ReLUs at the start, over their inputs. It falls to a fortieth. 0,
+            or a hard sign, leaves ReLUs as they are.
+        rows: Most gradients of the leak that are fitted at once.
+        batch: Samples behind each gradient; None takes what the leak says.
+        samples: Different records of a local training in mini-batches; None takes as many as one
+            step.
+        decay: Weight decay of the steps of a local training.
+        dtype: Number format of the search. Signs need no more than float32.
+    """
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 2
@@ -43,10 +89,12 @@ class Inverting:
         "plain gradients or local trainings at known models, with the last layer or known labels"
     )
     paper: ClassVar[str] = (
-        "Geiping et al. 2020, Inverting Gradients: How easy is it to break privacy in federated learning?"
+        "Geiping et al. 2020, Inverting Gradients: "
+        "How easy is it to break privacy in federated learning?"
     )
     cost: ClassVar[str] = (
-        "one double backward pass a step, one more for each further local step; 3 to 6 s for a small network on one core"
+        "one double backward pass a step, one more for each further local step; "
+        "3 to 6 s for a small network on one core"
     )
 
     labels: str = param(
@@ -62,7 +110,8 @@ class Inverting:
     )
     rounding: float = param(
         0.8,
-        "width of rounded ReLUs at the start, over their inputs; it falls to a fortieth; 0 or sign=hard: none",
+        "width of rounded ReLUs at the start, over their inputs; "
+        "it falls to a fortieth; 0 or sign=hard: none",
     )
     rows: int = param(1, "most gradients of the leak that are fitted at once")
     batch: int | None = param(
@@ -70,7 +119,8 @@ class Inverting:
     )
     samples: int | None = param(
         None,
-        "different records of a local training in mini-batches; as many as one step takes where not given",
+        "different records of a local training in mini-batches; "
+        "as many as one step takes where not given",
     )
     decay: float = param(0.0, "weight decay of the steps of a local training")
     dtype: Literal["float32", "float64"] = param(
@@ -88,124 +138,123 @@ class Inverting:
     def many(
         self, leaks: Sequence[GradientLeak], task: Task, generators: Sequence[Generator]
     ) -> Iterator[tuple[int, Reconstruction]]:
-        """Reconstruct the inputs of several leaks, single gradients together; yield each one's place and reconstruction."""
-        if why := next(filter(None, (self.refuses(leak, task) for leak in leaks)), None):
-            raise AttackError(f"inverting cannot use this leak: {why}")
-        single = [
-            k
-            for k, leak in enumerate(leaks)
-            if self.sign == "soft" and local_training.of(leak, self.batch, self.samples).steps == 1
-        ]
-        for k in sorted(set(range(len(leaks))) - set(single)):
-            yield k, self._alone(leaks[k], task, generators[k])
-        read = [
-            labels.given_or_read(self.labels, leaks[k], task, self.batch or leaks[k].batch or 1)
-            for k in single
-        ]
-        targets = [
-            objectives.target(leaks[k], task, self.rows, getattr(torch, self.dtype)) for k in single
-        ]
-        for group in objectives.alike(targets, [len(y) for y, _ in read]):
-            for place, run in self._search(
-                [(targets[k], read[k][0], generators[single[k]]) for k in group], task
-            ):
-                at = group[place]
-                (y, how), leak, target = read[at], leaks[single[at]], targets[at]
-                residual = partial(objectives.misfit, target, task, y=y)
-                note = f"{how}signed Adam {run}"
-                yield (
-                    single[at],
-                    objectives.reconstruction(
-                        "inverting", leak, task, target, run.point[0], y, residual, note
-                    ),
-                )
+        """Reconstruct the inputs of several leaks, single gradients together.
 
-    def _search(
-        self, wanted: list[tuple[Target, Tensor, Generator]], task: Task
-    ) -> Iterator[tuple[int, optimise.Run]]:
-        """Search targets of one shape from all their starts together; yield each one's place and best run."""
-        rows = [k for k in range(len(wanted)) for _ in range(self.restarts)]
-        targets, labelled = [wanted[k][0] for k in rows], torch.stack([wanted[k][1] for k in rows])
+        Args:
+            leaks: What was heard.
+            task: What is trained.
+            generators: One for each leak.
+
+        Yields:
+            Each one's place and reconstruction, local trainings and hard signs first.
+        """
+        for leak in leaks:
+            why = self.refuses(leak, task)
+            if why:
+                raise AttackError(f"inverting cannot use this leak: {why}")
+        single: list[int] = []
+        for k, leak in enumerate(leaks):
+            local = local_training.of(leak, self.batch, self.samples)
+            if self.sign == "soft" and local.steps == 1:
+                single.append(k)
+            else:
+                yield k, self._one_by_one(leak, task, generators[k])
+        wanted: list[_Wanted] = []
+        for k in single:
+            batch = self.batch or leaks[k].batch or 1
+            y, how = labels.given_or_read(self.labels, leaks[k], task, batch)
+            target = objectives.target(leaks[k], task, self.rows, getattr(torch, self.dtype))
+            wanted.append(_Wanted(k, target, y, how, generators[k]))
+        targets = [one.target for one in wanted]
+        for group in objectives.alike(targets, [len(one.y) for one in wanted]):
+            for one, run in self._search([wanted[k] for k in group], task):
+                residual = partial(objectives.misfit, one.target, task, y=one.y)
+                note = f"{one.how}signed Adam {run}"
+                leak = leaks[one.place]
+                found = objectives.reconstruction(
+                    "inverting", leak, task, one.target, run.point[0], one.y, residual, note
+                )
+                yield one.place, found
+
+    def _search(self, wanted: list[_Wanted], task: Task) -> Iterator[tuple[_Wanted, Run]]:
+        """Search targets of one shape from all their starts together; yield each one's best run."""
+        each = [one for one in wanted for _ in range(self.restarts)]
+        targets = [one.target for one in each]
+        y = torch.stack([one.y for one in each])
         dtype = targets[0].aim.dtype
-        starts = torch.stack(
-            [priors.start(task, labelled.shape[1], wanted[k][2], "normal", dtype) for k in rows]
-        )
-        objective = partial(_objective, targets[0].columns, self.tv)
+        drawn = [priors.start(task, y.shape[1], one.generator, "normal", dtype) for one in each]
+        starts = torch.stack(drawn)
         rounding = Rounding(self.rounding)
-        given = (*objectives.stacked(targets), labelled)
         problems = Problems(
-            self._rounded(task, rounding), objective, given, starts.new_zeros(len(rows))
+            self._rounded(task, rounding),
+            partial(_objective, targets[0].columns, self.tv),
+            (*objectives.stacked(targets), y),
+            starts.new_zeros(len(each)),
         ).at((starts,))
-        soft, box = Schedule(self.steps, self.rate, "soft"), partial(priors.boxed, task)
-        runs = together(
+        runs = adam.together(
             problems,
             starts.flatten(1),
-            soft,
-            box,
+            Schedule(self.steps, self.rate, "soft"),
+            partial(priors.boxed, task),
             "inverting",
             lambda k: rounding.at(k / self.steps),
         )
-        for k in range(len(wanted)):
+        for k, one in enumerate(wanted):
             mine = runs[k * self.restarts : (k + 1) * self.restarts]
             best = min(mine, key=lambda run: run.objective)
-            yield k, best.after(*(run for run in mine if run is not best))
+            yield one, best.after(*(run for run in mine if run is not best))
 
-    def _alone(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
+    def _one_by_one(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the inputs of one leak, which may be a local training."""
         local = local_training.of(leak, self.batch, self.samples, self.decay)
         y, how = labels.given_or_read(self.labels, leak, task, local.samples)
         dtype = getattr(torch, self.dtype)
-        target = objectives.target(leak, task, self.rows if local.batches == 1 else 1, dtype)
+        rows = self.rows if local.batches == 1 else 1
+        target = objectives.target(leak, task, rows, dtype)
         rounding = Rounding(self.rounding)
         smooth = self._rounded(task, rounding)
+        box = partial(priors.boxed, task)
 
         def objective(x: Tensor) -> Tensor:
-            return local_training.cosine(
-                target, smooth, local, x, y
-            ) + self.tv * priors.total_variation(x)
+            cosine = local_training.cosine(target, smooth, local, x, y)
+            return cosine + self.tv * priors.total_variation(x)
 
-        def search(start: optimise.Point) -> optimise.Run:
-            if self.sign == "hard":
-                return optimise.signed_adam(
-                    objective,
-                    start,
-                    self.steps,
-                    self.rate,
-                    partial(priors.boxed, task),
-                    "inverting",
-                )
-            soft = Schedule(self.steps, self.rate, "soft")
-            box, sharpen = partial(priors.boxed, task), lambda k, runs: rounding.at(k / self.steps)
-            return minimise(
-                lambda s, k, x: objective(x),
+        def hard(start: Point) -> Run:
+            return adam.signed_adam(objective, start, self.steps, self.rate, box, "inverting")
+
+        def soft(start: Point) -> Run:
+            (run,) = adam.minimise(
+                lambda search, step, x: objective(x),
                 list(start),
-                soft,
+                Schedule(self.steps, self.rate, "soft"),
                 box,
                 generator,
                 "inverting",
-                sharpen,
-            )[0]
+                lambda k, runs: rounding.at(k / self.steps),
+            )
+            return run
 
-        def draw() -> optimise.Point:
+        def draw() -> Point:
             return (priors.start(task, local.samples, generator, "normal", dtype),)
 
+        search = hard if self.sign == "hard" else soft
         run = optimise.restarted(search, draw, self.restarts, -math.inf)
         residual = partial(local_training.misfit, target, task, local, y=y)
+        note = f"{how}signed Adam {run}"
         return objectives.reconstruction(
-            "inverting", leak, task, target, run.point[0], y, residual, f"{how}signed Adam {run}"
+            "inverting", leak, task, target, run.point[0], y, residual, note
         )
 
     def _rounded(self, task: Task, rounding: Rounding) -> Task:
+        """Return the task with rounded ReLUs, if they are to be rounded."""
         return task.rounded(rounding) if self.rounding and self.sign == "soft" else task
 
 
 def _objective(
-    columns: slice,
-    weight: float,
-    gradients: Gradients,
-    given: optimise.Point,
-    point: optimise.Point,
+    columns: slice, weight: float, gradients: Gradients, given: Point, point: Point
 ) -> Tensor:
+    """Cosine and total variation of each problem (see `Problems`)."""
     theta, mixing, aim, y = given
     smooth = torch.vmap(priors.total_variation)(point[0])
-    return objectives.angles(gradients, columns, theta, mixing, aim, point[0], y) + weight * smooth
+    angles = objectives.angles(gradients, columns, theta, mixing, aim, point[0], y)
+    return angles + weight * smooth

@@ -1,4 +1,8 @@
-"""Labels alone: how many samples of each class stand behind a gradient, or behind a local training."""
+"""Labels only: how many samples of each class stand behind a gradient, or behind a local training.
+
+The last layer's gradient is a sum of (softmax - one-hot label) times features, and the methods read
+the counts of the classes from it in different ways (`label_counts`).
+"""
 
 from __future__ import annotations
 
@@ -24,13 +28,22 @@ if TYPE_CHECKING:
 @attack("labels")
 @dataclass(frozen=True)
 class Labels:
-    """Counts of the classes from the last layer's gradient; gives labels and no inputs, so `auto` takes it last."""
+    """Counts of the classes from the last layer's gradient.
+
+    It gives labels and no inputs, so `auto` takes it last.
+
+    Attributes:
+        method: How labels are read. ``rlg``, ``bias`` and ``rows`` give each class they find one
+            label.
+        batch: Samples behind the gradient, or the local training; None takes what the leak says.
+    """
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 9
     reads: ClassVar[str] = "plain gradients or local trainings with the last layer"
     paper: ClassVar[str] = (
-        "iDLG (Zhao et al. 2020), Yin et al. 2021, RLG (Dang et al. 2021), LLG (Wainakh et al. 2022), iLRG (Ma et al. 2023); pooled: ours"
+        "iDLG (Zhao et al. 2020), Yin et al. 2021, RLG (Dang et al. 2021), "
+        "LLG (Wainakh et al. 2022), iLRG (Ma et al. 2023); pooled: ours"
     )
     cost: ClassVar[str] = "small matrices of the last layer; under a second"
 
@@ -42,13 +55,21 @@ class Labels:
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
-        """Need a plain gradient with the last layer in it, a loss with labels, and the number of samples."""
+        """Need a plain gradient with the last layer, labels, and the number of samples."""
         if task.spec.loss == "squared":
             return "loss 'squared' has no labels"
-        if not (rows := label_signs.plain_rows(leak)):
-            return "it reads a gradient that is not zero, and this leak's rows combine several or are zero"
-        if (head := label_counts.of(leak, task, rows[0])) is None:
-            return "the last linear layer's weights are not in the leak, or the model has no such layer"
+        rows = label_signs.plain_rows(leak)
+        if not rows:
+            return (
+                "it reads a gradient that is not zero, "
+                "and this leak's rows combine several or are zero"
+            )
+        head = label_counts.of(leak, task, rows[0])
+        if head is None:
+            return (
+                "the last linear layer's weights are not in the leak, "
+                "or the model has no such layer"
+            )
         if self.batch is None and leak.batch is None:
             return "the number of samples behind a gradient is unknown; set batch=N"
         if self.method in ("pooled", "ilrg") and not head.whole:
@@ -57,26 +78,28 @@ class Labels:
             )
         if self.method == "bias" and head.bias is None:
             return "method bias needs a bias in the last layer; use method=llg"
-        if self.method == "llg-dummies" and (
-            leak.theta is None or task.spec.loss != "cross_entropy"
-        ):
+        softmax = leak.theta is not None and task.spec.loss == "cross_entropy"
+        if self.method == "llg-dummies" and not softmax:
             return "method llg-dummies needs the model and more than two outputs; use method=llg"
         return None
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Read the labels; the certificate is APPROXIMATE where the counts lie near whole numbers, or the method gives none."""
-        if why := self.refuses(leak, task):
+        """Read the labels.
+
+        The certificate is APPROXIMATE if the counts lie near whole numbers, or if the method does
+        not say how near they are.
+        """
+        why = self.refuses(leak, task)
+        if why:
             raise AttackError(f"labels cannot use this leak: {why}")
         batch = self.batch or leak.batch or 1
         step("labels", 0, 1)
         found = self._read(leak, task, batch, generator)
         step("labels", 1, 1)
         sure = found.off < label_signs.NEAR or found.off == label_signs.UNKNOWN
-        off = (
-            ""
-            if found.off == label_signs.UNKNOWN
-            else f", counts within {found.off:.2g} of whole numbers"
-        )
+        off = ""
+        if found.off != label_signs.UNKNOWN:
+            off = f", counts within {found.off:.2g} of whole numbers"
         return Reconstruction(
             leak.node,
             "labels",
@@ -92,16 +115,14 @@ class Labels:
         row = label_signs.plain_rows(leak)[0]
         head = label_counts.of(leak, task, row)
         best = label_signs.read(leak, task, batch) if self.method == "best" else None
-        if best is not None or head is None:
-            return best or Read(torch.empty(0, dtype=torch.int64), label_signs.UNKNOWN, "nothing")
-        if self.method in ("pooled", "ilrg"):
-            return label_signs.rounded(
-                (label_counts.pooled if self.method == "pooled" else label_counts.ilrg)(
-                    head, batch
-                ),
-                batch,
-                self.method,
-            )
+        if best is not None:
+            return best
+        if head is None:
+            return Read(torch.empty(0, dtype=torch.int64), label_signs.UNKNOWN, "nothing")
+        if self.method == "pooled":
+            return label_signs.rounded(label_counts.pooled(head, batch), batch, self.method)
+        if self.method == "ilrg":
+            return label_signs.rounded(label_counts.ilrg(head, batch), batch, self.method)
         n = self._whole(leak, task, head, row, batch, generator)
         return Read(label_signs.spread(n.long()), label_signs.UNKNOWN, self.method)
 
@@ -111,13 +132,15 @@ class Labels:
         """Counts or classes (C,) of the methods that do not say how sure they are."""
         if self.method == "llg-dummies" and leak.theta is not None:
             theta = leak.theta[int(leak.combination[row].abs().argmax())].double()
-            return label_counts.llg(
-                head, batch, *label_counts.dummies(task, theta, batch, generator)
-            )
-        if self.method in ("llg", "yin"):
-            return (label_counts.llg if self.method == "llg" else label_counts.yin)(head, batch)
-        return {
+            impact, offset = label_counts.dummies(task, theta, batch, generator)
+            return label_counts.llg(head, batch, impact, offset)
+        if self.method == "llg":
+            return label_counts.llg(head, batch)
+        if self.method == "yin":
+            return label_counts.yin(head, batch)
+        single = {
             "rlg": label_counts.rlg,
             "bias": label_counts.by_bias,
             "rows": label_counts.by_rows,
-        }[self.method](head)
+        }
+        return single[self.method](head)

@@ -1,8 +1,9 @@
-"""One sample, layer by layer from the last: R-GAP, with what a layer's equations leave open filled in by a search over the layers below.
+"""One sample, layer by layer from the last: R-GAP (Zhu and Blaschko 2021), completed by a search.
 
-The published recursion needs as many equations as unknowns at every layer. Here the first layer that has fewer stops it, and the input
-is searched whose activations meet the equations of that layer: a forward pass and one backward pass an evaluation, no second
-derivatives, and continuous in the input for every activation, unlike the gradient of a ReLU network.
+The published recursion (`layerwise`) needs as many equations as unknowns at every layer. Here the
+first layer that has fewer stops it, and the input is searched whose activations meet the equations
+of that layer. An evaluation is a forward pass and one backward pass, without second derivatives,
+and it is continuous in the input for every activation, unlike the gradient of a ReLU network.
 """
 
 from __future__ import annotations
@@ -30,35 +31,58 @@ from leakaudit.tasks.layer_chain import Layer
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-SMOOTH = (
-    1e-1,
-    3e-2,
-    1e-2,
-    1e-4,
-)  # weights of total variation, each search from where the last one ended, and then none
-PATIENCE = 3  # steps over which such a search must gain
-BEND = 1e-3  # differences of neighbours below it count as squares
-GRID = 0.12  # rms distance to the pixel grid in its units at which inputs are moved onto it; 0.289 for anything else
-ROUNDING = 1e-12  # least relative error of a gradient in float64
-FITS = 1e-6  # relative residual of the whole gradient that is rounding, of pixels in float32 too; one pixel off by a level makes 1e-4
-SMALL = 1e-18  # objective at which a search ends
+# Weights of total variation, each search from where the last one ended, and then none: a smooth
+# image first, whose activations are nearly right, then its details. A choice of four roughly even
+# steps.
+SMOOTH = (1e-1, 3e-2, 1e-2, 1e-4)
+
+# L-BFGS steps over which such a search must gain; the next one goes on from where it ends anyway.
+PATIENCE = 3
+
+# Differences of neighbours below this count as squares, which keeps L-BFGS going: a quarter of a
+# grey level of 255.
+BEND = 1e-3
+
+# Root mean square distance to the pixel grid, in its units, at which inputs are moved onto it;
+# 0.289 for anything else. The whole gradient confirms the move, so it may be larger than
+# `pixel_grid.OFF`.
+GRID = 0.12
+
+# Least relative error of a gradient in float64.
+ROUNDING = 1e-12
+
+# Relative residual of the whole gradient that is rounding, of pixels in float32 too; one pixel off
+# by a level makes 1e-4.
+FITS = 1e-6
+
+# Objective at which a search ends: a relative residual of 1e-9.
+SMALL = 1e-18
 
 
 @attack("rgap")
 @dataclass(frozen=True)
 class Rgap:
-    """Layer after layer in float64 where the equations suffice; else L-BFGS over inputs on the equations of the layer that lacks some."""
+    """Layer after layer in float64 if the equations suffice; L-BFGS for what they leave open.
+
+    Attributes:
+        steps: Most L-BFGS steps at each weight of total variation.
+        restarts: Most starting points, if the layers' equations leave something open.
+        goal: Objective of the layer's equations at which no other start is tried.
+    """
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 2
     reads: ClassVar[str] = (
-        "plain gradients of one sample at known models, all layers, of a chain of convolutions and linear layers"
+        "plain gradients of one sample at known models, all layers, "
+        "of a chain of convolutions and linear layers"
     )
     paper: ClassVar[str] = (
-        "Zhu and Blaschko 2021, R-GAP: Recursive Gradient Attack on Privacy, extended to layers of deficient rank"
+        "Zhu and Blaschko 2021, R-GAP: Recursive Gradient Attack on Privacy, "
+        "extended to layers of deficient rank"
     )
     cost: ClassVar[str] = (
-        "a singular value decomposition a layer and up to a few thousand backward passes; 1 to 10 s for a small network"
+        "a singular value decomposition a layer and up to a few thousand backward passes; "
+        "1 to 10 s for a small network"
     )
 
     steps: int = param(30, "most L-BFGS steps at each weight of total variation")
@@ -70,75 +94,106 @@ class Rgap:
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
         """Need a plain gradient of one sample at a known model, of all layers of a chain."""
         if not leak.is_plain:
-            return "it takes single gradients apart, and this leak's rows combine several; use differential"
+            return (
+                "it takes single gradients apart, and this leak's rows combine several; "
+                "use differential"
+            )
         if leak.batch is not None and leak.batch > 1:
             return f"it takes one sample apart, and each gradient comes from {leak.batch}"
-        if why := objectives.missing(leak, batch=1):
+        why = objectives.missing(leak, batch=1)
+        if why:
             return why
         if leak.columns != (0, task.layout.size):
-            return f"it needs the gradients of all layers, and the leak holds columns {leak.columns[0]}:{leak.columns[1]}"
+            return (
+                "it needs the gradients of all layers, "
+                f"and the leak holds columns {leak.columns[0]}:{leak.columns[1]}"
+            )
         if task.spec.loss != "squared" and label_signs.from_gradient(leak, task) is None:
             return "the last layer's gradient does not show one label by its signs; use dlg"
         return layer_chain.unfit(task)
 
     def __call__(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
-        """Reconstruct the input; EXACT needs linear equations for every layer, a grid, and `certify.whole_gradient`."""
-        if why := self.refuses(leak, task):
+        """Reconstruct the input.
+
+        EXACT needs linear equations for every layer, a grid, and `certify.whole_gradient`.
+        """
+        why = self.refuses(leak, task)
+        if why:
             raise AttackError(f"rgap cannot use this leak: {why}")
         target = objectives.target(leak, task, 1, torch.float64)
-        theta, error = target.theta[0], max(ROUNDING, target.noise)
+        theta = target.theta[0]
+        error = max(ROUNDING, target.noise)
         layers = layer_chain.layers(task, theta)
-        slopes = task.layout.split(target.value[0] / target.combination[0, 0] - task.l2 * theta)
+        # The gradient itself, without its factor in the leak and without weight decay.
+        gradient = target.value[0] / target.combination[0, 0] - task.l2 * theta
+        slopes = task.layout.split(gradient)
         h, held = layerwise.descend(layers, slopes, error)
         if h is not None:
-            x, how = task.denormalise(h)[None], "every layer by linear equations"
+            x = task.denormalise(h)[None]
+            how = "every layer by linear equations"
         else:
-            search, goal = partial(self._search, task, layers, held[-1]), max(self.goal, error**2)
+            search = partial(self._search, task, layers, held[-1])
+            goal = max(self.goal, error**2)
             draw = partial(priors.start, task, 1, generator, "uniform", torch.float64)
             run = optimise.restarted(search, lambda: (draw(),), self.restarts, goal)
-            x, how = run.point[0], f"{held[-1]}; L-BFGS {run}"
+            x = run.point[0]
+            how = f"{held[-1]}; L-BFGS {run}"
         y = label_signs.from_gradient(leak, task)
         if y is None:
+            # Squared loss: the slope in the outputs is outputs - target.
             y = task.logits(theta, x).detach() - slopes[f"{layers[-1].name}.bias"]
         residual = partial(objectives.misfit, target, task, y=y)
         x, near = _on_grid(task, x, residual)
-        found = objectives.reconstruction(
-            "rgap", leak, task, target, x, y, residual, f"{near}{how}"
-        )
-        certain = (
-            h is not None
-            and bool(near)
-            and certify.whole_gradient(leak, task, x, found.residual, residual)
-        )
-        return replace(found, certificate=Certificate.EXACT) if certain else found
+        note = f"{near}{how}"
+        found = objectives.reconstruction("rgap", leak, task, target, x, y, residual, note)
+        if h is None or not near:
+            return found
+        if not certify.whole_gradient(leak, task, x, found.residual, residual):
+            return found
+        return replace(found, certificate=Certificate.EXACT)
 
     def _search(self, task: Task, layers: list[Layer], known: Relations, start: Point) -> Run:
-        """L-BFGS over the input on one layer's equations, with smoothing that fades."""
+        """L-BFGS over the input on one layer's equations, with smoothing that fades.
+
+        Args:
+            task: What is trained.
+            layers: The chain.
+            known: What is known around the layer where the descent stopped.
+            start: The input (1, *shape) to start from.
+        """
 
         def objective(weight: float, x: Tensor) -> Tensor:
-            return known.misfit(
-                layer_chain.run(layers[: known.at], task.normalise(x))
-            ) + weight * priors.total_variation(x, BEND)
+            misfit = known.misfit(layer_chain.run(layers[: known.at], task.normalise(x)))
+            return misfit + weight * priors.total_variation(x, BEND)
 
         run = Run(start)
-        for weight in SMOOTH if task.spec.is_image else ():
-            run = optimise.lbfgs(
-                partial(objective, weight), run.point, self.steps, what="rgap", patience=PATIENCE
-            ).after(run)
-        return optimise.lbfgs(
-            partial(objective, 0.0), run.point, 2 * self.steps, SMALL, "rgap"
-        ).after(run)
+        if task.spec.is_image:
+            for weight in SMOOTH:
+                smooth = partial(objective, weight)
+                found = optimise.lbfgs(
+                    smooth, run.point, self.steps, what="rgap", patience=PATIENCE
+                )
+                run = found.after(run)
+        last = optimise.lbfgs(partial(objective, 0.0), run.point, 2 * self.steps, SMALL, "rgap")
+        return last.after(run)
 
 
 def _on_grid(task: Task, x: Tensor, residual: Callable[[Tensor], float]) -> tuple[Tensor, str]:
-    """Move inputs onto the grid of pixel values where they lie near it and the whole gradient agrees; and say so."""
-    if not task.spec.levels:
+    """Move inputs onto the grid of pixel values if they lie near it and the whole gradient agrees.
+
+    Args:
+        task: What is trained.
+        x: (1, *shape) in the data's units.
+        residual: Of the whole gradient, relative.
+
+    Returns:
+        The inputs, and a note that says how far they were moved, empty if they were not.
+    """
+    levels = task.spec.levels
+    if not levels:
         return x, ""
-    snapped = (x * task.spec.levels).round().clamp(0, task.spec.levels) / task.spec.levels
-    off = float((x - snapped).mul(task.spec.levels).square().mean().sqrt())
-    near = off < GRID and residual(snapped) <= max(residual(x), FITS)
-    return (
-        (snapped, f"off the pixel grid by {off:.1e} grid units before snapping; ")
-        if near
-        else (x, "")
-    )
+    snapped = (x * levels).round().clamp(0, levels) / levels
+    off = float((x - snapped).mul(levels).square().mean().sqrt())
+    if off < GRID and residual(snapped) <= max(residual(x), FITS):
+        return snapped, f"off the pixel grid by {off:.1e} grid units before snapping; "
+    return x, ""

@@ -21,9 +21,10 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from leakaudit import api
 from leakaudit.adversary import Adversary
+from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
+from leakaudit.inversion import attacking
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Task
@@ -72,12 +73,12 @@ def attacker(name: str, model: str, settings: dict[str, Any]) -> Callable[[str],
         **base,
     )
     trace = recording.record(recording.plan(chosen), None).trace
-    (leak,) = api.deduce(Deduction(trace, Adversary()), [0], 20)
+    (leak,) = hearing.deduce(Deduction(trace, Adversary()), [0], 20)
 
     def attack(device: str) -> Tensor:
         task = Task.build(trace.task, device=device)
         return (
-            api.attack_one(leak, task, name, Generator().manual_seed(0), **settings)
+            attacking.attack_one(leak, task, name, Generator().manual_seed(0), **settings)
             .x.detach()
             .cpu()
         )

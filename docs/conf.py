@@ -13,7 +13,9 @@ import _generated
 project = "leakaudit"
 author = copyright = "The leakaudit authors"
 release = leakaudit.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # attributes of a dataclass as one list, since autodoc lists its members
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"leakaudit {release}"
@@ -21,9 +23,8 @@ myst_heading_anchors = 3
 smartquotes = False  # --nodes is no dash
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
-nitpick_ignore_regex = [
-    ("py:.*", ".*")
-]  # types of torch and numpy, whose inventories are on the network
+# Types of torch and numpy, whose inventories are on the network.
+nitpick_ignore_regex = [("py:.*", ".*")]
 PAGES = {
     "cli": _generated.command_line,
     "victims": lambda: _generated.leaves("victims"),
@@ -41,15 +42,17 @@ def plain(app: Any, what: str, name: str, thing: object, options: object, lines:
     """Docstrings are plain text: ``*shape`` is no emphasis and `name` is code."""
     for k, line in enumerate(lines):
         parts = re.split(r"(``[^`]*``|`[^`]*`)", line)
-        lines[k] = "".join(
-            f"``{part.strip('`')}``"
-            if part.startswith("`")
-            else re.sub(r"([*|]|_(?=\W|$))", r"\\\1", part)
-            for part in parts
-        )
+        lines[k] = "".join(code(part) for part in parts)
+
+
+def code(part: str) -> str:
+    """Mark a part of a line as code, or keep its special characters from being read as markup."""
+    if part.startswith("`"):
+        return f"``{part.strip('`')}``"
+    return re.sub(r"([*|]|_(?=\W|$))", r"\\\1", part)
 
 
 def setup(app: Any) -> None:
     """Connect both."""
     app.connect("source-read", fill)
-    app.connect("autodoc-process-docstring", plain)
+    app.connect("autodoc-process-docstring", plain, priority=400)  # before napoleon reads Args

@@ -9,57 +9,97 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from leakaudit import attacks as attacks  # noqa: TID251 - for type checkers, which see la.attacks.DLG
     from leakaudit.adversary import Adversary
-    from leakaudit.api import attack, leaks, load, load_truth, score
-    from leakaudit.errors import LeakauditError
-    from leakaudit.leak import GradientLeak
-    from leakaudit.reconstruction import Reconstruction
+    from leakaudit.api import attack, audit, bound, check, claims, record, sweep
+    from leakaudit.errors import AttackError, LeakauditError
+    from leakaudit.extraction.explanation import explain
+    from leakaudit.extraction.hearing import leaks
+    from leakaudit.leak import GradientLeak, Leaks
+    from leakaudit.protocols.scenario import Scenario
+    from leakaudit.reconstruction import Attack, Certificate, Reconstruction
+    from leakaudit.scoring.scoring import Score, score
     from leakaudit.tasks.task import Task
     from leakaudit.trace import Graph, TaskSpec, Trace, Truth
     from leakaudit.traces.recorder import Recorder
+    from leakaudit.traces.trace_file import load, load_truth
+    from leakaudit.verdict import Verdict
+    from leakaudit.victim import Victim
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Adversary": "adversary",
+    "Attack": "reconstruction",
+    "AttackError": "errors",
+    "Certificate": "reconstruction",
     "GradientLeak": "leak",
     "Graph": "trace",
     "LeakauditError": "errors",
+    "Leaks": "leak",
     "Reconstruction": "reconstruction",
     "Recorder": "traces.recorder",
+    "Scenario": "protocols.scenario",
+    "Score": "scoring.scoring",
     "Task": "tasks.task",
     "TaskSpec": "trace",
     "Trace": "trace",
     "Truth": "trace",
+    "Verdict": "verdict",
+    "Victim": "victim",
     "attack": "api",
-    "leaks": "api",
-    "load": "api",
-    "load_truth": "api",
-    "score": "api",
+    "audit": "api",
+    "bound": "api",
+    "check": "api",
+    "claims": "api",
+    "explain": "extraction.explanation",
+    "leaks": "extraction.hearing",
+    "load": "traces.trace_file",
+    "load_truth": "traces.trace_file",
+    "record": "api",
+    "score": "scoring.scoring",
+    "sweep": "api",
 }
 
 __all__ = [
     "Adversary",
+    "Attack",
+    "AttackError",
+    "Certificate",
     "GradientLeak",
     "Graph",
     "LeakauditError",
+    "Leaks",
     "Reconstruction",
     "Recorder",
+    "Scenario",
+    "Score",
     "Task",
     "TaskSpec",
     "Trace",
     "Truth",
+    "Verdict",
+    "Victim",
     "__version__",
     "attack",
+    "audit",
+    "bound",
+    "check",
+    "claims",
+    "explain",
     "leaks",
     "load",
     "load_truth",
+    "record",
     "score",
+    "sweep",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from its module (PEP 562)."""
+    """Load a public name from its module (PEP 562), or the package of attacks."""
+    if name == "attacks":
+        return importlib.import_module("leakaudit.attacks")
     if name not in _HOME:
         raise AttributeError(f"module 'leakaudit' has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(f"leakaudit.{_HOME[name]}"), name)

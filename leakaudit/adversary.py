@@ -17,6 +17,9 @@ from leakaudit.trace import Graph, Json, Layout, Messages, TaskSpec, Trace
 
 Edges = frozenset[tuple[int, int]]
 
+# Nodes up to which a table of all channels is held, of 8 MB: filling it takes a fiftieth of the time of sorting the messages.
+TABLE_NODES = 2048
+
 
 @dataclass(frozen=True)
 class Adversary:
@@ -67,6 +70,25 @@ class Adversary:
         if self.corrupt:
             parts.append("nodes:" + ",".join(map(str, sorted(self.corrupt))))
         return "+".join(parts) or "nobody"
+
+    def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
+        """Whether the content of a message on this channel is read, inside the window.
+
+        The one place that decides who hears what: for messages that were recorded (`View`), messages that a protocol declares
+        (`leakaudit.relations.know`), messages that a check expects, and wires that a report draws.
+
+        Args:
+            src: The sender.
+            dst: The receiver; None for a public board, which everybody reads.
+            secure: Whether it is encrypted, so that only its two ends read it. On a public board every node is an end.
+        """
+        if src in self.corrupt or dst in self.corrupt:
+            return True
+        if dst is None:
+            return bool(self.corrupt) or not secure
+        if secure or self.hears == "none":
+            return False
+        return self.hears == "all" or (src, dst) in self.hears
 
     def view(self, trace: Trace) -> View:
         """Cut the trace down to what this adversary hears; raises LeakauditError for a node or edge that is not there."""
@@ -192,20 +214,31 @@ class View:
         round_, src, dst, kind, row = (
             c.numpy().astype(np.int64) for c in (m.round, m.src, m.dst, m.kind, m.row)
         )
-        secure = m.secure.numpy()
-        corrupt = np.fromiter(self.adversary.corrupt, np.int64)
-        own = np.isin(src, corrupt) | np.isin(dst, corrupt)
-        if isinstance(self.adversary.hears, frozenset):
-            n = self.graph.nodes + 1
-            tapped = np.isin(
-                src * n + dst, np.array([a * n + b for a, b in self.adversary.hears], np.int64)
-            )
-        else:
-            tapped = np.full(len(m), self.adversary.hears == "all")
-        keep = (
-            ((tapped & ~secure) | own) & (round_ >= self.rounds.start) & (round_ < self.rounds.stop)
-        )
+        inside = (round_ >= self.rounds.start) & (round_ < self.rounds.stop)
+        keep = inside & self._observed(src, dst, m.secure.numpy())
         names = np.array([self._kinds[k] for k in m.kinds], np.int64)
         keys = self._key(round_, src, dst, names[kind] if len(names) else kind)[keep]
         order = np.argsort(keys, kind="stable")
         return keys[order], row[keep][order]
+
+    def _observed(self, src: np.ndarray, dst: np.ndarray, secure: np.ndarray) -> np.ndarray:
+        """Return `Adversary.observes` (m,) of messages (m,); every channel is asked once, however many messages it has."""
+        n = self.graph.nodes
+        channel = (src * n + dst) * 2 + secure
+        if n > TABLE_NODES:
+            distinct, place = np.unique(channel, return_inverse=True)
+            answers = self._answers(distinct)
+            return np.asarray(answers[place])
+        table = np.zeros(2 * n * n, bool)
+        table[channel] = True
+        distinct = np.flatnonzero(table)
+        table[distinct] = self._answers(distinct)
+        return np.asarray(table[channel])
+
+    def _answers(self, channels: np.ndarray) -> np.ndarray:
+        answers = np.empty(len(channels), bool)
+        for at, code in enumerate(channels.tolist()):
+            arc, secure = divmod(code, 2)
+            src, dst = divmod(arc, self.graph.nodes)
+            answers[at] = self.adversary.observes(src, dst, secure=bool(secure))
+        return answers

@@ -1,22 +1,282 @@
-"""The functions that notebooks and other programs use."""
+"""The verbs of the command line as functions: for notebooks and other programs.
+
+`leakaudit` exports them, beside those that need no wrapping (`load`, `leaks`, `explain`, `score`).
+Each function loads only what its own verb needs, when it is called.
+"""
 
 from __future__ import annotations
 
-from leakaudit.extraction.hearing import MOST, deduce, leaks, targets
-from leakaudit.inversion.attacking import attack, attack_one, attack_together, in_order
-from leakaudit.scoring.scoring import score
-from leakaudit.traces.trace_file import load, load_truth
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "MOST",
-    "attack",
-    "attack_one",
-    "attack_together",
-    "deduce",
-    "in_order",
-    "leaks",
-    "load",
-    "load_truth",
-    "score",
-    "targets",
-]
+if TYPE_CHECKING:
+    from torch import Generator
+
+    from leakaudit.accounting.ledger import Entry
+    from leakaudit.adversary import Adversary
+    from leakaudit.auditing.plan import AuditPlan
+    from leakaudit.gate.judge import Judged as GateJudged
+    from leakaudit.leak import Leaks
+    from leakaudit.papers import Judged as ClaimJudged
+    from leakaudit.protocols.scenario import Scenario
+    from leakaudit.reconstruction import Attack, Reconstruction
+    from leakaudit.sweeping.plan import SweepPlan
+    from leakaudit.sweeping.run import Swept
+    from leakaudit.tasks.task import Task
+    from leakaudit.trace import Json, Trace, Truth
+
+File = str | os.PathLike[str]
+OUTPUT = "leakaudit-out"
+
+
+def record(
+    scenario: Scenario | File,
+    path: File | None = None,
+    *,
+    data_root: File | None = None,
+    download: bool = False,
+    device: str = "cpu",
+    max_bytes: int = 4_000_000_000,
+    trusted: bool = False,
+) -> tuple[Trace, Truth]:
+    """Run a bundled or registered protocol and record what its nodes send.
+
+    Args:
+        scenario: What is trained on what and how, or the TOML file that says so.
+        path: Trace file to write; the truth goes beside it. In memory if None.
+        data_root: Folder of data sets that are not bundled.
+        download: Whether data sets that are missing may be downloaded.
+        device: Where the run computes, as torch names it.
+        max_bytes: Largest recording, in bytes.
+        trusted: Whether a model given as ``package.module:factory`` may run its code.
+
+    Returns:
+        The trace, which an adversary may read, and the truth, which is only for scoring.
+
+    Raises:
+        LeakauditError: The scenario cannot run, or the recording would be larger than `max_bytes`.
+            Nothing is written then.
+    """
+    from leakaudit.protocols import recording
+    from leakaudit.protocols.scenario import Scenario
+
+    if not isinstance(scenario, Scenario):
+        scenario = Scenario.from_toml(Path(scenario))
+    plan = recording.plan(
+        scenario,
+        data_root=None if data_root is None else Path(data_root),
+        download=download,
+        device=device,
+        trusted=trusted,
+    )
+    recorder = recording.record(plan, None if path is None else Path(path), max_bytes)
+    return recorder.trace, recorder.truth_record
+
+
+def attack(
+    leaks: Leaks,
+    attack: str | Attack = "auto",
+    *,
+    generator: Generator,
+    task: Task | None = None,
+    **settings: object,
+) -> list[Reconstruction]:
+    """Reconstruct the inputs behind leaks.
+
+    Args:
+        leaks: What an adversary learns, from `leakaudit.leaks`.
+        attack: An attack, such as ``la.attacks.DLG(steps=500)``, the name of one, or "auto": the
+            strongest that fits each leak.
+        generator: Source of all randomness.
+        task: Needed only if the model is a user's own ``package.module:factory``:
+            ``Task.build(leaks.task, trusted=True)``.
+        **settings: Hyper-parameters of an attack that is given by its name.
+
+    Returns:
+        A reconstruction for each leak, in order.
+
+    Raises:
+        LeakauditError: There is no such attack or setting.
+        AttackError: A named attack cannot use a leak.
+    """
+    from leakaudit.inversion import attacking
+
+    return attacking.attack(leaks, attack, generator=generator, task=task, **settings)
+
+
+def bound(
+    source: Trace | Scenario | File,
+    adversaries: Iterable[Adversary] | None = None,
+    nodes: Sequence[int] | None = None,
+    *,
+    coalitions: int = 1,
+    sensitivity: float | None = None,
+    smoothness: float | None = None,
+    delta: float | None = None,
+    epsilon: float | None = None,
+    data_root: File | None = None,
+    download: bool = False,
+) -> list[Entry]:
+    """Compute the exact privacy of one record in what every adversary sees, beside the claim.
+
+    Args:
+        source: A trace, whose messages are not read, a scenario, or a file of either.
+        adversaries: Whose views; by default the outsider, each wire and neighbour of a node, and
+            coalitions of other nodes.
+        nodes: Whose records; all by default.
+        coalitions: Largest number of other nodes that listen together, if `adversaries` is None.
+        sensitivity: How far a record moves one gradient (Euclidean norm). By default as the claim
+            assumes it, else by the declared clip, else 1.
+        smoothness: Lipschitz constant of a node's gradients. Without it, protocols that do not
+            release their models have no epsilon for records.
+        delta: Of the epsilon; by default the claim's, else 1e-5.
+        epsilon: Target of the recommended noise; by default the claimed one.
+        data_root: Folder of data sets that are not bundled, for scenarios.
+        download: Whether data sets that are missing may be downloaded.
+
+    Returns:
+        An entry for each node and adversary: mu, epsilon, claim, verdict and noise.
+
+    Raises:
+        LeakauditError: A file, a node or a number cannot be used.
+    """
+    from leakaudit.accounting import bounding, listeners
+    from leakaudit.accounting.ledger import entries
+
+    bounding.check(sensitivity, smoothness, delta, epsilon)
+    root = None if data_root is None else Path(data_root)
+    protocol, holders = bounding.protocol_of(source, root, download)
+    if adversaries is None:
+        asked = range(holders) if nodes is None else nodes
+        heard = listeners.around(protocol.graph, list(asked), coalitions)
+    else:
+        heard = listeners.named(list(adversaries), nodes, holders)
+    limits = {"sensitivity": sensitivity, "delta": delta, "epsilon": epsilon}
+    return list(entries(protocol, heard, smoothness=smoothness, **limits))
+
+
+def audit(
+    plan: AuditPlan | File,
+    folder: File = OUTPUT,
+    *,
+    data_root: File | None = None,
+    download: bool = False,
+    device: str = "cpu",
+    max_seconds: float = 0.0,
+) -> dict[str, Json]:
+    """Attack and test a scenario over a grid of epsilons, and judge what it claims.
+
+    Args:
+        plan: The audit, or the TOML file that describes it.
+        folder: Where results.json, the figure, the pictures and report.md are written.
+        data_root: Folder of data sets that are not bundled.
+        download: Whether data sets that are missing may be downloaded.
+        device: Where attacks and replays compute, as torch names it.
+        max_seconds: Limit for all of them together; 0 for none.
+
+    Returns:
+        The record, as results.json holds it.
+
+    Raises:
+        LeakauditError: The plan, its data or the folder cannot be used. Nothing is written then.
+    """
+    from leakaudit.auditing import run
+    from leakaudit.auditing.plan import AuditPlan
+
+    if not isinstance(plan, AuditPlan):
+        plan = AuditPlan.from_toml(Path(plan))
+    root = None if data_root is None else Path(data_root)
+    where = run.Where(root, download, device, max_seconds)
+    found, _ = run.audit(plan, Path(folder), where)
+    return found
+
+
+def check(
+    folder: File = ".",
+    checks: Sequence[str] = (),
+    *,
+    seed: int = 0,
+    strict: bool = False,
+) -> GateJudged:
+    """Run the privacy gate of a repository.
+
+    Args:
+        folder: Holds leakaudit.toml, or a pyproject.toml with its tables, and the baseline.
+        checks: Names of the checks to run; all by default.
+        seed: First seed of the recordings.
+        strict: Whether too few samples are code 3.
+
+    Returns:
+        What was measured and how it compares: ``code`` is 0 for no regression, 1 for a leak, 3 if
+        the gate cannot tell.
+
+    Raises:
+        LeakauditError: The configuration or the baseline cannot be used.
+    """
+    from leakaudit.gate import files, judge
+
+    gate = files.configured(Path(folder)).only(list(checks))
+    return judge.run(gate, judge.Options(seed, strict), files.compared(gate))
+
+
+def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[ClaimJudged]:
+    """Evaluate published privacy claims again.
+
+    Args:
+        papers: Which papers, as `leakaudit.papers.PAPERS` names them; all by default.
+        rows: Numbers of single claims; all by default.
+
+    Returns:
+        Each claim with its verdicts and their evidence.
+
+    Raises:
+        LeakauditError: There is no such paper or number.
+    """
+    from leakaudit.papers import judge, select
+
+    return list(judge(select(papers, rows)))
+
+
+def sweep(
+    plan: SweepPlan | File,
+    folder: File = OUTPUT,
+    *,
+    workers: int | None = None,
+    backend: str = "process",
+    shard: tuple[int, int] = (1, 1),
+    retry_failed: bool = False,
+    data_root: File | None = None,
+    download: bool = False,
+    trusted: bool = False,
+) -> Swept:
+    """Attack every cell of a grid: attack x victim x epsilon x any setting x seed.
+
+    A sweep that was interrupted goes on where it stopped, if it is called with the same folder.
+
+    Args:
+        plan: The sweep, or the TOML file that describes it.
+        folder: Where cells, results.json, the figure and a report are written.
+        workers: Number of processes; 0 works in this one, None starts one for each processor.
+        backend: "process", "joblib" or "joblib:NAME".
+        shard: (i, n) does the i-th of n parts, counted from 1.
+        retry_failed: Whether cells that failed before are tried once more.
+        data_root: Folder of data sets that are not bundled.
+        download: Whether data sets that are missing may be downloaded.
+        trusted: Whether a model given as ``package.module:factory`` may run its code.
+
+    Returns:
+        How it went, with the record if all parts are in the folder.
+
+    Raises:
+        LeakauditError: The plan, its data or the folder cannot be used.
+    """
+    from leakaudit.sweeping import run, tables
+    from leakaudit.sweeping.plan import SweepPlan
+
+    if not isinstance(plan, SweepPlan):
+        plan = tables.load(Path(plan))
+    root = None if data_root is None else Path(data_root)
+    options = run.Options(workers, backend, shard, retry_failed, root, download, trusted)
+    return run.sweep(plan, Path(folder), options)

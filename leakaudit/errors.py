@@ -1,4 +1,4 @@
-"""The one family of errors that users see: a sentence that says what was expected, what came and what to do."""
+"""The errors that users see: each says what was expected, what came and what to do."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class LeakauditError(Exception):
 
 
 class ProgramError(LeakauditError):
-    """The program under test did not end with a finished recording; whatever it measured, the gate has seen nothing of it."""
+    """The program under test did not end with a finished recording, so the gate has seen nothing."""
 
     code = 4
 
 
 class NotDetermined(LeakauditError):
-    """What this adversary hears does not determine any gradient of the node, by the formulas that were tried."""
+    """What this adversary hears determines no gradient of the node, by the formulas tried."""
 
 
 class AttackError(LeakauditError):
@@ -27,7 +27,17 @@ class AttackError(LeakauditError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return ``'; did you mean X?'`` or ``' (known: …)'`` for an unknown `name`."""
+    """Return the end of a sentence about an unknown name.
+
+    Args:
+        name: What was asked for.
+        known: The names that there are.
+
+    Returns:
+        ``'; did you mean X?'`` if one is near, else ``' (known: …)'``.
+    """
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else f" (known: {', '.join(known)})"
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f" (known: {', '.join(known)})"

@@ -19,17 +19,32 @@ class GradientLeak:
     One row with a single 1 is a gradient (DLG reads it); a row +1, -1 is a difference of two (the
     differential attack reads it).
 
-    rounds: (T,) int64, the protocol's rounds in which the gradients were taken, as in g[node, round]:
-    round t is the one whose messages carry the round t, and the first is 1. combination: (m, T). value: (m, c), columns
-    `columns` = (start, stop) of the flat model vector, c = stop - start. std: (m,) noise per
-    coordinate, rounding of the wire included. noise: (m, q) or None; the error of value is
-    ``noise @ e`` with e of unit variance, so rows that share an error say so, and std holds the norms
-    of its rows. theta: (T, d) the models where the gradients were taken, None where this adversary
-    does not know them; theta_std their error. batch: samples behind each gradient, None where
-    unknown. records: that the node holds, of which each batch is a part; None where unknown. wire: precision of the wire's number format,
-    the distance from 1 to the next number. inner: gradient steps summed in each gradient (1, or k_max). adversary: who knows
-    this. formula: how it was got, for reports. theta_rounds: (T,) int64, the rounds of the models where
-    the gradients were taken, often one before `rounds`; empty if nothing says so.
+    Attributes:
+        node: Whose gradients.
+        rounds: (T,) int64, the protocol's rounds in which the gradients were taken, as in
+            g[node, round]: round t is the one whose messages carry t, and the first is 1.
+        combination: (m, T).
+        value: (m, c).
+        std: (m,) standard deviation of the noise on each coordinate, rounding of the wire included.
+        columns: (start, stop) of the flat model vector; c = stop - start.
+        noise: (m, q) or None. The error of value is ``noise @ e`` with e of unit variance, so rows
+            that share an error say so; std holds the norms of its rows.
+        theta: (T, d), the models at which the gradients were taken; None if this adversary does not
+            know them.
+        theta_std: Standard deviation of the error of `theta`.
+        batch: Samples behind each gradient; None if unknown.
+        records: Records that the node holds, of which each batch is a part; None if unknown.
+        wire: Precision of the wire's number format: the distance from 1 to the next number.
+        inner: Gradient steps summed in each gradient: 1, or k_max.
+        step: Step size of the inner steps; None if there are none, or it is unknown.
+        adversary: Who knows this.
+        formula: How it was derived, for reports.
+        scope: On what the derivation rests, for reports.
+        theta_rounds: (T,) int64, the rounds of the models at which the gradients were taken, often
+            one before `rounds`; empty if nothing says so.
+
+    Raises:
+        LeakauditError: The shapes do not agree.
     """
 
     node: int
@@ -57,7 +72,8 @@ class GradientLeak:
         width = self.columns[1] - self.columns[0]
         if self.value.shape != (m, width) or self.rounds.shape != (t,) or self.std.shape != (m,):
             raise LeakauditError(
-                f"leak of node {self.node}: expected value ({m}, {width}), rounds ({t},), std ({m},), "
+                f"leak of node {self.node}: "
+                f"expected value ({m}, {width}), rounds ({t},), std ({m},), "
                 f"got {tuple(self.value.shape)}, {tuple(self.rounds.shape)}, {tuple(self.std.shape)}"
             )
         if self.theta is not None and self.theta.shape[0] != t:
@@ -80,7 +96,10 @@ class GradientLeak:
 class Leaks:
     """What one adversary learns of several nodes; iterate over it.
 
-    task: what the gradients are of. undetermined: node -> why nothing of it is determined.
+    Attributes:
+        task: What the gradients are of.
+        items: The leaks, by node.
+        undetermined: Node -> why nothing of it is determined.
     """
 
     task: TaskSpec

@@ -1,4 +1,4 @@
-"""How long work tells that it goes on, and learns when to stop: one listener and one deadline, both optional."""
+"""Progress reporting and cooperative deadlines: one listener and one deadline, both optional."""
 
 from __future__ import annotations
 
@@ -15,9 +15,18 @@ _deadline: ContextVar[float] = ContextVar("deadline", default=math.inf)
 
 @contextmanager
 def watching(listener: Listener | None = None, seconds: float | None = None) -> Iterator[None]:
-    """Send every `step` inside to `listener(what, done, total)`; let work inside stop after `seconds`."""
-    end = min(_deadline.get(), math.inf if seconds is None else time.monotonic() + seconds)
-    heard = _listener.set(listener if listener is not None else _listener.get())
+    """Watch the work inside, and limit its time.
+
+    Args:
+        listener: Called with what, done and total at every `step`; the one outside if None.
+        seconds: After which work inside should stop; a deadline outside holds as well.
+    """
+    end = _deadline.get()
+    if seconds is not None:
+        end = min(end, time.monotonic() + seconds)
+    if listener is None:
+        listener = _listener.get()
+    heard = _listener.set(listener)
     until = _deadline.set(end)
     try:
         yield
@@ -27,21 +36,33 @@ def watching(listener: Listener | None = None, seconds: float | None = None) -> 
 
 
 def step(what: str, done: int, total: int) -> None:
-    """Say that `done` of `total` units of `what` are finished."""
-    if (listener := _listener.get()) is not None:
+    """Report progress.
+
+    Args:
+        what: Units of work, such as "nodes".
+        done: How many are finished.
+        total: How many there are.
+    """
+    listener = _listener.get()
+    if listener is not None:
         listener(what, done, total)
 
 
 def remaining() -> float:
-    """Seconds that are left, at least 0; infinite where there is no deadline."""
+    """Seconds that are left, at least 0; infinite if there is no deadline."""
     return max(0.0, _deadline.get() - time.monotonic())
 
 
 @contextmanager
 def sharing(parts: float) -> Iterator[None]:
-    """Let work inside have one of so many equal parts of the time that is left."""
+    """Give work inside its part of the time that is left.
+
+    Args:
+        parts: Into how many equal parts that time is divided.
+    """
     left = remaining()
-    with watching(seconds=None if math.isinf(left) else left / parts):
+    share = None if math.isinf(left) else left / parts
+    with watching(seconds=share):
         yield
 
 

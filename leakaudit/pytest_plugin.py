@@ -1,15 +1,17 @@
-"""pytest plugin: the fixture ``leakage`` runs checks of leakaudit.toml, or of a test's own, and fails with what leaked, from whom, to whom.
+"""pytest plugin: the fixture ``leakage`` runs checks, and fails if something leaks.
 
-It is loaded in every pytest run of an environment that has leakaudit, so nothing but pytest is imported before a test asks for it.
+It fails with what leaked, from whom, to whom. The checks are those of leakaudit.toml, or a test's
+own. The plugin is loaded in every pytest run of an environment that has leakaudit, so nothing but
+pytest is imported before a test asks for the fixture.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import pytest
 
@@ -17,11 +19,27 @@ if TYPE_CHECKING:
     from leakaudit.gate.config import Gate
     from leakaudit.gate.judge import Judged
 
-_KEY = "leakaudit_cells"
+
+class _Cell(TypedDict):
+    """What a baseline stores of a cell, in a form that a worker of pytest-xdist can send."""
+
+    digest: str
+    seeds: list[int]
+    samples: dict[str, list[float]]
+
+
+Measured = dict[str, dict[str, _Cell]]  # path of a baseline -> name of a cell -> what it measured
+
+_MEASURED = pytest.StashKey[Measured]()
+_SENT = "leakaudit_cells"  # key of what a worker sends
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the plugin."""
+    """Add the options of the plugin.
+
+    Args:
+        parser: pytest's.
+    """
     group = parser.getgroup("leakaudit")
     group.addoption(
         "--leakage-update",
@@ -36,32 +54,47 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="first seed of the checks (default 0)",
     )
     group.addoption(
-        "--leakage-strict", action="store_true", help="fail where there are too few samples to tell"
+        "--leakage-strict",
+        action="store_true",
+        help="fail where there are too few samples to tell",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
-    config.addinivalue_line(
-        "markers",
-        "leakage: a privacy gate, which records and attacks a training program; -m 'not leakage' skips it",
+    """Register the marker.
+
+    Args:
+        config: pytest's.
+    """
+    marker = (
+        "leakage: a privacy gate, which records and attacks a training program; "
+        "-m 'not leakage' skips it"
     )
-    setattr(config, _KEY, {})
+    config.addinivalue_line("markers", marker)
+    config.stash[_MEASURED] = {}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that asks for the fixture."""
+    """Mark every test that asks for the fixture.
+
+    Args:
+        items: all tests that were collected.
+    """
     for item in items:
-        if (
-            "leakage" in getattr(item, "fixturenames", ())
-            and item.get_closest_marker("leakage") is None
-        ):
+        if "leakage" not in getattr(item, "fixturenames", ()):
+            continue
+        if item.get_closest_marker("leakage") is None:
             item.add_marker("leakage")
 
 
 @dataclass(frozen=True)
 class Leakage:
-    """What the fixture is: call `check`. folder: of leakaudit.toml, pytest's root."""
+    """What the fixture is: call `check`.
+
+    Attributes:
+        request: of the test.
+        folder: of leakaudit.toml, pytest's root.
+    """
 
     request: pytest.FixtureRequest
     folder: Path
@@ -73,7 +106,7 @@ class Leakage:
         *,
         adversaries: Sequence[str] = ("eavesdropper",),
         attacks: Sequence[str] = ("auto",),
-        set: Mapping[str, Mapping[str, Any]] | None = None,
+        set: Mapping[str, Mapping[str, object]] | None = None,
         budget: Mapping[str, float] | None = None,
         seeds: int | None = None,
         lint: str = "error",
@@ -83,122 +116,142 @@ class Leakage:
         delta: float = 1e-5,
         smoothness: float | None = None,
     ) -> Judged:
-        """Run one check and fail the test where it finds a leak or cannot tell.
+        """Run one check and fail the test if it finds a leak or cannot tell.
 
-        name: of a check in leakaudit.toml. With run (``module:function`` or a function of a seed and a path) the check is the test's own:
-        adversaries, attacks, set, lint, secure, undetermined, sensitivity, delta and smoothness as in the file, budget the largest
-        value of each measure. seeds: how many, the gate's by default.
+        Args:
+            name: of a check in leakaudit.toml, or, with `run`, of the test's own check.
+            run: ``module:function``, or a function of a seed and a path; None for the check in the
+                file.
+            adversaries: of the test's own check.
+            attacks: of the test's own check.
+            set: hyper-parameters of each attack, of the test's own check.
+            budget: measure -> largest allowed value, of the test's own check.
+            seeds: number of runs; None for the gate's.
+            lint: as in the file, of the test's own check; so are the following.
+            secure: kinds of messages that are encrypted.
+            undetermined: adversaries for whom nothing is expected to be determined.
+            sensitivity: of epsilon.
+            delta: of epsilon.
+            smoothness: Lipschitz constant of a node's gradients.
+
+        Returns:
+            The run of the gate, if it passes.
         """
         __tracebackhide__ = True
         from leakaudit.errors import LeakauditError
-        from leakaudit.gate import files, judge, text
+        from leakaudit.gate import files, text
+        from leakaudit.gate.config import Budget, Check, Gate
 
-        config = self.request.config
         try:
-            own: dict[str, Any] = {
-                "lint": lint,
-                "secure": tuple(secure),
-                "undetermined": tuple(undetermined),
-            }
-            own |= {"sensitivity": sensitivity, "delta": delta, "smoothness": smoothness}
-            gate = self._gate(
-                name, run, tuple(adversaries), tuple(attacks), set or {}, budget or {}, seeds, own
-            )
-            update = config.getoption("--leakage-update")
-            options = judge.Options(
-                config.getoption("--leakage-seed"), config.getoption("--leakage-strict")
-            )
-            judged = judge.run(gate, options, None if update else files.compared(gate))
-            if update:
-                judge.sound(judged)
-                getattr(config, _KEY)[str(gate.baseline_path)] = {
-                    **self._kept(gate),
-                    **_plain(judged),
-                }
-        except LeakauditError as e:
-            pytest.fail(f"leakage gate {name}: {e}", pytrace=False)
+            if run is None:
+                gate = files.configured(self.folder).only([name])
+            else:
+                own = Check(
+                    name,
+                    run,
+                    adversaries=tuple(adversaries),
+                    attacks=tuple(attacks),
+                    set=set or {},
+                    sensitivity=sensitivity,
+                    delta=delta,
+                    smoothness=smoothness,
+                    lint=lint,
+                    secure=tuple(secure),
+                    undetermined=tuple(undetermined),
+                )
+                budgets = tuple(Budget(measure, most) for measure, most in (budget or {}).items())
+                source = str(self.request.node.location[0])
+                gate = Gate((own,), budgets, folder=self.folder, source=source)
+            judged = self._judge(gate, seeds)
+        except LeakauditError as error:
+            pytest.fail(f"leakage gate {name}: {error}", pytrace=False)
         for cell in judged.cells:
-            self.request.node.user_properties.extend(
-                (f"{cell.name} {m}", max(s)) for m, s in cell.samples.items()
-            )
+            for measure, samples in cell.samples.items():
+                self.request.node.user_properties.append((f"{cell.name} {measure}", max(samples)))
         if judged.code:
             pytest.fail(text.failure(judged), pytrace=False)
         return judged
 
-    def _kept(self, gate: Gate) -> dict[str, Any]:
-        kept: dict[str, Any] = getattr(self.request.config, _KEY).get(str(gate.baseline_path), {})
-        return kept
-
-    def _gate(
-        self,
-        name: str,
-        run: str | Callable[[int, Path], object] | None,
-        adversaries: tuple[str, ...],
-        attacks: tuple[str, ...],
-        set: Mapping[str, Mapping[str, Any]],
-        budget: Mapping[str, float],
-        seeds: int | None,
-        own: Mapping[str, Any],
-    ) -> Gate:
-        """Return the gate of one check, from the file or from the test."""
+    def _judge(self, gate: Gate, seeds: int | None) -> Judged:
+        """Run a gate, and keep what it measured if the baseline is to be updated."""
         from dataclasses import replace
 
-        from leakaudit.gate import files
-        from leakaudit.gate.config import Budget, Check, Gate
+        from leakaudit.gate import files, judge
 
-        if run is None:
-            gate = files.configured(self.folder).only([name])
-        else:
-            check = Check(name, run, adversaries=adversaries, attacks=attacks, set=set, **own)
-            budgets = tuple(Budget(measure, most) for measure, most in budget.items())
-            gate = Gate(
-                (check,), budgets, folder=self.folder, source=str(self.request.node.location[0])
-            )
-        return gate if seeds is None else replace(gate, seeds=seeds)
+        config = self.request.config
+        if seeds is not None:
+            gate = replace(gate, seeds=seeds)
+        options = judge.Options(
+            seed=config.getoption("--leakage-seed"), strict=config.getoption("--leakage-strict")
+        )
+        if not config.getoption("--leakage-update"):
+            return judge.run(gate, options, files.compared(gate))
+        judged = judge.run(gate, options, None)
+        judge.sound(judged)
+        measured = config.stash[_MEASURED].setdefault(str(gate.baseline_path), {})
+        measured.update(_plain(judged))
+        return judged
 
 
 @pytest.fixture
 def leakage(request: pytest.FixtureRequest) -> Leakage:
-    """Run privacy checks: ``leakage.check("name")`` of leakaudit.toml, ``leakage.check("name", run=…)`` of the test's own."""
+    """Run privacy checks.
+
+    ``leakage.check("name")`` runs a check of leakaudit.toml, ``leakage.check("name", run=…)`` one
+    of the test's own.
+
+    Args:
+        request: of the test.
+    """
     return Leakage(request, request.config.rootpath)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
-    """Take over what a worker of pytest-xdist measured."""
-    for path, cells in json.loads(getattr(node, "workeroutput", {}).get(_KEY, "{}")).items():
-        getattr(node.config, _KEY).setdefault(path, {}).update(cells)
+def pytest_testnodedown(node: object, error: object) -> None:
+    """Take over what a worker of pytest-xdist measured.
+
+    Args:
+        node: the worker, of a class of pytest-xdist.
+        error: why it ended, not used.
+    """
+    config: pytest.Config = getattr(node, "config")  # noqa: B009, xdist may not be installed
+    sent: Measured = json.loads(getattr(node, "workeroutput", {}).get(_SENT, "{}"))
+    for path, cells in sent.items():
+        config.stash[_MEASURED].setdefault(path, {}).update(cells)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Hand what was measured to the main process, or write it to the baseline."""
+    """Hand what was measured to the main process, or write it to the baseline.
+
+    Args:
+        session: pytest's.
+    """
     config = session.config
-    found: dict[str, dict[str, Any]] = getattr(config, _KEY, {})
-    if (output := getattr(config, "workeroutput", None)) is not None:
-        output[_KEY] = json.dumps(found)
-    elif found:
-        _write(found, config.getoption("--leakage-update"))
+    measured = config.stash.get(_MEASURED, {})
+    output: dict[str, str] | None = getattr(config, "workeroutput", None)
+    if output is not None:
+        output[_SENT] = json.dumps(measured)
+    elif measured:
+        _write(measured, config.getoption("--leakage-update"))
 
 
-def _write(found: Mapping[str, Mapping[str, Any]], reason: str) -> None:
+def _write(measured: Measured, reason: str) -> None:
+    """Merge what was measured into its baselines."""
     from leakaudit.gate import baseline
     from leakaudit.results import provenance
 
-    for file, cells in found.items():
+    for file, cells in measured.items():
         path = Path(file)
         old = baseline.read(path) if path.is_file() else baseline.Baseline()
         blocks = {
-            name: baseline.block(c["digest"], c["seeds"], c["samples"]) for name, c in cells.items()
+            name: baseline.block(cell["digest"], cell["seeds"], cell["samples"])
+            for name, cell in cells.items()
         }
         old.merged(blocks, reason, provenance.versions()).write(path)
 
 
-def _plain(judged: Judged) -> dict[str, Any]:
-    return {
-        name: {
-            "digest": b.digest,
-            "seeds": list(b.seeds),
-            "samples": {m: list(s) for m, s in b.samples.items()},
-        }
-        for name, b in judged.blocks.items()
-    }
+def _plain(judged: Judged) -> Iterator[tuple[str, _Cell]]:
+    """Yield the name of each cell, and what it measured."""
+    for name, block in judged.blocks.items():
+        samples = {measure: list(values) for measure, values in block.samples.items()}
+        yield name, _Cell(digest=block.digest, seeds=list(block.seeds), samples=samples)

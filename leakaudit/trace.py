@@ -1,4 +1,4 @@
-"""What was overheard (`Trace`) and what was true (`Truth`): plain tensors and JSON values, on disk as in memory."""
+"""What was overheard (`Trace`) and what was true (`Truth`): tensors and JSON values, nothing else."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from torch import Tensor
 from leakaudit.errors import LeakauditError
 
 Json = Any  # None, bool, int, float, str, list or dict of them
-RECORDING = "recording"  # entry of the provenance of a trace and of its truth, drawn anew for every recording
+RECORDING = (
+    "recording"  # entry of the provenance of a trace and its truth, drawn for each recording
+)
 _DRAWN = re.compile(r"[0-9a-f]{32}")
 
 
@@ -23,7 +25,9 @@ _DRAWN = re.compile(r"[0-9a-f]{32}")
 class Layout:
     """Where each parameter lies in the flat model vector.
 
-    names: dotted parameter names in the model's order; shapes: their shapes.
+    Attributes:
+        names: Dotted parameter names in the model's order.
+        shapes: Their shapes.
     """
 
     names: tuple[str, ...]
@@ -32,11 +36,13 @@ class Layout:
     @cached_property
     def slices(self) -> dict[str, slice]:
         """Name -> its columns of the flat vector."""
-        out, at = {}, 0
+        found = {}
+        start = 0
         for name, shape in zip(self.names, self.shapes, strict=True):
-            out[name] = slice(at, at + math.prod(shape))
-            at += math.prod(shape)
-        return out
+            stop = start + math.prod(shape)
+            found[name] = slice(start, stop)
+            start = stop
+        return found
 
     @property
     def size(self) -> int:
@@ -44,37 +50,53 @@ class Layout:
         return sum(math.prod(s) for s in self.shapes)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """View (..., d) as one tensor a parameter, each (..., *shape)."""
+        """View a flat vector as parameters.
+
+        Args:
+            flat: (..., d).
+
+        Returns:
+            A tensor (..., *shape) for each parameter, by its name.
+        """
         lead = flat.shape[:-1]
-        return {
-            n: flat[..., self.slices[n]].reshape(*lead, *s)
-            for n, s in zip(self.names, self.shapes, strict=True)
-        }
+        parts = {}
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            parts[name] = flat[..., self.slices[name]].reshape(*lead, *shape)
+        return parts
 
 
 @dataclass(frozen=True)
 class Graph:
-    """An undirected graph of nodes 0..nodes-1; edges are pairs (i, j) with i < j, sorted, without repeats."""
+    """An undirected graph.
+
+    Attributes:
+        nodes: Their number; they are 0 to nodes - 1.
+        edges: Pairs (i, j) with i < j, without repeats.
+
+    Raises:
+        LeakauditError: An edge is not such a pair, or occurs twice.
+    """
 
     nodes: int
     edges: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
         """Reject edges that the rest of the program could not read."""
-        bad = [e for e in self.edges if not 0 <= e[0] < e[1] < self.nodes]
+        bad = [edge for edge in self.edges if not 0 <= edge[0] < edge[1] < self.nodes]
         if bad or len(set(self.edges)) != len(self.edges):
             raise LeakauditError(
-                f"graph: expected distinct edges (i, j) with 0 <= i < j < {self.nodes}, got {bad[:3] or 'repeats'}"
+                f"graph: expected distinct edges (i, j) with 0 <= i < j < {self.nodes}, "
+                f"got {bad[:3] or 'repeats'}"
             )
 
     @cached_property
     def neighbours(self) -> tuple[tuple[int, ...], ...]:
         """Sorted neighbours of every node."""
-        out: list[list[int]] = [[] for _ in range(self.nodes)]
+        near: list[list[int]] = [[] for _ in range(self.nodes)]
         for i, j in self.edges:
-            out[i].append(j)
-            out[j].append(i)
-        return tuple(tuple(sorted(n)) for n in out)
+            near[i].append(j)
+            near[j].append(i)
+        return tuple(tuple(sorted(some)) for some in near)
 
     @cached_property
     def arcs(self) -> tuple[tuple[int, int], ...]:
@@ -88,7 +110,8 @@ class Graph:
     @property
     def connected(self) -> bool:
         """Whether a walk reaches every node."""
-        seen, todo = {0}, [0]
+        seen = {0}
+        todo = [0]
         while todo:
             new = set(self.neighbours[todo.pop()]) - seen
             seen |= new
@@ -100,10 +123,18 @@ class Graph:
 class TaskSpec:
     """Public description of what is trained.
 
-    model: registered name or ``package.module:factory``; args: its keyword arguments;
-    loss: ``cross_entropy`` | ``binary`` | ``squared``; shape: one input, e.g. (1, 25, 25);
-    mean, std: the model sees (x - mean) / std, x in [0, 1] for images, one entry a channel;
-    levels: 255 where inputs are k/255, else 0; labels: names of the classes, may be empty.
+    Attributes:
+        model: Registered name or ``package.module:factory``.
+        args: Its keyword arguments.
+        loss: "cross_entropy", "binary" or "squared".
+        shape: Shape of one input, such as (1, 25, 25).
+        classes: Number of classes.
+        mean: The model sees (x - mean) / std, with x in [0, 1] for images; an entry for each
+            channel, or one for all.
+        std: See `mean`.
+        levels: 255 if inputs are k/255, else 0.
+        data: Name of the data set.
+        labels: Names of the classes; may be empty.
     """
 
     model: str
@@ -124,17 +155,30 @@ class TaskSpec:
 
     def to_json(self) -> dict[str, Json]:
         """Plain JSON values."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        values = asdict(self)
+        for name, value in values.items():
+            if isinstance(value, tuple):
+                values[name] = list(value)
+        return values
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> TaskSpec:
-        """Inverse of `to_json`; unknown keys are refused."""
+        """Read what `to_json` wrote.
+
+        Args:
+            value: The attributes by name.
+
+        Raises:
+            LeakauditError: A key is not an attribute.
+        """
         known = {f.name for f in fields(cls)}
-        if extra := set(value) - known:
+        extra = set(value) - known
+        if extra:
             raise LeakauditError(f"task: unknown keys {sorted(extra)} (known: {sorted(known)})")
-        values: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in value.items()
-        }
+        values: dict[str, Any] = dict(value)
+        for name, entry in value.items():
+            if isinstance(entry, list):
+                values[name] = tuple(entry)
         return cls(**values)
 
 
@@ -142,8 +186,15 @@ class TaskSpec:
 class Messages:
     """Columns of what was sent; a broadcast is one payload row with several index rows.
 
-    round, src, dst, kind, row: (m,) int32; kind indexes `kinds`; row indexes `payload`.
-    secure: (m,) bool, an outsider sees that it was sent, not what. payload: (rows, columns).
+    Attributes:
+        round: (m,) int32.
+        src: (m,) int32, the sender.
+        dst: (m,) int32, the receiver.
+        kind: (m,) int32, an index into `kinds`.
+        row: (m,) int32, an index into `payload`.
+        secure: (m,) bool, whether an outsider sees only that it was sent, not what.
+        payload: (rows, columns).
+        kinds: Names of the kinds of messages.
     """
 
     round: Tensor
@@ -164,12 +215,20 @@ class Messages:
 class Trace:
     """A recording of a training run's channels; holds nothing private.
 
-    params: the protocol's constants, public unless an adversary's `knows` says otherwise.
-    columns: (start, stop) of the flat model vector that was recorded, (0, layout.size) for all of it.
-    public: named tensors that everybody has, e.g. ``w0`` (d,), the common initial model.
-    messages: one table a file of the recording (one, or one a shard).
-    id: equal in the trace and its truth; a user may choose it, so `recording` tells runs of one id apart.
-    complete: False where the recording was cut short.
+    Attributes:
+        protocol: Its registered name.
+        params: The protocol's constants, public unless an adversary's `knows` says otherwise.
+        task: What is trained.
+        graph: Who can send to whom.
+        layout: Where each parameter lies in the flat model vector.
+        columns: (start, stop) of the flat model vector that was recorded; (0, layout.size) for all.
+        rounds: Number of rounds.
+        messages: A table for each file of the recording: one, or one for each shard.
+        public: Named tensors that everybody has, such as ``w0`` (d,), the common initial model.
+        id: Equal in the trace and its truth. A user may choose it, so `recording` tells runs of one
+            id apart.
+        complete: False if the recording was cut short.
+        provenance: When and how it was recorded.
     """
 
     protocol: str
@@ -187,7 +246,7 @@ class Trace:
 
     def __len__(self) -> int:
         """Number of messages in all tables."""
-        return sum(len(m) for m in self.messages)
+        return sum(len(table) for table in self.messages)
 
     @property
     def recording(self) -> str | None:
@@ -201,17 +260,26 @@ class Trace:
 
     def kinds(self) -> Iterator[str]:
         """Names of the kinds of messages, each once."""
-        yield from dict.fromkeys(k for m in self.messages for k in m.kinds)
+        seen: dict[str, None] = {}
+        for table in self.messages:
+            seen |= dict.fromkeys(table.kinds)
+        yield from seen
 
 
 @dataclass(frozen=True)
 class Truth:
     """The private side of a run; opened for scoring and nowhere else.
 
-    x: (s, *shape), images in [0, 1]; y: (s,) labels; node: (s,) owner; index: (s,) row in the data set.
-    pool: the data set's other records for identification, (p, *shape), may be empty.
-    states: private vectors kept on request, e.g. ``w`` (rounds + 1, N, d). provenance: what would give the data
-    away beside the trace, such as the seed.
+    Attributes:
+        id: That of its trace.
+        task: What is trained.
+        x: (s, *shape), images in [0, 1].
+        y: (s,) labels.
+        node: (s,) owner of each record.
+        index: (s,) row in the data set.
+        pool: (p, *shape), other records of the data set, for identification; may be empty.
+        states: Private vectors kept on request, such as ``w`` (rounds + 1, N, d).
+        provenance: What would give the data away beside the trace, such as the seed.
     """
 
     id: str
@@ -236,5 +304,14 @@ class Truth:
 
 
 def drawn(value: Json) -> str | None:
-    """Return the number of a recording as a file gives it, None for anything else."""
-    return value if isinstance(value, str) and _DRAWN.fullmatch(value) else None
+    """Return the number of a recording.
+
+    Args:
+        value: What a file gives as its number.
+
+    Returns:
+        The number, or None if `value` is anything else.
+    """
+    if isinstance(value, str) and _DRAWN.fullmatch(value):
+        return value
+    return None

@@ -1,4 +1,4 @@
-"""What a claim is worth after it was put to the test: five sentences, none of which says that anything is private."""
+"""What a claim is worth after a test: five sentences, none of which calls anything private."""
 
 from __future__ import annotations
 
@@ -21,5 +21,14 @@ class Verdict(Enum):
 
 
 def against(exceeded: bool) -> Verdict:
-    """Return REFUTED where what was measured exceeds the claim, else NOT_REFUTED."""
-    return Verdict.REFUTED if exceeded else Verdict.NOT_REFUTED
+    """Return the verdict of a test that can decide.
+
+    Args:
+        exceeded: Whether what was measured exceeds the claim.
+
+    Returns:
+        REFUTED or NOT_REFUTED.
+    """
+    if exceeded:
+        return Verdict.REFUTED
+    return Verdict.NOT_REFUTED

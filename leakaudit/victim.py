@@ -1,13 +1,16 @@
-"""What a victim is: a protocol that can be run on a problem, and that declares its relations and its paper's claims."""
+"""What a victim is: a protocol that can be run, and that declares its relations and claims."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Self
 
+import torch
 from torch import Generator, Tensor
 
+from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
 if TYPE_CHECKING:
@@ -15,17 +18,30 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
 
+# Rounds that are declared to count the messages of a protocol whose rounds are alike. The second
+# and the third are compared: the start of a protocol ends before the second (NIDS, for example, is
+# silent in round 1 and sends in every later round).
+FEW = 3
+
 
 @dataclass(frozen=True)
 class Claim:
     """What a paper promises of its protocol at these constants.
 
-    source: paper and theorem. promise: one sentence. epsilon, delta: of differential privacy, None where it promises none.
-    adjacency: what two neighbouring data sets differ in. std: the noise that the theorem asks for, per coordinate. rounds: up to
-    which it holds. assumes: what the theorem takes for granted. sensitivity: how far one gradient of a node moves in Euclidean norm
-    between neighbours, as the theorem assumes, None where it does not say. sampled: whether a record takes part in some gradients
-    alone, drawn in secret. met: whether the noise of these constants is what it asks for. pair: (v, u) where it is about what node v
-    sees of node u alone.
+    Attributes:
+        source: Paper and theorem.
+        promise: The promise in one sentence.
+        epsilon: Of differential privacy; None if the paper promises none.
+        delta: Of differential privacy; None if the paper promises none.
+        adjacency: What two neighbouring data sets differ in.
+        std: Standard deviation of the noise that the theorem asks for, per coordinate.
+        rounds: Last round for which the promise holds.
+        assumes: The theorem's assumptions.
+        sensitivity: Euclidean distance between a node's gradients on neighbouring data, as the
+            theorem assumes it; None if it does not say.
+        sampled: Whether a record takes part only in some gradients, which are drawn in secret.
+        met: Whether the noise of these constants is what the theorem asks for.
+        pair: (v, u) if the promise covers only what node v sees of node u.
     """
 
     source: str
@@ -42,43 +58,137 @@ class Claim:
     pair: tuple[int, int] | None = None
 
 
-class Victim(Protocol):
-    """A frozen dataclass of the protocol's constants; subclass it.
+class Victim(ABC):
+    """Base class of victims; a subclass is a frozen dataclass of the protocol's constants.
 
-    paper: its source. leaks_what, claims_what: a few words for tables; `claims` has the figures.
-    centralised: runs on a star whose server is the last node, which holds no data. separable: whether nodes may live in processes of
-    their own, because all that a node uses of others comes out of `Recorder.exchange`.
+    It must define `run` and `relations`. Everything else has a default.
+
+    Attributes:
+        paper: The protocol's source.
+        leaks_what: A few words on what leaks, for tables.
+        claims_what: A few words on what the paper promises, for tables; `claims` has the figures.
+        centralised: Whether the protocol runs on a star whose last node is the server, which holds
+            no data.
+        separable: Whether nodes may live in processes of their own, because `Recorder.exchange`
+            returns all that a node uses of other nodes.
+        regular: Whether every round from the third on sends as many messages as the round before,
+            even if its coefficients differ. A `stationary` protocol counts as regular.
     """
 
-    paper: ClassVar[str]
-    leaks_what: ClassVar[str]
+    paper: ClassVar[str] = "unpublished"
+    leaks_what: ClassVar[str] = "what its relations determine"
     claims_what: ClassVar[str] = "nothing"
     centralised: ClassVar[bool] = False
     separable: ClassVar[bool] = False
+    regular: ClassVar[bool] = False
+
+    def __new__(cls, *_: object, **__: object) -> Self:
+        """Refuse a class that lacks a method, before Python does so with a TypeError.
+
+        Raises:
+            LeakauditError: The class does not define all abstract methods.
+        """
+        missing = sorted(cls.__abstractmethods__)
+        if missing:
+            raise LeakauditError(
+                f"the victim {cls.__name__} of {cls.__module__} does not define "
+                f"{' and '.join(missing)}; every victim needs both run and relations"
+            )
+        return super().__new__(cls)
 
     @property
     def stationary(self) -> bool:
-        """Whether every round, after the first few, has the same relations, so that a few rounds of `relations` stand for all."""
+        """Whether every round, after the first few, has the same relations.
+
+        A few rounds of `relations` then stand for all.
+        """
         return False
 
     def turns(self, rounds: int) -> Turns | None:
-        """Return which gradients of a node one record can enter over so many rounds, None if it enters all, or if that is not known.
+        """Return which gradients of a node one record can enter.
 
-        One block for each pass over the node's records; in it, for each place in the order, the gradients (counted from 0, as
-        `relations` declares the node's) that the record at this place enters. The order counts as known to everybody.
+        Args:
+            rounds: Length of the run.
+
+        Returns:
+            One block for each pass over the node's records. A block holds, for each place in the
+            pass, the gradients that the record at this place enters, counted from 0 in the order in
+            which `relations` declares the node's. The order counts as known to everybody. None if a
+            record enters all gradients, or if that is not known.
         """
         return None
 
-    def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Raise LeakauditError where the constants do not fit the model, the graph or the records of a node; nothing is drawn yet."""
+    def fits(self, task: Task, graph: Graph, samples: int) -> None:  # noqa: B027, it is optional
+        """Check that the constants fit the scenario; nothing has been drawn yet.
+
+        Args:
+            task: The model and its loss.
+            graph: Who talks to whom.
+            samples: Records of a node.
+
+        Raises:
+            LeakauditError: They do not fit.
+        """
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Count the messages of a recording of these wires (undirected edges), to size the file before the run."""
+        """Count the messages of a recording, to size its file before the run.
+
+        The default counts what `relations` declares. Override it only if the number depends on a
+        schedule: the file is sized before the schedule is drawn, so return the largest possible
+        number then. What is not used is not kept.
+
+        Args:
+            graph: Who talks to whom.
+            rounds: Length of the run.
+            wires: Undirected edges (i, j) that are recorded, i < j, in both directions.
+
+        Returns:
+            The number of messages on these wires.
+        """
+        recorded = {arc for i, j in wires for arc in ((i, j), (j, i))}
+        if not recorded:
+            return 0
+        declared = rounds
+        if self.regular or self.stationary:
+            declared = min(rounds, FEW)
+        counts = self._declared_messages(graph, declared, recorded)
+        if declared < rounds and counts[-1] != counts[-2]:  # the start takes longer than that
+            declared = rounds
+            counts = self._declared_messages(graph, rounds, recorded)
+        return sum(counts) + (rounds - declared) * counts[-1]
+
+    def _declared_messages(
+        self, graph: Graph, rounds: int, recorded: Collection[tuple[int, int]]
+    ) -> list[int]:
+        """Return how many declared messages of rounds 0 to `rounds` travel along recorded arcs."""
+        # Neither the model nor the schedule has been drawn. Their values do not matter: at most the
+        # length of w0 is read, for the spread of some noise.
+        public = {"w0": torch.zeros(1), **self.schedule(graph, rounds, Generator().manual_seed(0))}
+        counts = [0] * (rounds + 1)
+        for vector in self.relations(graph, rounds, public).vectors:
+            if vector.kind != "message":
+                continue
+            if vector.dst is None:  # on a public board, once for everybody
+                counts[vector.round] += 1
+                continue
+            for receiver in vector.dst:
+                counts[vector.round] += (vector.owner, receiver) in recorded
+        return counts
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
-        """Draw what everybody sees of the run's order, such as who is active when, for `run` and `relations` to find among public."""
+        """Draw what everybody sees of the run's order, such as which node is active when.
+
+        Args:
+            graph: Who talks to whom.
+            rounds: Length of the run.
+            generator: Source of randomness.
+
+        Returns:
+            Tensors by name, which `run` and `relations` find among the public ones.
+        """
         return {}
 
+    @abstractmethod
     def run(
         self,
         problem: Problem,
@@ -88,16 +198,31 @@ class Victim(Protocol):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train for `rounds` rounds and record what travels on `wires`.
+        """Train, and record what travels on some wires.
 
-        Private vectors are offered to `recorder.state` under the names that `relations` gives them, (N, d) a round, so that a
-        declaration can be checked on a run.
+        Private vectors are offered to `recorder.state` under the names that `relations` gives them,
+        (N, d) a round, so that a declaration can be checked on a run.
+
+        Args:
+            problem: The task and every node's data.
+            graph: Who talks to whom.
+            rounds: Length of the run.
+            recorder: What the messages and states go to.
+            generator: Source of randomness, on the CPU.
+            wires: Undirected edges (i, j) that are recorded, i < j.
         """
 
+    @abstractmethod
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the protocol: every message bears the round, ends and kind with which it is recorded.
+        """Declare the protocol; a message has the round, ends and kind with which it is recorded.
 
-        public: tensors of the trace; only a `schedule` is read from them.
+        Args:
+            graph: Who talks to whom.
+            rounds: Length of the run.
+            public: Public tensors of the trace; a schedule and the length of ``w0`` are read.
+
+        Returns:
+            The relations between all vectors of the run.
         """
 
     def claims(
@@ -105,6 +230,13 @@ class Victim(Protocol):
     ) -> tuple[Claim, ...]:
         """Return what the paper promises of this protocol at these constants.
 
-        public: tensors of the trace, where a promise depends on its schedule; without them it is the weakest of all schedules.
+        Args:
+            graph: Who talks to whom.
+            rounds: Length of the run.
+            public: Public tensors of the trace, if a promise depends on its schedule; None stands
+                for the schedule for which the promise is weakest.
+
+        Returns:
+            The promises; none by default.
         """
         return ()

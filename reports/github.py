@@ -5,38 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from leakaudit.registry import renderer
+from leakaudit.rendering.shown import Shown
 from leakaudit.results.grading import checks
 from leakaudit.results.wording import clean
 from leakaudit.trace import Json
 
-SHOWN = 8  # checks of each kind; GitHub shows ten of each in a step, and two lines are for the sentence and for how many are left
+# GitHub shows ten annotations of each kind in a step; two lines are for the sentence and for how many are left.
+SHOWN = 8
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
 @renderer("github")
 def render(results: Mapping[str, Json]) -> str:
-    """One line a check under the sentence of the whole; the job's summary is the Markdown report."""
-    lines, found = [_line("notice", "leakaudit", results["summary"])], checks(results)
-    if against := results.get("against"):
-        lines.append(_line("notice", "leakaudit", against["summary"]))
+    """Write one line a check under the summary; the job's summary is the Markdown report.
+
+    Args:
+        results: A record.
+
+    Returns:
+        Workflow commands.
+    """
+    shown = Shown.of(results)
+    found = checks(shown.record)
+    lines = [_line("notice", "leakaudit", shown.record.summary)]
+    if shown.against:
+        lines.append(_line("notice", "leakaudit", shown.against.summary))
     for level, command in _COMMANDS.items():
-        some = [c for c in found if c.level == level]
-        lines += [_line(command, c.name, c.message) for c in some[:SHOWN]]
-        if left := len(some) - SHOWN:
-            lines += [
-                _line(
-                    command,
-                    "leakaudit",
-                    f"{left} more of this kind, none of them worse; see the whole report",
-                )
-            ] * (left > 0)
+        some = [check for check in found if check.level == level]
+        lines += [_line(command, check.name, check.message) for check in some[:SHOWN]]
+        left = len(some) - SHOWN
+        if left > 0:
+            more = f"{left} more of this kind, none of them worse; see the whole report"
+            lines.append(_line(command, "leakaudit", more))
     return "\n".join(lines) + "\n"
 
 
 def _line(command: str, title: object, text: object) -> str:
-    return f"::{command} title={_escape(title).replace(':', '%3A').replace(',', '%2C')}::{_escape(text)}"
+    name = _escape(title).replace(":", "%3A").replace(",", "%2C")
+    return f"::{command} title={name}::{_escape(text)}"
 
 
 def _escape(text: object) -> str:
-    """Write text so that the runner reads it back as it is; a line break is gone already."""
+    """Write text so that the runner reads it back as it is; line breaks are gone already."""
     return clean(text).replace("%", "%25")

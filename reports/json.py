@@ -11,5 +11,12 @@ from leakaudit.trace import Json
 
 @renderer("json")
 def render(results: Mapping[str, Json]) -> str:
-    """Indented JSON in ASCII, one record; every value as it was written."""
+    """Write a record as indented JSON in ASCII.
+
+    Args:
+        results: A record.
+
+    Returns:
+        Every value as it was written.
+    """
     return json.dumps(results, indent=2, allow_nan=False) + "\n"

@@ -7,37 +7,47 @@ from urllib.parse import quote
 
 from leakaudit.registry import renderer
 from leakaudit.rendering import markdown as md
+from leakaudit.rendering.shown import Shown
 from leakaudit.results.comparison import lines
-from leakaudit.results.wording import LIMITS, by_reason, provenance, scopes, table
+from leakaudit.results.model import Finding
+from leakaudit.results.wording import LIMITS, not_determined, notes, provenance, scopes, table
 from leakaudit.trace import Json
 
 
 @renderer("markdown")
 def render(results: Mapping[str, Json]) -> str:
-    """GitHub-flavoured Markdown; names from the trace are escaped, so that they are neither markup, links nor mentions."""
-    blocks = ["# What this adversary learns", f"**{md.escape(results['summary'])}**"]
-    if against := results.get("against"):
-        blocks += ["## Against the earlier results", md.items(lines(against))]
-    if results["findings"]:
-        headings, rows = table(results)
-        blocks += ["## Nodes", md.table(headings, rows), _notes(results["findings"])]
-    if results["picture"]:
-        blocks += [f"![Originals over reconstructions]({quote(results['picture'], safe='')})"]
-    if results["undetermined"]:
-        blocks += ["## Not determined", md.items(by_reason(results["undetermined"], "reason"))]
-    blocks += ["## Not tried", md.items(results["not_tried"] or ["not recorded"])]
+    """Write GitHub-flavoured Markdown.
+
+    Args:
+        results: A record.
+
+    Returns:
+        A page; names from the trace are escaped, so that they are neither markup, links nor mentions.
+    """
+    shown = Shown.of(results)
+    record = shown.record
+    blocks = ["# What this adversary learns", f"**{md.escape(record.summary)}**"]
+    if shown.against:
+        blocks += ["## Against the earlier results", md.items(lines(shown.against))]
+    if record.findings:
+        headings, rows = table(record.findings)
+        blocks += ["## Nodes", md.table(headings, rows), _notes(record.findings)]
+    if record.picture:
+        blocks.append(f"![Originals over reconstructions]({quote(record.picture, safe='')})")
+    if record.undetermined:
+        blocks += ["## Not determined", md.items(not_determined(record.undetermined))]
+    blocks += ["## Not tried", md.items(record.not_tried or ["not recorded"])]
     blocks += ["## Limits", md.items(LIMITS)]
-    blocks += ["## Provenance", md.table(("what", "value"), provenance(results))]
+    blocks += ["## Provenance", md.table(("what", "value"), provenance(record))]
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def _notes(findings: Sequence[Mapping[str, Json]]) -> str:
+def _notes(findings: Sequence[Finding]) -> str:
     """What the certificates mean, and each finding's own note and formula."""
-    meant = {f["certificate"]["name"].lower(): f["certificate"]["sentence"] for f in findings}
+    meant = {one.certificate.name.lower(): one.certificate.sentence for one in findings}
     said = [f"certificate {name}: {sentence}" for name, sentence in meant.items()]
-    formulas = dict.fromkeys(
-        f"{f['leak']['kind']} got by: {f['leak']['formula']}"
-        for f in findings
-        if f["leak"]["formula"]
-    )
-    return md.items([*said, *formulas, *scopes(findings), *by_reason(findings, "note")])
+    formulas = []
+    for one in findings:
+        if one.leak.formula:
+            formulas.append(f"{one.leak.kind} got by: {one.leak.formula}")
+    return md.items([*said, *dict.fromkeys(formulas), *scopes(findings), *notes(findings)])

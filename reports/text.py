@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,52 +11,71 @@ from rich.text import Text
 
 from leakaudit.registry import renderer
 from leakaudit.rendering.console import printed
+from leakaudit.rendering.shown import Shown
 from leakaudit.results.comparison import lines
-from leakaudit.results.wording import LIMITS, by_reason, clean, harm, scopes, table
+from leakaudit.results.model import Finding
+from leakaudit.results.wording import (
+    LIMITS,
+    clean,
+    harm,
+    not_determined,
+    notes,
+    scopes,
+    table,
+)
 from leakaudit.trace import Json
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
-_ROOM = 110  # columns of a terminal below which these are left out, so that no word is broken
+_ROOM = 110  # columns of a terminal below which `_SPARE` is left out, so that no word is broken
 _SPARE = ("SSIM", "LPIPS", "identified", "seconds")
-SHOWN = 200  # findings in a terminal
+SHOWN = 200  # findings in a terminal; a choice
 _RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")
 
 
 @renderer("text")
 def render(results: Mapping[str, Json], width: int = 120, color: bool = False) -> str:
-    """Text of `width` columns; color adds a terminal's codes."""
-    return printed([_parts(results, wide=width >= _ROOM)], width, color)
+    """Write text for a terminal.
+
+    Args:
+        results: A record.
+        width: Columns.
+        color: Whether to add a terminal's codes.
+
+    Returns:
+        The text.
+    """
+    return printed([_parts(Shown.of(results), wide=width >= _ROOM)], width, color)
 
 
-def _parts(results: Mapping[str, Json], wide: bool) -> RenderableType:
-    parts: list[RenderableType] = [Text(clean(results["summary"]), style="bold")]
-    parts += [Text(line) for line in lines(results.get("against") or {})]
-    if results["findings"]:
-        parts.append(_findings(results, wide))
-    if left := len(results["findings"]) - SHOWN:
-        parts += [
-            Text(f"the {SHOWN} worst findings are shown, {left} more are in the HTML report")
-        ] * (left > 0)
-    failed = [f for f in results["findings"] if f["certificate"]["name"] == "FAILED"]
-    parts += [Text(line) for line in by_reason(failed, "note")]
-    parts += [
-        Text(f"not determined: {line}") for line in by_reason(results["undetermined"], "reason")
-    ]
-    parts += [Text(line) for line in scopes(results["findings"])]
+def _parts(shown: Shown, wide: bool) -> RenderableType:
+    record = shown.record
+    parts: list[RenderableType] = [Text(clean(record.summary), style="bold")]
+    parts += [Text(line) for line in lines(shown.against)]
+    if record.findings:
+        parts.append(_findings(record.findings, wide))
+    left = len(record.findings) - SHOWN
+    if left > 0:
+        more = f"the {SHOWN} worst findings are shown, {left} more are in the HTML report"
+        parts.append(Text(more))
+    failed = [one for one in record.findings if one.certificate.name == "FAILED"]
+    parts += [Text(line) for line in notes(failed)]
+    parts += [Text(f"not determined: {line}") for line in not_determined(record.undetermined)]
+    parts += [Text(line) for line in scopes(record.findings)]
     return Group(*parts, Text(LIMITS[0], style="dim"))
 
 
-def _findings(results: Mapping[str, Json], wide: bool) -> Table:
-    some = results["findings"]
+def _findings(findings: Sequence[Finding], wide: bool) -> Table:
+    some = findings
     if len(some) > SHOWN:
         some = sorted(some, key=harm, reverse=True)[:SHOWN]
-    headings, rows = table({**results, "findings": some})
+    headings, rows = table(some)
     kept = [k for k, heading in enumerate(headings) if wide or heading not in _SPARE]
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for k in kept:
-        out.add_column(
-            headings[k], justify="right" if headings[k] in _RIGHT else "left", overflow="fold"
-        )
+        if headings[k] in _RIGHT:
+            out.add_column(headings[k], justify="right", overflow="fold")
+        else:
+            out.add_column(headings[k], overflow="fold")
     for row in rows:
         out.add_row(*(Text(row[k], style=_STYLES.get(row[k], "")) for k in kept))
     return out

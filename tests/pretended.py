@@ -20,10 +20,12 @@ from torch import Tensor
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
 
-from leakaudit import api, registry
+from leakaudit import registry
+from leakaudit._util import seeds
 from leakaudit.adversary import Adversary
+from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
-from leakaudit.pipeline import node_groups
+from leakaudit.inversion import attacking
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.scoring import scoring
@@ -188,12 +190,12 @@ def attacks(names: list[str]) -> Iterator[dict[str, Any]]:
         set={"hidden": 16, "differential": False},
     )
     kept = recording.record(recording.plan(chosen), None)
-    (leak,) = api.deduce(Deduction(kept.trace, Adversary()), [0], 6)
+    (leak,) = hearing.deduce(Deduction(kept.trace, Adversary()), [0], 6)
     for name in names:
         settings = {"steps": 2} if name in ("dlg", "idlg", "inverting") else {}
         tasks = [Task.build(kept.trace.task, device=device) for device in ("cpu", NAME)]
         found = [
-            api.attack_one(leak, task, name, node_groups.generator(0, 0), **settings)
+            attacking.attack_one(leak, task, name, seeds.generator(0, 0), **settings)
             for task in tasks
         ]
         errors = [scoring.score([one], kept.truth_record)[0].relative_error for one in found]

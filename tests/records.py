@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from leakaudit import registry
 from leakaudit.results import record_file
+from leakaudit.results.model import Finding, Undetermined, fitted
 from leakaudit.results.wording import summary
 
 Record = dict[str, Any]
@@ -75,6 +77,17 @@ def finding(
     }
 
 
+def summarised(
+    found: Iterable[Record],
+    undetermined: Iterable[Record],
+    not_tried: Sequence[str],
+    complete: bool = True,
+) -> str:
+    findings = [fitted(one, Finding) for one in found]
+    closed = [fitted(one, Undetermined) for one in undetermined]
+    return summary(findings, closed, not_tried, complete)
+
+
 def record(
     *found: Record, undetermined: tuple[Record, ...] = (), name: str = "pdmm", nodes: int = 8
 ) -> Record:
@@ -108,12 +121,13 @@ def record(
         "seconds": 1.5,
         "platform": "Linux",
     }
+    said = summarised(found, undetermined, ["dlg"])
     out = {
         "schema": record_file.SCHEMA,
         "version": record_file.VERSION,
         "kind": "attack",
         "complete": True,
-        "summary": summary(found, undetermined, ["dlg"]),
+        "summary": said,
         "trace": {"protocol": name, "data": name, "model": name, **sizes},
         "findings": list(found),
         "undetermined": list(undetermined),

@@ -2,5 +2,6 @@
 
 if not __name__.startswith("leakaudit."):
     raise ImportError(
-        "victims/ is the package leakaudit.victims: write 'import leakaudit.victims', or all of it would exist twice"
+        "victims/ is the package leakaudit.victims: write 'import leakaudit.victims', "
+        "or all of it would exist twice"
     )

@@ -2,11 +2,15 @@
 
 Koloskova, Stich and Jaggi 2019, Algorithm 2, with Metropolis weights; xh = 0 at the start:
 
-    h_i <- w_i - alpha g_i(w_i)        q_i = Q(h_i - xh_i)        xh_i <- xh_i + q_i        w_i <- h_i + gamma sum_j W_ij (xh_j - xh_i)
+    h_i  <- w_i - alpha g_i(w_i)
+    q_i   = Q(h_i - xh_i)                                travels
+    xh_i <- xh_i + q_i
+    w_i  <- h_i + gamma sum_j W_ij (xh_j - xh_i)
 
-q travels. Q keeps the largest coordinates (top), as many at random (random), rounds to multiples of a cell (quantize), or does nothing
-(none). What it leaves out, r = h - xh - q, is zero wherever a coordinate was kept, and everybody sees where that is: between two such
-rounds of a coordinate the sum of its gradients follows exactly.
+Q keeps the largest coordinates (top), as many at random (random), rounds to multiples of a cell
+(quantize), or does nothing (none). What it leaves out, r = h - xh - q, is zero wherever a
+coordinate was kept, and everybody sees where that is: between two such rounds of a coordinate the
+sum of its gradients follows exactly.
 """
 
 from __future__ import annotations
@@ -42,9 +46,11 @@ class Choco(Victim):
 
     paper: ClassVar[str] = "Koloskova, Stich and Jaggi 2019, Algorithm 2 (CHOCO-SGD)"
     leaks_what: ClassVar[str] = (
-        "on every coordinate, sums of gradients between two rounds that send it; quantized: every gradient to the cell"
+        "on every coordinate, sums of gradients between two rounds that send it; "
+        "quantized: every gradient to the cell"
     )
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "eta")
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
@@ -66,29 +72,29 @@ class Choco(Victim):
 
     @property
     def stationary(self) -> bool:
-        """All rounds have the same relations where the step is constant."""
+        """All rounds have the same relations if the step is constant."""
         return not self.slow
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse steps that diverge on the task's l2 term."""
         stable("choco", task, alpha=self.alpha)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     def compressed(self, v: Tensor, generator: Generator) -> Tensor:
-        """Return Q of every row of v (N, d), which it may overwrite."""
+        """Return Q of every row.
+
+        Args:
+            v: Differences of models and copies, (N, d); may be overwritten.
+            generator: Draws the coordinates of compress=random.
+        """
         if self.compress == "none":
             return v
         if self.compress == "quantize":
             return v.div_(self.cell).round_().mul_(self.cell)
         kept = max(1, round(self.share * v.shape[1]))
-        rank = (
-            v.abs()
-            if self.compress == "top"
-            else torch.rand(v.shape, generator=generator).to(v.device)
-        )
+        if self.compress == "top":
+            rank = v.abs()
+        else:
+            rank = torch.rand(v.shape, generator=generator).to(v.device)
         chosen = rank.topk(kept, dim=1).indices
         return torch.zeros_like(v).scatter_(1, chosen, v.gather(1, chosen))
 
@@ -102,60 +108,58 @@ class Choco(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws the coordinates of compress=random."""
-        mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
+        mix = Mixing(graph)
+        channel = Broadcast(recorder, wires)
+        curves = Curves(recorder, problem)
         local = LocalSteps(Steps(self.alpha, slow=self.slow), problem, recorder, generator)
         w = common(recorder, problem)
-        copy, change = torch.zeros_like(w), torch.empty_like(w)
+        copy = torch.zeros_like(w)
+        change = torch.empty_like(w)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             half = local(t, w)
-            copy.add_(
-                channel.send(t, "q", self.compressed(torch.sub(half, copy, out=change), generator))
-            )
+            torch.sub(half, copy, out=change)
+            copy.add_(channel.send(t, "q", self.compressed(change, generator)))
             for part in blocks(w):
-                torch.add(
-                    half[:, part],
-                    mix(copy[:, part]).sub_(copy[:, part]),
-                    alpha=self.gamma,
-                    out=w[:, part],
-                )
+                apart = mix(copy[:, part]).sub_(copy[:, part])
+                torch.add(half[:, part], apart, alpha=self.gamma, out=w[:, part])
             recorder.state("w", t, w)
             curves.observe(t, w)
             recorder.end_round(t)
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the steps and the copies; a cell is an error of the channel, other compressions leave out a vector r."""
-        p, mix, gamma, steps = (
-            Relations(graph),
-            Mixing(graph),
-            decimal(self.gamma),
-            Steps(self.alpha, slow=self.slow),
-        )
-        std, nodes = self.cell / 12**0.5, range(graph.nodes)
+        """Declare the steps and the copies.
+
+        A cell is an error of the channel; other compressions leave out a vector r.
+        """
+        p = Relations(graph)
+        mix = Mixing(graph)
+        gamma = decimal(self.gamma)
+        steps = Steps(self.alpha, slow=self.slow)
+        # Rounding to a cell errs by up to half of it, uniformly: variance cell^2 / 12.
+        std = self.cell / 12**0.5 if self.compress == "quantize" else 0.0
+        nodes = range(graph.nodes)
         w = dict(everybody(p, graph.nodes))
         copy: dict[int, Form] = dict.fromkeys(nodes, 0)
         for _ in p.rounds(rounds):
-            half, new = {}, {}
-            for i in nodes:
+            half = {}
+            new = {}
+            for i, near in enumerate(graph.neighbours):
                 half[i] = steps.declare(p, i, w[i])
                 change = half[i] - copy[i]
                 if self.compress in ("quantize", "none"):
-                    q = p.send(
-                        i,
-                        graph.neighbours[i],
-                        change,
-                        "q",
-                        std=std if self.compress == "quantize" else 0.0,
-                    )
+                    q = p.send(i, near, change, "q", std=std)
                 else:
                     left = p.state("r", i)
                     p.opaque(left, of=[change])
-                    q = p.send(i, graph.neighbours[i], change - left, "q")
-                new[i] = q if p.round == 1 else p.state("xh", i, eq=q + copy[i])
-            w = {
-                i: p.state("w", i, eq=half[i] + gamma * (mix.declared(i, new) - new[i]))
-                for i in nodes
-            }
+                    q = p.send(i, near, change - left, "q")
+                new[i] = q
+                if p.round > 1:
+                    new[i] = p.state("xh", i, eq=q + copy[i])
+            w = {}
+            for i in nodes:
+                apart = mix.declared(i, new) - new[i]
+                w[i] = p.state("w", i, eq=half[i] + gamma * apart)
             copy = dict(new)
         return p

@@ -1,23 +1,26 @@
 """DP-dKM: the decentralised Krasnosel'skii-Mann iteration on noisy broadcasts.
 
-DP-dKM (2024), Algorithm 1. Agents share a doubly stochastic W; X^0 is common and public. In round k:
+DP-dKM (2024), Algorithm 1. Agents share a doubly stochastic W; X^0 is common and public. In round
+k:
 
-    x^k(m) <- sum_l w_ml xt^{k-1}(l) + alpha_{k-1} ( T(x^{k-1}(m)) - x^{k-1}(m) )        xt^k(m) = x^k(m) + noise is broadcast
+    x^k(m) <- sum_l w_ml xt^{k-1}(l) + alpha_{k-1} ( T(x^{k-1}(m)) - x^{k-1}(m) )
+    xt^k(m) = x^k(m) + noise                                                  is broadcast
 
-    gd    T = I - gamma grad f                                                      l1 has no part in it
+    gd    T = I - gamma grad f                                                l1 has no part in it
     pgd   T = prox_{gamma R} (I - gamma grad f)
-    dr    T = I + prox_{gamma f} (2 prox_{gamma R} - I) - prox_{gamma R}            the model is prox_{gamma R}(x)
+    dr    T = I + prox_{gamma f} (2 prox_{gamma R} - I) - prox_{gamma R}      model prox_{gamma R}(x)
 
-with R = l1 |x|_1. f is the task's loss: model=linear gives the paper's least squares (halved), model=logistic its logistic regression.
-The table of the paper's operators is lost; these are the standard ones. With pgd and dr the agents' mean stays off the optimum of the
-sum: a mean of such operators is not the operator of the mean. Theorem 6 is implemented as printed, but it is not private: the two
-densities differ by more than e^epsilon on their common support.
+with R = l1 |x|_1. f is the task's loss: model=linear gives the paper's least squares (halved),
+model=logistic its logistic regression. The table of the paper's operators is lost; these are the
+standard ones. With pgd and dr the agents' mean stays off the optimum of the sum: a mean of such
+operators is not the operator of the mean. Theorem 6 is implemented as printed, but it is not
+private: the two densities differ by more than e^epsilon on their common support.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -30,7 +33,7 @@ from leakaudit.protocols.batches import batches, enough
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
-from leakaudit.protocols.local import stable
+from leakaudit.protocols.local import common, stable
 from leakaudit.protocols.mixing import matrix, metropolis
 from leakaudit.protocols.noises import Noise, calibrated
 from leakaudit.protocols.prox import exact, prox
@@ -63,12 +66,14 @@ class DKM(Victim):
 
     paper: ClassVar[str] = "DP-dKM 2024, Algorithm 1"
     leaks_what: ClassVar[str] = (
-        "every T(x) - x up to the noise of its round, which gives every gradient where l1 = 0 or operator=gd"
+        "every T(x) - x up to the noise of its round, "
+        "which gives every gradient where l1 = 0 or operator=gd"
     )
     claims_what: ClassVar[str] = (
         "(epsilon, delta) of a broadcast and of all (Theorems 4 and 6); sensitivity (Theorem 1)"
     )
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     operator: Literal["gd", "pgd", "dr"] = param(
         "gd", "gradient, proximal gradient, or Douglas-Rachford (convex models)", "T"
@@ -89,12 +94,8 @@ class DKM(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges and that the mechanism exists."""
-        if not (
-            self.gamma > 0
-            and 0 < self.alpha <= 1
-            and self.bound > 0
-            and min(self.l1, self.fade, self.batch, self.records) >= 0
-        ):
+        positive = self.gamma > 0 and self.bound > 0 and 0 < self.alpha <= 1
+        if not (positive and min(self.l1, self.fade, self.batch, self.records) >= 0):
             raise LeakauditError(
                 "dkm: expected gamma, bound > 0, 0 < alpha <= 1 and l1, fade, batch, records >= 0"
             )
@@ -104,24 +105,24 @@ class DKM(Victim):
             raise LeakauditError(
                 "dkm: operator gd has no regulariser; use operator=pgd or dr, or l1=0"
             )
-        calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity)
+        self._noise()
 
     @property
     def stationary(self) -> bool:
-        """All rounds have the same relations where alpha does not fade."""
+        """All rounds have the same relations if alpha does not fade."""
         return not self.fade
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse operator dr of a model that is not convex, a mini-batch that a node cannot fill, steps that diverge on the l2 term."""
+        """Refuse what cannot run.
+
+        That is operator dr of a model that is not convex, a mini-batch that a node cannot fill,
+        and steps that diverge on the task's l2 term.
+        """
         enough(self.batch, samples)
         if self.operator == "dr":
             exact(task)
         else:
             stable("dkm", task, gamma=self.gamma)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def run(
         self,
@@ -133,17 +134,13 @@ class DKM(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the curves are those of the model, which is prox(x) with operator dr."""
-        x = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
-        told, noise, mix = (
-            x,
-            calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity),
-            Mixing(graph),
-        )
-        channel, curves, spare = (
-            Broadcast(recorder, wires),
-            Curves(recorder, problem),
-            torch.empty_like(x),
-        )
+        x = common(recorder, problem)
+        told = x
+        noise = self._noise()
+        mix = Mixing(graph)
+        channel = Broadcast(recorder, wires)
+        curves = Curves(recorder, problem)
+        spare = torch.empty_like(x)
         recorder.state("w", 0, x)
         for t in range(1, rounds + 1):
             (part,) = batches(problem, self.batch, 1, generator)
@@ -154,106 +151,126 @@ class DKM(Victim):
                 g = part.task.gradients(x, part.x, part.y, out=spare)
                 if self.batch:
                     recorder.state("g", t, g)
+                size = relax * self.gamma
                 for some in blocks(x):
-                    torch.sub(
-                        mix(told[:, some]), g[:, some], alpha=relax * self.gamma, out=x[:, some]
-                    )
-            told = channel.send(
-                t, "x", x if noise is None else x + _drawn(noise, x, t, recorder, generator)
-            )
+                    torch.sub(mix(told[:, some]), g[:, some], alpha=size, out=x[:, some])
+            shown = x
+            if noise is not None:
+                n = noise.draw(x, generator)
+                recorder.state("n", t, n)
+                shown = x + n
+            told = channel.send(t, "x", shown)
             recorder.state("w", t, x)
             curves.observe(t, self._shrink(x) if self.operator == "dr" else x)
             recorder.end_round(t)
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the broadcasts, and T - I; a prox is an unknown function of what it is taken of."""
-        p, mix = Relations(graph), Mixing(graph)
-        noise = calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity)
+        """Declare the broadcasts and T - I; a prox is an unknown function of its argument."""
+        p = Relations(graph)
+        mix = Mixing(graph)
+        noise = self._noise()
         x = dict.fromkeys(range(graph.nodes), p.public("w0"))
         told = dict(x)
         for t in p.rounds(rounds):
             for i in x:
-                x[i] = p.state(
-                    "w",
-                    i,
-                    eq=mix.declared(i, told) + self._relaxation(t) * self._declared(p, i, x[i]),
-                )
-            shown = (
-                x
-                if noise is None
-                else {i: x[i] + p.noise("n", noise.std, i, law=noise.law) for i in x}
-            )
+                mixed = mix.declared(i, told)
+                x[i] = p.state("w", i, eq=mixed + self._relaxation(t) * self._declared(p, i, x[i]))
+            shown = x
+            if noise is not None:
+                shown = {i: x[i] + p.noise("n", noise.std, i, law=noise.law) for i in x}
             told = {i: p.send(i, graph.neighbours[i], shown[i], "x") for i in x}
         return p
 
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """The mechanism's theorem for one broadcast, their sum over all of them (eps_1 of Theorem 4), and Theorem 1's sensitivity."""
-        noise, claims = (
-            calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity),
-            list[Claim](),
-        )
+        """Return the mechanism's theorem, Theorem 4 and Theorem 1.
+
+        They are about one broadcast, the sum over all broadcasts (eps_1 of Theorem 4), and the
+        sensitivity of the result.
+        """
+        noise = self._noise()
+        claims = list[Claim]()
         if noise is not None:
             source, norm = SOURCES[self.mechanism]
-            delta, count = 0.0 if self.mechanism == "laplace" else self.delta, rounds * graph.nodes
-            assumes = (
-                f"one record moves a broadcast by at most Delta = {self.sensitivity:g} in {norm} norm",
+            delta = 0.0 if self.mechanism == "laplace" else self.delta
+            count = rounds * graph.nodes
+            moves = f"one record moves a broadcast by at most Delta = {self.sensitivity:g}"
+            one = Claim(
+                source=source,
+                promise="one broadcast is differentially private",
+                epsilon=self.epsilon,
+                delta=delta,
+                adjacency=ADJACENCY,
+                std=noise.std,
+                rounds=1,
+                assumes=(f"{moves} in {norm} norm",),
             )
-            release = Claim(
-                source,
-                "one broadcast is differentially private",
-                self.epsilon,
-                delta,
-                ADJACENCY,
-                noise.std,
-                1,
-                assumes,
+            together = replace(
+                one,
+                source="DP-dKM, Theorem 4",
+                promise=f"all {count} broadcasts together are differentially private "
+                "(eps_1: the sum of all)",
+                epsilon=count * self.epsilon,
+                delta=count * delta,
+                rounds=rounds,
             )
-            promise = f"all {count} broadcasts together are differentially private (eps_1: the sum of all)"
-            total = (count * self.epsilon, count * delta, ADJACENCY, noise.std, rounds, assumes)
-            claims += [release, Claim("DP-dKM, Theorem 4", promise, *total)]
+            claims += [one, together]
         if self.records:
-            promise = f"one record moves the final average by at most {self._theorem_1(graph, rounds):.4g} in expectation"
-            taken = ("|T(x) - x| <= B", "X^0 = 0", "one random record an iteration")
-            claims.append(
-                Claim(
-                    "DP-dKM, Theorem 1", promise, adjacency=ADJACENCY, rounds=rounds, assumes=taken
-                )
+            most = self._theorem_1(graph, rounds)
+            moved = Claim(
+                source="DP-dKM, Theorem 1",
+                promise=f"one record moves the final average by at most {most:.4g} in expectation",
+                adjacency=ADJACENCY,
+                rounds=rounds,
+                assumes=("|T(x) - x| <= B", "X^0 = 0", "one random record an iteration"),
             )
+            claims.append(moved)
         return tuple(claims)
 
+    def _noise(self) -> Noise | None:
+        return calibrated(self.mechanism, self.epsilon, self.delta, self.sensitivity)
+
     def _theorem_1(self, graph: Graph, rounds: int) -> float:
-        """Return 2 B sum_k alpha_k / (N M) + 4 B sum_k (1 + 2 alpha_k) sum_{j<k} alpha_j lambda^{k-1-j}."""
-        eigenvalues = torch.linalg.eigvalsh(
-            matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
-        )
-        mixing = float(eigenvalues[:-1].abs().max())
-        total = past = far = 0.0
+        """Return the bound of Theorem 1.
+
+        2 B sum_k alpha_k / (N M) + 4 B sum_k (1 + 2 alpha_k) sum_{j<k} alpha_j lambda^{k-1-j}
+        """
+        w = matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
+        mixing = float(torch.linalg.eigvalsh(w)[:-1].abs().max())  # lambda: all but the largest, 1
+        total = 0.0  # sum of the alpha so far
+        past = 0.0  # the inner sum, over j < k
+        far = 0.0  # the outer sum
         for k in range(rounds):
             alpha = float(self._relaxation(k + 1))
             far += (1 + 2 * alpha) * past
-            past, total = mixing * past + alpha, total + alpha
+            past = mixing * past + alpha
+            total += alpha
         return 2 * self.bound * total / (self.records * graph.nodes) + 4 * self.bound * far
 
     def _relaxation(self, t: int) -> Fraction:
         """Return alpha_{t-1}, which round t uses."""
-        return decimal(self.alpha) / (1 + (t - 1) / decimal(self.fade) if self.fade else 1)
+        if not self.fade:
+            return decimal(self.alpha) / 1
+        return decimal(self.alpha) / (1 + (t - 1) / decimal(self.fade))
 
     def _shrink(self, x: Tensor) -> Tensor:
         """Return prox_{gamma R}(x)."""
-        return x.sign() * (x.abs() - self.gamma * self.l1).clamp(min=0) if self.l1 else x
+        if not self.l1:
+            return x
+        return x.sign() * (x.abs() - self.gamma * self.l1).clamp(min=0)
 
     def _residual(self, part: Problem, x: Tensor, t: int, recorder: Recorder) -> Tensor:
         """Return T(x) - x of every agent, (N, d)."""
         if self.operator == "dr":
             r = self._shrink(x)
-            at = v = prox(
-                part, r, (x - 2 * r) / self.gamma, torch.full_like(x[:, :1], 1 / self.gamma)
-            )
+            weight = torch.full_like(x[:, :1], 1 / self.gamma)
+            v = prox(part, r, (x - 2 * r) / self.gamma, weight)
+            at = v
         else:
-            r = at = x
+            r = x
+            at = x
             v = self._shrink(x - self.gamma * part.task.gradients(x, part.x, part.y))
         if self.batch:
             recorder.state("g", t, part.task.gradients(at, part.x, part.y))
@@ -270,18 +287,14 @@ class DKM(Victim):
             p.relate(gamma * p.grad(i, at=v), 2 * r - x - v)
             return v - r
         moved = x - gamma * p.grad(i, at=x)
-        return self._unknown(p, "v", i, p.state("u", i, eq=moved)) - x if self.l1 else moved - x
+        if not self.l1:
+            return moved - x
+        return self._unknown(p, "v", i, p.state("u", i, eq=moved)) - x
 
     def _unknown(self, p: Relations, name: str, i: int, of: Expression) -> Expression:
-        """Declare prox_{gamma R}, a nonlinear function where there is a regulariser."""
+        """Declare prox_{gamma R}, a nonlinear function if there is a regulariser."""
         if not self.l1:
             return of
         out = p.state(name, i)
         p.opaque(out, of=[of])
         return out
-
-
-def _drawn(noise: Noise, x: Tensor, t: int, recorder: Recorder, generator: Generator) -> Tensor:
-    n = noise.draw(x, generator)
-    recorder.state("n", t, n)
-    return n

@@ -1,15 +1,19 @@
-"""DP-ADMM with several noised gradient steps a round, over a graph: Huang and Gong 2020 as DP-Norm's Table II compares with it.
+"""DP-ADMM with several noised gradient steps a round, over a graph.
 
-The update is what Table II's curvature 2 rho E_i + eta forces, derived and verified; its noise is printed there. E_i neighbours:
+Huang and Gong 2020, as DP-Norm's Table II compares with it. The update is what the table's
+curvature 2 rho E_i + eta forces, derived and verified; its noise is printed there. With E_i
+neighbours and n ~ N(0, (sigma / (2 rho E_i + eta))^2):
 
     b_i   = rho sum_j (w_i^r + w_j^r) - 2 lam_i^r
-    w_i   <- ( eta w_i + b_i - g_i(w_i) ) / (2 rho E_i + eta) + n,   n ~ N(0, (sigma / (2 rho E_i + eta))^2),   K times from w_i^r
+    w_i   <- ( eta w_i + b_i - g_i(w_i) ) / (2 rho E_i + eta) + n          K times from w_i^r
     lam_i <- lam_i + rho/2 sum_j ( w_i^{r+1} - w_j^{r+1} )
 
-sigma is the noise in units of the gradient. Table II asks for sigma >= 2 G sqrt(2 K R log(1.25/delta)) / (eps d_i), d_i records a node.
-w_i^{r+1}, the last inner iterate, travels to all neighbours (whether the last or the average does is not known). With K = 1 and no
-noise this is IC-ADMM (Chang, Hong, Wang 2015) with p = 2 lam and beta = eta. The paper's eta^{k,r} grows with sqrt(2 k r); here eta is
-constant, as in DP-Norm's experiments (eta = 1/mu).
+sigma is the noise in units of the gradient. Table II asks for
+sigma >= 2 G sqrt(2 K R log(1.25/delta)) / (eps d_i) for d_i records of a node. w_i^{r+1}, the
+last inner iterate, travels to all neighbours (whether the last or the average does is not known).
+With K = 1 and no noise this is IC-ADMM (Chang, Hong, Wang 2015) with p = 2 lam and beta = eta.
+The paper's eta^{k,r} grows with sqrt(2 k r); here eta is constant, as in DP-Norm's experiments
+(eta = 1/mu).
 """
 
 from __future__ import annotations
@@ -25,8 +29,9 @@ from torch import Generator, Tensor
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols import admm_family as admm
-from leakaudit.protocols.blocks import blocks
+from leakaudit.protocols.batches import is_drawn, replaced
 from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.local import common
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
@@ -45,7 +50,8 @@ class DPADMM(Victim):
 
     paper: ClassVar[str] = "Huang and Gong 2020, in the form of DP-Norm's Table II"
     leaks_what: ClassVar[str] = (
-        "sum_k a^(K-1-k) g_k of every round, a = eta / (2 rho E_i + eta); K = 1: every gradient; - noise"
+        "sum_k a^(K-1-k) g_k of every round, a = eta / (2 rho E_i + eta); "
+        "K = 1: every gradient; - noise"
     )
     claims_what: ClassVar[str] = "(epsilon, delta) of all rounds (DP-Norm, Table II)"
     separable: ClassVar[bool] = True
@@ -75,19 +81,16 @@ class DPADMM(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if (
-            min(self.rho, self.eta, self.lipschitz) <= 0
-            or min(self.steps, self.records) < 1
-            or not 0 < self.delta < 1
-        ):
+        positive = min(self.rho, self.eta, self.lipschitz) > 0
+        if not (positive and min(self.steps, self.records) >= 1 and 0 < self.delta < 1):
             raise LeakauditError(
                 "dpadmm: expected rho, eta, lipschitz > 0, steps, records >= 1 and 0 < delta < 1"
             )
-        if min(self.batch, self.sigma, self.epsilon, self.horizon) < 0 or (
-            self.sigma and self.epsilon
-        ):
+        negative = min(self.batch, self.sigma, self.epsilon, self.horizon) < 0
+        if negative or (self.sigma and self.epsilon):
             raise LeakauditError(
-                "dpadmm: expected batch, sigma, epsilon, horizon >= 0, and at most one of sigma and epsilon above 0"
+                "dpadmm: expected batch, sigma, epsilon, horizon >= 0, "
+                "and at most one of sigma and epsilon above 0"
             )
         if self.epsilon and self.horizon < 1:
             raise LeakauditError(
@@ -106,14 +109,12 @@ class DPADMM(Victim):
                 f"dpadmm: expected batch up to the {samples} records of a node, got {self.batch}"
             )
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     @property
     def noise(self) -> float:
         """Standard deviation of the noise in units of the gradient."""
-        return self._printed(self.horizon) / self.epsilon if self.epsilon else self.sigma
+        if not self.epsilon:
+            return self.sigma
+        return self._printed(self.horizon) / self.epsilon
 
     def run(
         self,
@@ -125,40 +126,30 @@ class DPADMM(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; each inner step takes all nodes' gradients at once."""
-        w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
-        lam, around, channel = (
-            torch.zeros_like(w),
-            admm.Around(graph, w),
-            Broadcast(recorder, wires),
-        )
-        spare, pull, curve = (
-            torch.empty_like(w),
-            torch.empty_like(w),
-            2 * self.rho * around.degree + self.eta,
-        )
-        std, curves = self.noise, Curves(recorder, problem)
+        w = common(recorder, problem)
+        lam = torch.zeros_like(w)
+        spare = torch.empty_like(w)
+        pull = torch.empty_like(w)
+        around = admm.Around(graph, w)
+        curve = 2 * self.rho * around.degree + self.eta
+        std = self.noise
+        channel = Broadcast(recorder, wires)
+        curves = Curves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
-            for part in blocks(pull):
-                torch.sub(
-                    around.both(w[:, part]).mul_(self.rho), lam[:, part], alpha=2, out=pull[:, part]
-                )
+            around.pull(w, lam, self.rho, out=pull)
             for k in range(1, self.steps + 1):
                 g = self._gradients(problem, w, generator, spare)
                 if self.batch:
                     recorder.state(self._name("g", k), t, g)
-                for part in blocks(g):
-                    torch.sub(pull[:, part], g[:, part], out=g[:, part]).add_(
-                        w[:, part], alpha=self.eta
-                    ).div_(curve)
+                admm.linearised(g, w, pull, self.eta, curve)
                 w, spare = g, w
                 if std:
                     n = std / curve * admm.normal(w, generator)
                     recorder.state(self._name("n", k), t, n)
                     w.add_(n)
             w = channel.send(t, "w", w)
-            for part in blocks(lam):
-                lam[:, part].add_(around.apart(w[:, part]), alpha=self.rho / 2)
+            around.move_duals(lam, w, self.rho / 2)
             recorder.state("w", t, w)
             recorder.state("lam", t, lam)
             curves.observe(t, w, lam=lam)
@@ -167,55 +158,56 @@ class DPADMM(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the inner steps, and lam as what the broadcasts make of it."""
-        p, rho, eta, std = Relations(graph), decimal(self.rho), decimal(self.eta), self.noise
+        p = Relations(graph)
+        rho = decimal(self.rho)
+        eta = decimal(self.eta)
+        std = self.noise
         w = dict.fromkeys(range(graph.nodes), p.public("w0"))
         lam = dict.fromkeys(w, 0 * w[0])
         for _ in p.rounds(rounds):
             new = {}
             for i in w:
-                pull, curve, v = (
-                    rho * admm.both(graph, i, w) - 2 * lam[i],
-                    2 * rho * graph.degree(i) + eta,
-                    w[i],
-                )
+                pull = rho * admm.both(graph, i, w) - 2 * lam[i]
+                curve = 2 * rho * graph.degree(i) + eta
+                v = w[i]
                 for k in range(1, self.steps + 1):
                     index = None if self.steps == 1 else k
                     v = (eta * v + pull - p.grad(i, at=v, index=index)) / curve
-                    v = v + p.noise("n", std / float(curve), i, index) if std else v
-                    v = (
-                        p.state("w", i, k, eq=v)
-                        if k < self.steps
-                        else p.send(i, graph.neighbours[i], v, "w")
-                    )
-                new[i] = v
+                    if std:
+                        v = v + p.noise("n", std / float(curve), i, index)
+                    if k < self.steps:
+                        v = p.state("w", i, k, eq=v)
+                new[i] = p.send(i, graph.neighbours[i], v, "w")
             w = new
-            lam = {i: p.state("lam", i, eq=lam[i] + rho / 2 * admm.apart(graph, i, w)) for i in w}
+            lam = admm.declare_duals(p, graph, lam, w, rho / 2)
         return p
 
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
         """Return Table II's row, solved for epsilon at this noise."""
-        if not (std := self.noise):
+        std = self.noise
+        if not std:
             return ()
         epsilon = self._printed(rounds) / std
-        return (
-            Claim(
-                source="DP-Norm, Table II, row DP-ADMM (Huang and Gong 2020)",
-                promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy over {rounds} rounds of {self.steps} steps",
-                epsilon=epsilon,
-                delta=self.delta,
-                adjacency="one record of one node differs",
-                std=std / (2 * self.rho * max(map(graph.degree, range(graph.nodes))) + self.eta),
-                rounds=rounds,
-                assumes=(
-                    f"gradients of a record of norm at most {self.lipschitz:g}",
-                    f"{self.records} records a node",
-                ),
-                sensitivity=2 * self.lipschitz / (self.batch or self.records),
-                sampled=0 < self.batch < self.records,
+        degree = max(map(graph.degree, range(graph.nodes)))
+        claim = Claim(
+            source="DP-Norm, Table II, row DP-ADMM (Huang and Gong 2020)",
+            promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy "
+            f"over {rounds} rounds of {self.steps} steps",
+            epsilon=epsilon,
+            delta=self.delta,
+            adjacency="one record of one node differs",
+            std=std / (2 * self.rho * degree + self.eta),
+            rounds=rounds,
+            assumes=(
+                f"gradients of a record of norm at most {self.lipschitz:g}",
+                f"{self.records} records a node",
             ),
+            sensitivity=replaced(self.lipschitz, self.batch, self.records),
+            sampled=is_drawn(self.batch, self.records),
         )
+        return (claim,)
 
     def _printed(self, rounds: int) -> float:
         """Return Table II's sigma (2 rho E_i + eta) at epsilon = 1."""
@@ -228,9 +220,8 @@ class DPADMM(Victim):
     def _gradients(self, problem: Problem, w: Tensor, generator: Generator, out: Tensor) -> Tensor:
         if not self.batch:
             return problem.task.gradients(w, problem.x, problem.y, out=out)
-        drawn = torch.rand(
-            problem.nodes, problem.samples, generator=generator, device=generator.device
-        )
+        shape = (problem.nodes, problem.samples)
+        drawn = torch.rand(shape, generator=generator, device=generator.device)
         rows = drawn.argsort(1)[:, : self.batch].to(problem.x.device)
         nodes = torch.arange(problem.nodes, device=rows.device)[:, None]
         return problem.task.gradients(w, problem.x[nodes, rows], problem.y[nodes, rows], out=out)

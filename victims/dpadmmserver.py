@@ -1,12 +1,14 @@
-"""DP-ADMM with a server, Huang, Hu, Guo, Chan-Tin, Gong 2020: linearised local updates, noise that follows the step size.
+"""DP-ADMM with a server: linearised local updates, and noise that follows the step size.
 
-Recalled and verified; the noise is confirmed by two printed sources. Server w, client i's noised v_i travels up, w travels down:
+Huang, Hu, Guo, Chan-Tin and Gong 2020, recalled and verified; the noise is confirmed by two printed
+sources. Client i's noised v_i travels up, the server's w travels down:
 
-    v_i   <- ( v_i/eta_k + rho w + gam_i - g_i(v_i) ) / (rho + 1/eta_k) + N(0, (sigma / (rho + 1/eta_k))^2)
-    w     <- mean_i( v_i - gam_i/rho )              gam_i <- gam_i - rho (v_i - w)
+    v_i   <- ( v_i/eta_k + rho w + gam_i - g_i(v_i) ) / (rho + 1/eta_k) + N(0, (sigma / (rho +
+    1/eta_k))^2) w     <- mean_i( v_i - gam_i/rho ) gam_i <- gam_i - rho (v_i - w)
 
-sigma is the noise in units of the gradient: the printed 2 c1 sqrt(2 ln(1.25/delta)) / (m eps (rho + 1/eta_k)) falls with eta_k as the
-update does, so that what hides the gradient is the same in every iteration, 2 c1 sqrt(2 ln(1.25/delta)) / (m eps).
+sigma is the noise in units of the gradient: the printed 2 c1 sqrt(2 ln(1.25/delta)) / (m eps (rho
++ 1/eta_k)) falls with eta_k as the update does, so that what hides the gradient is the same in
+every iteration, 2 c1 sqrt(2 ln(1.25/delta)) / (m eps).
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ class DPADMMServer(Victim):
     )
     claims_what: ClassVar[str] = "(epsilon, delta) of each iteration, about sqrt(T) epsilon in all"
     centralised: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     rho: float = param(0.5, "penalty of disagreement", "rho")
     eta: float = param(0.5, "step size of the first iteration", "eta_1")
@@ -66,11 +69,8 @@ class DPADMMServer(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if (
-            min(self.rho, self.eta, self.lipschitz) <= 0
-            or self.records < 1
-            or not 0 < self.delta < 1
-        ):
+        positive = min(self.rho, self.eta, self.lipschitz) > 0
+        if not (positive and self.records >= 1 and 0 < self.delta < 1):
             raise LeakauditError(
                 "dpadmmserver: expected rho, eta, lipschitz > 0, records >= 1 and 0 < delta < 1"
             )
@@ -82,11 +82,9 @@ class DPADMMServer(Victim):
     @property
     def noise(self) -> float:
         """Standard deviation of the noise in units of the gradient."""
-        return self._printed / self.epsilon if self.epsilon else self.sigma
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One up and one down a wire and round."""
-        return 2 * len(list(wires)) * rounds
+        if not self.epsilon:
+            return self.sigma
+        return self._printed / self.epsilon
 
     def run(
         self,
@@ -98,17 +96,15 @@ class DPADMMServer(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the server's model is what the clients agree on."""
-        clients, server = torch.tensor([i for i, _ in wires], dtype=torch.long), graph.nodes - 1
-        w, columns, curves = (
-            recorder.public["w0"].to(problem.x.device),
-            slice(*recorder.columns),
-            Curves(recorder, problem),
-        )
-        v, gam, spare = (
-            w.repeat(server, 1),
-            w.new_zeros(server, len(w)),
-            w.new_empty(server, len(w)),
-        )
+        clients = torch.tensor([i for i, _ in wires], dtype=torch.long)
+        server = graph.nodes - 1
+        servers = torch.full_like(clients, server)
+        columns = slice(*recorder.columns)
+        w = recorder.public["w0"].to(problem.x.device)
+        v = w.repeat(server, 1)
+        gam = torch.zeros_like(v)
+        spare = torch.empty_like(v)
+        curves = Curves(recorder, problem)
         recorder.state("w", 0, v)
         for t in range(1, rounds + 1):
             slope = float(self._slope(t))
@@ -126,9 +122,7 @@ class DPADMMServer(Victim):
                 w[part] = (v[:, part] - gam[:, part] / self.rho).mean(0)
                 gam[:, part] = gam[:, part] - self.rho * (v[:, part] - w[part])
             if len(clients):
-                recorder.send_many(t, clients, torch.full_like(clients, server), "up").copy_(
-                    v[clients, columns]
-                )
+                recorder.send_many(t, clients, servers, "up").copy_(v[clients, columns])
                 recorder.send(t, server, clients.tolist(), "down", w[columns])
             recorder.state("w", t, v)
             recorder.state("gam", t, gam)
@@ -137,51 +131,53 @@ class DPADMMServer(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the clients' updates and the server's mean; gam is what the messages make of it."""
-        p, server, rho = Relations(graph), graph.nodes - 1, decimal(self.rho)
+        """Declare the clients' updates and the server's mean; gam follows from the messages."""
+        p = Relations(graph)
+        server = graph.nodes - 1
+        rho = decimal(self.rho)
         w = p.public("w0")
         v = dict.fromkeys(range(server), w)
         gam = dict.fromkeys(v, 0 * w)
         for t in p.rounds(rounds):
-            slope, new = self._slope(t), {}
+            slope = self._slope(t)
+            new = {}
             for i in v:
                 moved = (slope * v[i] + rho * w + gam[i] - p.grad(i, at=v[i])) / (rho + slope)
-                noise = p.noise("n", self.noise / float(rho + slope), i) if self.noise else 0
-                new[i] = p.send(i, server, moved + noise, "up")
+                if self.noise:
+                    moved = moved + p.noise("n", self.noise / float(rho + slope), i)
+                new[i] = p.send(i, server, moved, "up")
             v = new
-            w = p.send(
-                server,
-                range(server),
-                Fraction(1, server) * (sum(v.values()) - sum(gam.values()) / rho),
-                "down",
-            )
+            mean = Fraction(1, server) * (sum(v.values()) - sum(gam.values()) / rho)
+            w = p.send(server, range(server), mean, "down")
             gam = {i: p.state("gam", i, eq=gam[i] - rho * (v[i] - w)) for i in v}
         return p
 
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return the claim per iteration; the total, c0 sqrt(T) eps, has a constant that the paper leaves open."""
+        """Return the claim per iteration.
+
+        The total, c0 sqrt(T) eps, has a constant that the paper leaves open.
+        """
         if not self.noise:
             return ()
         epsilon = self._printed / self.noise
-        return (
-            Claim(
-                source="Huang et al. 2020, Gaussian mechanism of each iteration, and moments accountant",
-                promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy of each iteration; "
-                f"of the order of sqrt({rounds}) times that epsilon in total",
-                epsilon=epsilon,
-                delta=self.delta,
-                adjacency="one record of one client differs",
-                std=self.noise / (self.rho + float(self._slope(1))),
-                rounds=1,
-                assumes=(
-                    f"losses of a record with Lipschitz constant {self.lipschitz:g}",
-                    f"{self.records} records a client",
-                    "eps < 1",
-                ),
+        claim = Claim(
+            source="Huang et al. 2020, Gaussian mechanism of each iteration, and moments accountant",
+            promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy of each iteration; "
+            f"of the order of sqrt({rounds}) times that epsilon in total",
+            epsilon=epsilon,
+            delta=self.delta,
+            adjacency="one record of one client differs",
+            std=self.noise / (self.rho + float(self._slope(1))),
+            rounds=1,
+            assumes=(
+                f"losses of a record with Lipschitz constant {self.lipschitz:g}",
+                f"{self.records} records a client",
+                "eps < 1",
             ),
         )
+        return (claim,)
 
     @property
     def _printed(self) -> float:
@@ -190,4 +186,6 @@ class DPADMMServer(Victim):
 
     def _slope(self, t: int) -> Fraction:
         """Return 1 / eta_t."""
-        return decimal(math.sqrt(t)) / decimal(self.eta) if self.fall else 1 / decimal(self.eta)
+        if not self.fall:
+            return 1 / decimal(self.eta)
+        return decimal(math.sqrt(t)) / decimal(self.eta)

@@ -1,15 +1,19 @@
-"""DP-Norm: primal-dual learning whose messages bear noise, and ECL, which is DP-Norm with sigma = alpha = 0.
+"""DP-Norm: primal-dual learning with noise on its messages; with sigma = alpha = 0 it is ECL.
 
-DP-Norm (2023), Algorithm 1. Node i has E_i neighbours j; A_{i|j} = +1 if i < j, else -1; eta_i = 1 / (mu E_i K), gamma_i = 1 + alpha eta_i;
-z starts at zero and w at a common model. Round r, with one draw n_i:
+DP-Norm (2023), Algorithm 1. Node i has E_i neighbours j; A_{i|j} = +1 if i < j, else -1;
+eta_i = 1 / (mu E_i K), gamma_i = 1 + alpha eta_i; z starts at zero and w at a common model. Round r, with
+one draw n_i:
 
-    w_i    <- gamma_i / (gamma_i + eta_i mu E_i) ( w_i - mu g_i(w_i) + mu eta_i / gamma_i sum_j A_{i|j} z_{i|j} )       K times
-    y_{i|j} = 2 / gamma_i ( z_{i|j} - A_{i|j} (w_i + n_i) ) - z_{i|j}        travels i -> j, where z_{j|i} <- y_{i|j}
+    w_i    <- gamma_i / (gamma_i + eta_i mu E_i)
+              ( w_i - mu g_i(w_i) + mu eta_i / gamma_i sum_j A_{i|j} z_{i|j} )       K times
+    y_{i|j} = 2 / gamma_i ( z_{i|j} - A_{i|j} (w_i + n_i) ) - z_{i|j}                travels i -> j
+    z_{j|i} <- y_{i|j}
 
-The appendix draws noise at every inner step, where it takes mu eta_i / gamma_i E_i n_i from the bracket; what travels then bears the
-last draw. Node-wise eta_i weighs the losses by E_i: on irregular graphs the fixed point is argmin sum_i E_i f_i, which the paper's
-ring does not show; eta=common, with the mean degree in place of E_i, repairs it. Theorem 1 prints epsilon below the root of its
-noise level; its proof, eq. (8), has it outside.
+The appendix draws noise at every inner step, where it takes mu eta_i / gamma_i E_i n_i from the
+bracket; what travels then has the last draw. Node-wise eta_i weighs the losses by E_i: on
+irregular graphs the fixed point is argmin sum_i E_i f_i, which the paper's ring does not show;
+eta=common, with the mean degree in place of E_i, repairs it. Theorem 1 prints epsilon below the
+root of its noise level; its proof, eq. (8), has it outside.
 """
 
 from __future__ import annotations
@@ -24,9 +28,10 @@ from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
-from leakaudit.protocols.batches import batches, enough, turns
+from leakaudit.protocols.batches import batches, enough, is_drawn, replaced, turns
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.dpnorm_family import Duals, Theorem, guaranteed, level, sensitivity, sign
+from leakaudit.protocols.local import common
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Form, Relations, Turns, decimal
@@ -38,6 +43,9 @@ if TYPE_CHECKING:
     from leakaudit.traces.recorder import Recorder
 
 
+FORMS: dict[Theorem, str] = {"eq8": "in the form of eq. (8)", "printed": "as printed"}
+
+
 @victim("dpnorm")
 @dataclass(frozen=True)
 class DPNorm(Victim):
@@ -45,7 +53,8 @@ class DPNorm(Victim):
 
     paper: ClassVar[str] = "DP-Norm 2023, Algorithm 1; ECL where sigma = alpha = 0"
     leaks_what: ClassVar[str] = (
-        "the weighted sum of a round's gradients, up to the noise of two rounds; exactly where a round sends twice"
+        "the weighted sum of a round's gradients, up to the noise of two rounds; "
+        "exactly where a round sends twice"
     )
     claims_what: ClassVar[str] = (
         "(epsilon, delta) of all messages of a node (Theorem 1, in two forms)"
@@ -78,14 +87,11 @@ class DPNorm(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if not (
-            self.mu > 0
-            and self.lipschitz > 0
-            and self.inner >= 1
-            and min(self.alpha, self.sigma, self.batch, self.records) >= 0
-        ):
+        positive = self.mu > 0 and self.lipschitz > 0 and self.inner >= 1
+        if not (positive and min(self.alpha, self.sigma, self.batch, self.records) >= 0):
             raise LeakauditError(
-                "dpnorm: expected mu, lipschitz > 0, inner >= 1 and alpha, sigma, batch, records >= 0"
+                "dpnorm: expected mu, lipschitz > 0, inner >= 1 "
+                "and alpha, sigma, batch, records >= 0"
             )
         if not 0 < self.delta < 1 or (self.epsilon is not None and self.epsilon <= 0):
             raise LeakauditError(
@@ -93,7 +99,8 @@ class DPNorm(Victim):
             )
         if self.epsilon is not None and self.records < max(1, self.batch):
             raise LeakauditError(
-                f"dpnorm: epsilon needs the records a node for Theorem 1; set records=…, got {self.records}"
+                "dpnorm: epsilon needs the records a node for Theorem 1; "
+                f"set records=…, got {self.records}"
             )
         if self.resend and self.inner < 2:
             raise LeakauditError("dpnorm: resend needs at least two inner steps; set inner=2")
@@ -104,36 +111,29 @@ class DPNorm(Victim):
         return True
 
     def turns(self, rounds: int) -> Turns | None:
-        """Every round shuffles anew; known if `records` is."""
+        """Return the turns of `batches`: every round shuffles anew. They are known if `records` is."""
         return turns(self.batch, self.inner, rounds, self.records)
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse a mini-batch that a node cannot fill, and noise that Theorem 1 sets for another number of records."""
+        """Refuse a mini-batch that a node cannot fill, and noise for another number of records."""
         enough(self.batch, samples)
         if self.epsilon is not None and self.records != samples:
             raise LeakauditError(
-                f"dpnorm: records={self.records} sets the noise, but a node holds {samples}; make them equal"
+                f"dpnorm: records={self.records} sets the noise, but a node holds {samples}; "
+                "make them equal"
             )
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and round, four with `resend`."""
-        return (4 if self.resend else 2) * len(list(wires)) * rounds
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Publish the noise levels (N,) that Theorem 1 sets for this many rounds."""
-        return (
-            {}
-            if self.epsilon is None
-            else {"sigma": torch.tensor(self._levels(graph, rounds), dtype=torch.float64)}
-        )
+        if self.epsilon is None:
+            return {}
+        return {"sigma": torch.tensor(self._levels(graph, rounds), dtype=torch.float64)}
 
     def _constants(self, graph: Graph, node: int) -> tuple[Fraction, Fraction]:
         """Return eta_i and gamma_i of a node, exactly."""
-        degree = (
-            graph.degree(node)
-            if self.eta == "node"
-            else Fraction(2 * len(graph.edges), graph.nodes)
-        )
+        degree = Fraction(graph.degree(node))
+        if self.eta == "common":
+            degree = Fraction(2 * len(graph.edges), graph.nodes)
         eta = 1 / (decimal(self.mu) * degree * self.inner)
         return eta, 1 + decimal(self.alpha) * eta
 
@@ -148,39 +148,32 @@ class DPNorm(Victim):
     ) -> None:
         """Train, on synchronous exchanges."""
         self.fits(problem.task, graph, problem.samples)
-        w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
+        w = common(recorder, problem)
         constants = [self._constants(graph, i) for i in range(graph.nodes)]
-        wire, curves = Duals(graph, recorder, wires, w, constants), Curves(recorder, problem)
-        sigma, n = (
-            torch.tensor(self._levels(graph, rounds), dtype=torch.float64)[:, None].to(w),
-            torch.zeros_like(w),
-        )
-        noisy, spare, curve = (
-            bool(sigma.any()),
-            torch.empty_like(w),
-            1 + self.mu * wire.share * wire.degree,
-        )
+        wire = Duals(graph, recorder, wires, w, constants)
+        curves = Curves(recorder, problem)
+        sigma = torch.tensor(self._levels(graph, rounds), dtype=torch.float64)[:, None].to(w)
+        noisy = bool(sigma.any())
+        n = torch.zeros_like(w)
+        spare = torch.empty_like(w)
+        curve = 1 + self.mu * wire.share * wire.degree
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             pull = wire.pull()
             for k, part in enumerate(batches(problem, self.batch, self.inner, generator)):
                 if noisy and (k == 0 or self.noise == "inner"):
-                    n = sigma * torch.randn(w.shape, generator=generator, dtype=w.dtype).to(
-                        w.device
-                    )
+                    drawn = torch.randn(w.shape, generator=generator, dtype=w.dtype)
+                    n = sigma * drawn.to(w.device)
                     recorder.state("n" if self.noise == "round" else f"n.{k}", t, n)
                 g = problem.task.gradients(w, part.x, part.y, out=spare)
                 if self.batch:
                     recorder.state("g" if self.inner == 1 else f"g.{k}", t, g)
                 for some in blocks(g):
-                    inside = (
-                        pull[:, some] - wire.degree * n[:, some]
-                        if self.noise == "inner"
-                        else pull[:, some]
-                    )
-                    g[:, some].addcmul_(wire.share, inside, value=-1).mul_(-self.mu).add_(
-                        w[:, some]
-                    ).div_(curve)
+                    inside = pull[:, some]
+                    if self.noise == "inner":
+                        inside = inside - wire.degree * n[:, some]
+                    g[:, some].addcmul_(wire.share, inside, value=-1).mul_(-self.mu)
+                    g[:, some].add_(w[:, some]).div_(curve)
                 w, spare = g, w
                 if self._early(k):
                     wire.send(t, "early", w + n if noisy else w)
@@ -191,12 +184,17 @@ class DPNorm(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the inner steps and what travels; a draw of noise is one vector on all wires and in both messages of a round."""
-        p, mu = Relations(graph), decimal(self.mu)
+        """Declare the inner steps and what travels.
+
+        A draw of noise is one vector on all wires and in both messages of a round.
+        """
+        p = Relations(graph)
+        mu = decimal(self.mu)
         sigma = public["sigma"].tolist() if "sigma" in public else self._levels(graph, rounds)
         if len(sigma) != graph.nodes:
             raise LeakauditError(
-                f"dpnorm: expected a public 'sigma' for each of {graph.nodes} nodes, got {len(sigma)}"
+                f"dpnorm: expected a public 'sigma' for each of {graph.nodes} nodes, "
+                f"got {len(sigma)}"
             )
         w: dict[int, Expression] = dict.fromkeys(range(graph.nodes), p.public("w0"))
         z: dict[tuple[int, int], Form] = dict.fromkeys(graph.arcs, 0)
@@ -211,66 +209,62 @@ class DPNorm(Victim):
                         n = p.noise("n", sigma[i], i, k if self.noise == "inner" else None)
                     g = p.grad(i, at=w[i], index=None if self.inner == 1 else k)
                     inside = pull - len(near) * n if self.noise == "inner" else pull
-                    new = (gamma * (w[i] - mu * g) + mu * eta * inside) / (
-                        gamma + eta * mu * len(near)
-                    )
-                    w[i] = p.state("w", i, None if k == self.inner - 1 else k, eq=new)
-                    for name in ["early"] * self._early(k) + ["y"] * (k == self.inner - 1):
+                    curve = gamma + eta * mu * len(near)
+                    new = (gamma * (w[i] - mu * g) + mu * eta * inside) / curve
+                    last = k == self.inner - 1
+                    w[i] = p.state("w", i, None if last else k, eq=new)
+                    for name in ["early"] * self._early(k) + ["y"] * last:
                         for j in near:
-                            sent[i, j] = p.send(
-                                i,
-                                j,
-                                2 / gamma * (z[i, j] - sign(i, j) * (w[i] + n)) - z[i, j],
-                                name,
-                            )
+                            y = 2 / gamma * (z[i, j] - sign(i, j) * (w[i] + n)) - z[i, j]
+                            sent[i, j] = p.send(i, j, y, name)
             z = {(i, j): sent[j, i] for i, j in sent}
         return p
 
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Theorem 1 in both forms, where there is noise and the records are told; the optimum, where there is no noise."""
+        """Return Theorem 1 in both forms if the records are told; without noise, the optimum."""
         if not (self.sigma or self.epsilon):
             regular = "every node has as many neighbours (assumed for simple presentation)"
-            return (
-                Claim(
-                    "DP-Norm, Algorithm 1 and Theorem 2",
-                    "all nodes reach the optimum",
-                    assumes=("convex losses", "alpha = 0", regular),
-                ),
+            reached = Claim(
+                "DP-Norm, Algorithm 1 and Theorem 2",
+                "all nodes reach the optimum",
+                assumes=("convex losses", "alpha = 0", regular),
             )
+            return (reached,)
         if not self.records:
             return ()
-        deltas, claims = self._sensitivities(graph), []
+        deltas = self._sensitivities(graph)
         least = min(s / d for s, d in zip(self._levels(graph, rounds), deltas, strict=True))
+        claims = []
         for form in get_args(Theorem):
             epsilon = self.epsilon or guaranteed(least, self.delta, rounds, form)
             needed = level(epsilon, self.delta, rounds, form)
-            claims.append(
-                Claim(
-                    source=f"DP-Norm, Theorem 1 {'as printed' if form == 'printed' else 'in the form of eq. (8)'}",
-                    promise="everything that a node sends in all rounds is differentially private",
-                    epsilon=epsilon,
-                    delta=self.delta,
-                    adjacency="one record of one node is replaced",
-                    std=needed * max(deltas),
-                    rounds=rounds,
-                    assumes=(
-                        "(A1) G-Lipschitz losses",
-                        "(A2) L-smooth losses",
-                        "random permutation",
-                        "mu <= 1 / (c K L)",
-                        "one message a round",
-                    ),
-                    sensitivity=2 * self.lipschitz / (self.batch or self.records),
-                    sampled=0 < self.batch < self.records,
-                    met=needed <= least * (1 + 1e-9),
-                )
+            claim = Claim(
+                source=f"DP-Norm, Theorem 1 {FORMS[form]}",
+                promise="everything that a node sends in all rounds is differentially private",
+                epsilon=epsilon,
+                delta=self.delta,
+                adjacency="one record of one node is replaced",
+                std=needed * max(deltas),
+                rounds=rounds,
+                assumes=(
+                    "(A1) G-Lipschitz losses",
+                    "(A2) L-smooth losses",
+                    "random permutation",
+                    "mu <= 1 / (c K L)",
+                    "one message a round",
+                ),
+                sensitivity=replaced(self.lipschitz, self.batch, self.records),
+                sampled=is_drawn(self.batch, self.records),
+                # With room for rounding: `guaranteed` inverts `level` by bisection.
+                met=needed <= least * (1 + 1e-9),
             )
+            claims.append(claim)
         return tuple(claims)
 
     def _early(self, k: int) -> bool:
-        """Whether a node also sends after inner step k, before the last."""
+        """Return whether a node also sends after inner step k, before the last."""
         return self.resend and k == self.inner // 2 - 1
 
     def _sensitivities(self, graph: Graph) -> list[float]:
@@ -285,7 +279,5 @@ class DPNorm(Victim):
         """Return sigma_i of every node."""
         if self.epsilon is None:
             return [self.sigma] * graph.nodes
-        return [
-            level(self.epsilon, self.delta, rounds, self.theorem) * d
-            for d in self._sensitivities(graph)
-        ]
+        needed = level(self.epsilon, self.delta, rounds, self.theorem)
+        return [needed * d for d in self._sensitivities(graph)]

@@ -1,13 +1,16 @@
 """D-PSGD: decentralised gradient descent by averaging, and decentralised DP-SGD with it.
 
-Lian et al. 2017, Algorithm 1, with Metropolis weights; round t begins from the models w of round t - 1, and w0 is common:
+Lian et al. 2017, Algorithm 1, with Metropolis weights; round t begins from the models w of round
+t - 1, and w0 is common:
 
     order=combine    w_i <- sum_j W_ij w_j - alpha g_i(w_i)                        w travels
     order=adapt      h_i <- w_i - alpha g_i(w_i)        w_i <- sum_j W_ij h_j      h travels
 
-With K > 1 further gradient steps follow the first before anything travels. noise=step is DP-SGD as Fukami et al. (DP-Norm) compare
-with it: every step adds N(0, sigma^2 I); their words leave open where the averaging stands, here `order` says it. noise=message adds it
-once a round to what travels; own=plain lets a node average its own model without it, which makes the noise of a round matter less later.
+With K > 1 further gradient steps follow the first before anything travels. noise=step is DP-SGD
+as Fukami et al. (DP-Norm) compare with it: every step adds N(0, sigma^2 I). Their text leaves
+open where the averaging stands; here `order` decides. noise=message adds it once a round to what
+travels; own=plain lets a node average its own model without it, which makes the noise of a round
+matter less later.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols.batches import is_drawn, replaced
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.broadcast import Broadcast
 from leakaudit.protocols.consensus import Mixing
@@ -61,6 +65,7 @@ class DPSGD(Victim):
         "(epsilon, delta) of all messages where epsilon sets the noise (DP-Norm, Table II)"
     )
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha, mu")
     slow: float = param(0.0, "step size of round t is alpha / (1 + slow (t - 1))")
@@ -98,43 +103,46 @@ class DPSGD(Victim):
         )
         if not 0 < self.delta < 1 or self.horizon < 0:
             raise LeakauditError(
-                f"dpsgd: expected 0 < delta < 1 and horizon >= 0, got {self.delta} and {self.horizon}"
+                "dpsgd: expected 0 < delta < 1 and horizon >= 0, "
+                f"got {self.delta} and {self.horizon}"
             )
         if self.epsilon and (self.sigma or self.noise != "step" or self.horizon < 1):
             raise LeakauditError(
-                "dpsgd: epsilon sets the noise itself: give noise=step and horizon=ROUNDS, and no sigma"
+                "dpsgd: epsilon sets the noise itself: "
+                "give noise=step and horizon=ROUNDS, and no sigma"
             )
 
     def std(self, samples: int) -> float:
-        """Return sigma, or what Table II prints: sqrt(K R log(1 / delta)) mu / (epsilon d_i)."""
+        """Return sigma, or what Table II prints: sqrt(K R log(1 / delta)) mu / (epsilon d_i).
+
+        Args:
+            samples: Records of a node, d_i; 0 if that is not known.
+
+        Raises:
+            LeakauditError: The table's noise depends on the records, and they are not known.
+        """
         if not self.epsilon:
             return self.sigma
         if not samples:
             raise LeakauditError(
-                f"dpsgd: epsilon={self.epsilon:g} needs samples=…, the records of a node, for its noise"
+                f"dpsgd: epsilon={self.epsilon:g} needs samples=…, the records of a node, "
+                "for its noise"
             )
-        return (
-            math.sqrt(self.steps * self.horizon * math.log(1 / self.delta))
-            * self.alpha
-            / (self.epsilon * samples)
-        )
+        spread = math.sqrt(self.steps * self.horizon * math.log(1 / self.delta))
+        return spread * self.alpha / (self.epsilon * samples)
 
     @property
     def stationary(self) -> bool:
-        """All rounds have the same relations where the step is constant."""
+        """All rounds have the same relations if the step is constant."""
         return not self.slow
 
     def turns(self, rounds: int) -> Turns | None:
-        """An order serves until all records have come; known if `samples` is."""
+        """Return the turns: an order serves until all records have come. Known if `samples` is."""
         return self._steps(0.0).turns(rounds, self.samples)
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse steps that diverge on the task's l2 term."""
         stable("dpsgd", task, alpha=self.alpha)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def run(
         self,
@@ -146,17 +154,22 @@ class DPSGD(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws noise and mini-batches."""
-        mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
+        mix = Mixing(graph)
+        channel = Broadcast(recorder, wires)
+        curves = Curves(recorder, problem)
         std = self.std(problem.samples)
         local = LocalSteps(self._steps(std), problem, recorder, generator)
         w = common(recorder, problem)
-        sent, own, base = w, mix.own(w), torch.empty_like(w)
+        sent = w
+        own = mix.own(w)
+        base = torch.empty_like(w)
 
         def share(t: int, model: Tensor, before: Tensor) -> Tensor:
-            noise = normal(model, std, generator) if std and self.noise == "message" else None
-            if noise is not None:
+            if std and self.noise == "message":
+                noise = normal(model, std, generator)
                 recorder.state("xi", t, noise)
-            return channel.send(t, "w", model if noise is None else model + noise, before=before)
+                model = model + noise
+            return channel.send(t, "w", model, before=before)
 
         def averaged(sent: Tensor, model: Tensor) -> Tensor:
             for part in blocks(base):
@@ -181,44 +194,45 @@ class DPSGD(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both orders; a model that travels without noise is its message."""
-        p, mix, std = Relations(graph), Mixing(graph), self.std(self.samples)
-        steps, loud = self._steps(std), bool(std) and self.noise == "message"
+        p = Relations(graph)
+        mix = Mixing(graph)
+        std = self.std(self.samples)
+        steps = self._steps(std)
+        noised = bool(std) and self.noise == "message"
         w = dict(everybody(p, graph.nodes))
         sent = dict(w)
 
         def share(
             name: str, models: Mapping[int, Expression]
         ) -> tuple[dict[int, Expression], dict[int, Expression]]:
-            if not loud:
-                out = {i: p.send(i, graph.neighbours[i], m, "w") for i, m in models.items()}
-                return out, out
-            kept = {i: p.state(name, i, eq=m) for i, m in models.items()}
-            return kept, {
-                i: p.send(i, graph.neighbours[i], m + p.noise("xi", std, i), "w")
-                for i, m in kept.items()
-            }
+            """Return the models, and what the neighbours hold of them."""
+            told = {}
+            if not noised:
+                for i, model in models.items():
+                    told[i] = p.send(i, graph.neighbours[i], model, "w")
+                return told, told
+            kept = {i: p.state(name, i, eq=model) for i, model in models.items()}
+            for i, model in kept.items():
+                told[i] = p.send(i, graph.neighbours[i], model + p.noise("xi", std, i), "w")
+            return kept, told
 
         def averaged(
             i: int, sent: Mapping[int, Expression], models: Mapping[int, Expression]
         ) -> Expression:
             mixed = mix.declared(i, sent)
-            return (
-                mixed + mix.weights[i, i] * (models[i] - sent[i]) if self.own == "plain" else mixed
-            )
+            if self.own == "plain":
+                mixed = mixed + mix.weights[i, i] * (models[i] - sent[i])
+            return mixed
 
         for _ in p.rounds(rounds):
             if self.order == "combine":
-                w, sent = share(
-                    "w", {i: steps.declare(p, i, averaged(i, sent, w), at=w[i]) for i in w}
-                )
-            else:
-                half, sent = share("h", {i: steps.declare(p, i, w[i]) for i in w})
-                w = {i: averaged(i, sent, half) for i in w}
-                w = (
-                    {i: p.state("w", i, eq=v) for i, v in w.items()}
-                    if loud and self.own == "plain"
-                    else w
-                )
+                moved = {i: steps.declare(p, i, averaged(i, sent, w), at=w[i]) for i in w}
+                w, sent = share("w", moved)
+                continue
+            half, sent = share("h", {i: steps.declare(p, i, w[i]) for i in w})
+            w = {i: averaged(i, sent, half) for i in w}
+            if noised and self.own == "plain":
+                w = {i: p.state("w", i, eq=v) for i, v in w.items()}
         return p
 
     def claims(
@@ -227,30 +241,23 @@ class DPSGD(Victim):
         """Return what the printed noise is said to give, where it is used."""
         if not self.epsilon:
             return ()
-        return (
-            Claim(
-                source="Fukami et al. (DP-Norm), Table II, row DP-SGD",
-                promise="all messages of a node together are (epsilon, delta)-differentially private",
-                epsilon=self.epsilon,
-                delta=self.delta,
-                adjacency="one record of a node's data is another",
-                std=self.std(self.samples),
-                rounds=self.horizon,
-                assumes=(
-                    "gradients of single records have norm at most G = 1",
-                    "mini-batches are drawn without replacement",
-                ),
-                sensitivity=2 / (self.batch or self.samples),
-                sampled=0 < self.batch < self.samples,
+        claim = Claim(
+            source="Fukami et al. (DP-Norm), Table II, row DP-SGD",
+            promise="all messages of a node together are (epsilon, delta)-differentially private",
+            epsilon=self.epsilon,
+            delta=self.delta,
+            adjacency="one record of a node's data is another",
+            std=self.std(self.samples),
+            rounds=self.horizon,
+            assumes=(
+                "gradients of single records have norm at most G = 1",
+                "mini-batches are drawn without replacement",
             ),
+            sensitivity=replaced(1.0, self.batch, self.samples),
+            sampled=is_drawn(self.batch, self.samples),
         )
+        return (claim,)
 
     def _steps(self, std: float) -> Steps:
-        return Steps(
-            self.alpha,
-            self.steps,
-            self.batch,
-            self.clip,
-            std if self.noise == "step" else 0.0,
-            slow=self.slow,
-        )
+        of_step = std if self.noise == "step" else 0.0
+        return Steps(self.alpha, self.steps, self.batch, self.clip, of_step, slow=self.slow)

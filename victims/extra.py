@@ -1,13 +1,17 @@
 """EXTRA and PG-EXTRA: decentralised gradient descent corrected by its own past, exact at a constant step.
 
-Shi, Ling, Wu and Yin 2015 (EXTRA; PG-EXTRA in their second paper, written from memory and verified), Metropolis weights, Wt = (I + W) / 2:
+Shi, Ling, Wu and Yin 2015 (EXTRA; PG-EXTRA in their second paper, written from memory and
+verified), Metropolis weights, Wt = (I + W) / 2:
 
-    z^1 = W x^0 - alpha g^0        x^t = prox_{alpha l1}(z^t)        z^{t+1} = z^t + W x^t - Wt x^{t-1} - alpha (g^t - g^{t-1})
+    z^1     = W x^0 - alpha g^0
+    x^t     = prox_{alpha l1}(z^t)                                           travels
+    z^{t+1} = z^t + W x^t - Wt x^{t-1} - alpha (g^t - g^{t-1})
 
-x^t travels; x^0 is common, or private and sent over an encrypted channel (spread > 0). Every step is stable for
-alpha < (1 + smallest eigenvalue of W) / L. Noise of round t has standard deviation sigma fade^t: noise=state adds it to x wherever it is
-used, noise=message to what travels and is averaged, gradients being taken at x itself. Where its noise stands the paper that compares
-with a private EXTRA (DP-RECAL) does not say.
+x^0 is common, or private and sent over an encrypted channel (spread > 0). Every step is stable for
+alpha < (1 + smallest eigenvalue of W) / L. Noise of round t has standard deviation sigma fade^t:
+noise=state adds it to x wherever it is used, noise=message to what travels and is averaged,
+gradients being taken at x itself. The paper that compares with a private EXTRA (DP-RECAL) does
+not tell where its noise stands.
 """
 
 from __future__ import annotations
@@ -44,9 +48,11 @@ class Extra(Victim):
 
     paper: ClassVar[str] = "Shi, Ling, Wu and Yin 2015 (EXTRA, PG-EXTRA)"
     leaks_what: ClassVar[str] = (
-        "every gradient; every difference where the start is private; with l1 on the coordinates that are not zero"
+        "every gradient; every difference where the start is private; "
+        "with l1 on the coordinates that are not zero"
     )
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size", "alpha")
     l1: float = param(
@@ -68,18 +74,14 @@ class Extra(Victim):
 
     @property
     def stationary(self) -> bool:
-        """All rounds have the same relations where the noise does not fade."""
+        """All rounds have the same relations if the noise does not fade."""
         return not self.sigma or self.fade == 1
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that diverge on the task's l2 term: alpha l2 >= 1 + smallest eigenvalue of W."""
+        """Refuse steps that diverge on the l2 term: alpha l2 >= 1 + smallest eigenvalue of W."""
         if task.l2:
             w = matrix(metropolis(graph), torch.zeros(0, dtype=torch.float64))
             stable("extra", task, 1 + float(torch.linalg.eigvalsh(w)[0]), alpha=self.alpha)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round; private start models go too."""
-        return 2 * len(list(wires)) * (rounds + bool(self.spread))
 
     def run(
         self,
@@ -91,13 +93,18 @@ class Extra(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws noise and private starts."""
-        mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
+        mix = Mixing(graph)
+        channel = Broadcast(recorder, wires)
+        curves = Curves(recorder, problem)
         released = Released(self.sigma, self.fade, recorder, generator)
         w = start(problem, recorder, generator, self.spread)
         heard = channel.send(0, "w", w, secure=True) if self.spread else w
         recorder.state("w", 0, w)
         recorder.end_round(0)
-        half, last, z, g = *(torch.zeros_like(w) for _ in range(3)), torch.empty_like(w)
+        half = torch.zeros_like(w)  # Wt x of the round before
+        last = torch.zeros_like(w)  # the gradients of the round before
+        z = torch.zeros_like(w)
+        g = torch.empty_like(w)
         for t in range(1, rounds + 1):
             problem.task.gradients(w, problem.x, problem.y, out=g)
             for part in blocks(z):
@@ -119,34 +126,38 @@ class Extra(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare z and x; without l1 and noise both are what travels. The prox is opaque."""
-        p, mix, alpha = Relations(graph), Mixing(graph), decimal(self.alpha)
-        nodes, near = range(graph.nodes), graph.neighbours
-        w = (
-            {i: p.secret("w", i) for i in nodes}
-            if self.spread
-            else dict.fromkeys(nodes, p.public("w0"))
-        )
-        heard = (
-            {i: p.send(i, near[i], w[i], "w", secure=True) for i in nodes}
-            if self.spread
-            else dict(w)
-        )
-        z, before, last = dict(w), dict(w), dict[int, Expression]()
+        p = Relations(graph)
+        mix = Mixing(graph)
+        alpha = decimal(self.alpha)
+        nodes = range(graph.nodes)
+        near = graph.neighbours
+        if self.spread:
+            w = {i: p.secret("w", i) for i in nodes}
+            heard = {i: p.send(i, near[i], w[i], "w", secure=True) for i in nodes}
+        else:
+            w = dict.fromkeys(nodes, p.public("w0"))
+            heard = dict(w)
+        apart = bool(self.l1 or self.sigma)  # whether z is something else than what travels
+        z = dict(w)
+        before = dict(w)
+        last = dict[int, Expression]()
         for t in p.rounds(rounds):
             g = {i: p.grad(i, at=w[i]) for i in nodes}
             moved = {}
             for i in nodes:
-                base = (
-                    mix.declared(i, heard)
-                    if t == 1
-                    else z[i] + mix.declared(i, heard) - (before[i] + mix.declared(i, before)) / 2
-                )
+                base = mix.declared(i, heard)
+                if t > 1:
+                    base = z[i] + base - (before[i] + mix.declared(i, before)) / 2
                 moved[i] = base - alpha * (g[i] - last.get(i, 0))
-            before, last, w, heard = heard, g, {}, {}
+            before = heard
+            last = g
+            w = {}
+            heard = {}
             for i in nodes:
-                z[i] = moved[i] if not (self.l1 or self.sigma) else p.state("z", i, eq=moved[i])
+                z[i] = p.state("z", i, eq=moved[i]) if apart else moved[i]
                 w[i], heard[i] = self._released(p, i, t, z[i], near[i])
-                z[i] = z[i] if self.l1 or self.sigma else heard[i]
+                if not apart:
+                    z[i] = heard[i]
         return p
 
     def _released(

@@ -1,22 +1,25 @@
 """FedAvg: clients train the server's model for some steps and send it back; the server averages.
 
-McMahan et al. 2017, Algorithm 1. Round t: w down; E epochs of w_i <- (1 - lr decay) w_i - lr g_i(w_i; mini-batch) over one random
-split into mini-batches; w_i up; w <- mean_i w_i. All clients hold equally many records: the paper's weighted mean is the plain one.
+McMahan et al. 2017, Algorithm 1. Round t: w down; E epochs of
+w_i <- (1 - lr decay) w_i - lr g_i(w_i; mini-batch) over one random split into mini-batches; w_i up;
+w <- mean_i w_i. All clients hold equally many records, so the paper's weighted mean is the plain
+one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.local import LocalSteps, Steps, above, least, stable
+from leakaudit.protocols.server import exchange
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations
@@ -51,16 +54,27 @@ class FedAvg(Victim):
         least("fedavg", batch=self.batch, decay=self.decay, samples=self.samples)
         if self.lr * self.decay >= 2:
             raise LeakauditError(
-                f"fedavg: expected lr decay < 2, beyond which the decay alone diverges, got {self.lr * self.decay:g}"
+                "fedavg: expected lr decay < 2, beyond which the decay alone diverges, "
+                f"got {self.lr * self.decay:g}"
             )
 
     def steps(self, samples: int) -> Steps:
-        """Return the local steps of a round."""
-        if self.batch and not samples:
+        """Return the local steps of a round.
+
+        Args:
+            samples: Records of a client; 0 if that is not known.
+
+        Raises:
+            LeakauditError: The number of steps depends on the records, and they are not known.
+        """
+        if not self.batch:
+            return Steps(self.lr, self.epochs, self.batch, decay=self.decay)
+        if not samples:
             raise LeakauditError(
-                f"fedavg: batch={self.batch} needs samples=…, the records of a client, to know how many steps a round has"
+                f"fedavg: batch={self.batch} needs samples=…, the records of a client, "
+                "to know how many steps a round has"
             )
-        count = -(-samples // min(self.batch, samples)) if self.batch else 1
+        count = math.ceil(Fraction(samples, min(self.batch, samples)))
         return Steps(self.lr, self.epochs * count, self.batch, decay=self.decay)
 
     @property
@@ -72,10 +86,6 @@ class FedAvg(Victim):
         """Refuse steps that diverge on the task's l2 term."""
         stable("fedavg", task, lr=self.lr)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One down and one up a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     def run(
         self,
         problem: Problem,
@@ -86,18 +96,15 @@ class FedAvg(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws the order of the mini-batches."""
-        clients, server = [i for i, _ in wires], graph.nodes - 1
-        w, curves = recorder.public["w0"].to(problem.x.device), Curves(recorder, problem)
+        clients = [i for i, _ in wires]
+        server = graph.nodes - 1
+        w = recorder.public["w0"].to(problem.x.device)
+        curves = Curves(recorder, problem)
         local = LocalSteps(self.steps(problem.samples), problem, recorder, generator)
         recorder.state("w", 0, w.expand(server, -1))
         for t in range(1, rounds + 1):
             sent = local(t, w.expand(server, -1))
-            if clients:
-                recorder.send(t, server, clients, "w", w)
-                rows = recorder.send_many(
-                    t, torch.tensor(clients), torch.full((len(clients),), server), "up"
-                )
-                rows.copy_(sent[clients][:, slice(*recorder.columns)])
+            exchange(recorder, t, clients, server, w, "up", sent)
             w = sent.mean(0)
             recorder.state("w", t, w.expand(server, -1))
             curves.observe(t, w[None])
@@ -106,7 +113,9 @@ class FedAvg(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the clients' steps from the model that came down, and the mean of what comes up."""
-        p, server, steps = Relations(graph), graph.nodes - 1, self.steps(self.samples)
+        p = Relations(graph)
+        server = graph.nodes - 1
+        steps = self.steps(self.samples)
         w = p.public("w0")
         for _ in p.rounds(rounds):
             down = p.send(server, range(server), w, "w")

@@ -1,6 +1,7 @@
 """FedSGD: clients send gradients to a server, which steps and sends the model back.
 
-McMahan et al. 2017, Algorithm 1 with one full-batch step. Round t: w down, g_i = grad f_i(w) up, w <- w - lr mean_i g_i.
+McMahan et al. 2017, Algorithm 1 with one full-batch step. Round t: w down, g_i = grad f_i(w) up,
+w <- w - lr mean_i g_i.
 """
 
 from __future__ import annotations
@@ -51,13 +52,10 @@ class FedSGD(Victim):
         """Refuse steps that diverge on the task's l2 term, and a server that cannot be run."""
         if self.server != "sgd":
             raise LeakauditError(
-                "fedsgd: server=unknown describes recordings of other programs; a run needs server=sgd"
+                "fedsgd: server=unknown describes recordings of other programs; "
+                "a run needs server=sgd"
             )
         stable("fedsgd", task, lr=self.lr)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One down and one up a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def run(
         self,
@@ -82,14 +80,14 @@ class FedSGD(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the server's step; client i's gradient is what it sends."""
-        p, server = Relations(graph), graph.nodes - 1
+        p = Relations(graph)
+        server = graph.nodes - 1
         w = p.public("w0")
         for _ in p.rounds(rounds):
             down = p.send(server, range(server), w, "w")
             g = [p.send(i, server, p.grad(i, at=down), "g") for i in range(server)]
-            w = p.state(
-                "w",
-                server,
-                eq=w - decimal(self.lr) / server * sum(g) if self.server == "sgd" else None,
-            )
+            if self.server == "sgd":
+                w = p.state("w", server, eq=w - decimal(self.lr) / server * sum(g))
+            else:
+                w = p.state("w", server)
         return p

@@ -1,9 +1,10 @@
 """FedSplit, which is centralised PDMM: a server averages reflected proximal points.
 
-Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2). Every client keeps the server's last z (z_{s|i}):
+Pathak and Wainwright 2020; Yu 2023, eqs. (5.1), (5.2). Every client keeps the server's last z
+(z_{s|i}):
 
-    w_i <- argmin f_i(w) + rho/2 |w - z_{s|i}|^2        z_{i|s} = 2 w_i - z_{s|i}        travels up
-    w_s <- mean_i z_{i|s}                                z_{s|i} = 2 w_s - z_{i|s}        travels down
+    w_i <- argmin f_i(w) + rho/2 |w - z_{s|i}|^2       z_{i|s} = 2 w_i - z_{s|i}       travels up
+    w_s <- mean_i z_{i|s}                              z_{s|i} = 2 w_s - z_{i|s}       travels down
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Generator, Tensor
 
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.protocols.admm_family import declare_prox
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.prox import exact, prox
 from leakaudit.protocols.training_curves import Curves
@@ -54,7 +56,8 @@ class FedSplit(Victim):
             )
         if self.update == "gradient" and self.alpha * self.rho > 1:
             raise LeakauditError(
-                f"fedsplit: expected alpha rho <= 1, beyond which clients that disagree diverge, got {self.alpha * self.rho:g}; lower alpha"
+                "fedsplit: expected alpha rho <= 1, beyond which clients that disagree diverge, "
+                f"got {self.alpha * self.rho:g}; lower alpha"
             )
 
     @property
@@ -67,10 +70,6 @@ class FedSplit(Victim):
         if self.update == "exact":
             exact(task)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One down and one up a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     def run(
         self,
         problem: Problem,
@@ -81,11 +80,15 @@ class FedSplit(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator is not used, the run is deterministic given the start."""
-        clients, server = torch.tensor([i for i, _ in wires], dtype=torch.long), graph.nodes - 1
-        servers, columns = torch.full_like(clients, server), slice(*recorder.columns)
+        clients = torch.tensor([i for i, _ in wires], dtype=torch.long)
+        server = graph.nodes - 1
+        servers = torch.full_like(clients, server)
+        columns = slice(*recorder.columns)
         w = recorder.public["w0"].to(problem.x.device).repeat(server, 1)
-        z, weight = w.clone(), torch.full((server, 1), self.rho, dtype=w.dtype, device=w.device)
-        spare, curves = torch.empty_like(w), Curves(recorder, problem)
+        z = w.clone()
+        weight = torch.full((server, 1), self.rho, dtype=w.dtype, device=w.device)
+        spare = torch.empty_like(w)
+        curves = Curves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             if self.update == "exact":
@@ -109,12 +112,10 @@ class FedSplit(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both proximal forms; a client's w moves by half of what travels on its wire."""
-        p, server, rho, alpha = (
-            Relations(graph),
-            graph.nodes - 1,
-            decimal(self.rho),
-            decimal(self.alpha),
-        )
+        p = Relations(graph)
+        server = graph.nodes - 1
+        rho = decimal(self.rho)
+        alpha = decimal(self.alpha)
         w = dict.fromkeys(range(server), p.public("w0"))
         z = dict(w)
         for _ in p.rounds(rounds):
@@ -122,12 +123,10 @@ class FedSplit(Victim):
             for i in range(server):
                 down = p.send(server, i, z[i], "down")
                 if self.update == "exact":
-                    w[i] = p.state("w", i)
-                    p.relate(rho * w[i], rho * down - p.grad(i, at=w[i]))
+                    w[i], _ = declare_prox(p, i, rho, rho * down)
                 else:
-                    w[i] = p.state(
-                        "w", i, eq=w[i] - alpha * (p.grad(i, at=w[i]) + rho * (w[i] - down))
-                    )
+                    slope = p.grad(i, at=w[i]) + rho * (w[i] - down)
+                    w[i] = p.state("w", i, eq=w[i] - alpha * slope)
                 up[i] = p.send(i, server, 2 * w[i] - down, "up")
             mean = p.state("mean", server, eq=sum(up.values()) * Fraction(1, server))
             z = {i: p.state("z", server, i, eq=2 * mean - up[i]) for i in up}

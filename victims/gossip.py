@@ -1,10 +1,13 @@
 """Gossip: the nodes agree on the mean of private vectors by repeated averaging with their neighbours.
 
-Xiao and Boyd 2004, eq. (2), with Metropolis weights. The private vectors are the models after local gradient steps from the common start:
+Xiao and Boyd 2004, eq. (2), with Metropolis weights. The private vectors are the models after local
+gradient steps from the common start:
 
-    y_i^0 = w0 - lr g_i(w0) - ... + n_i,  n_i ~ N(0, sigma^2 I) drawn once        y^{t+1} = W y^t        y^t travels, from y^0 on
+    y_i^0   = w0 - lr g_i(w0) - ... + n_i,  n_i ~ N(0, sigma^2 I) drawn once
+    y^{t+1} = W y^t
 
-Round t sends y^{t-1}; with sigma = 0 what a node sends first is its gradient.
+y^t travels, from y^0 on: round t sends y^{t-1}. With sigma = 0 what a node sends first is its
+gradient.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ class Gossip(Victim):
 
     paper: ClassVar[str] = "Xiao and Boyd 2004, eq. (2); Metropolis weights"
     leaks_what: ClassVar[str] = (
-        "every start vector, as it is sent first; those of far nodes to whoever hears one node's messages for long"
+        "every start vector, as it is sent first; "
+        "those of far nodes to whoever hears one node's messages for long"
     )
     separable: ClassVar[bool] = True
 
@@ -57,10 +61,6 @@ class Gossip(Victim):
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse steps that diverge on the task's l2 term."""
         stable("gossip", task, lr=self.lr)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def run(
         self,

@@ -1,18 +1,23 @@
-"""ADMM with penalties of every node's own (M-ADMM) and recycled gradients (R-ADMM, MR-ADMM): Zhang, Khalili and Liu.
+"""ADMM with penalties of every node's own (M-ADMM) and recycled gradients (R-ADMM, MR-ADMM).
 
-ICML 2018 (M-ADMM), Allerton 2018 (R-ADMM), IEEE TIFS 2020 (MR-ADMM); recalled, the abstracts were seen, and verified. E_i neighbours j,
-penalty h = eta_i(k), lam^0 = 0; f_i travels to all neighbours:
+Zhang, Khalili and Liu: ICML 2018 (M-ADMM), Allerton 2018 (R-ADMM), IEEE TIFS 2020 (MR-ADMM);
+recalled, the abstracts were seen, and verified. With E_i neighbours j, penalty h = eta_i(k) and
+lam^0 = 0; f_i travels to all neighbours:
 
-    f_i   <- argmin F_i(f) + (2 lam_i + n_i)'f + h sum_j |f - (f_i + f_j)/2|^2,      n_i = h E_i e_i, density of e exp(-a |e|)
+    f_i   <- argmin F_i(f) + (2 lam_i + n_i)'f + h sum_j |f - (f_i + f_j)/2|^2
+    n_i    = h E_i e_i                                          with the density exp(-a |e|) of e
     lam_i <- lam_i + theta/2 sum_j (f_i - f_j)
 
-recycle: every second update (even rounds) does without data. It uses G_i = grad F_i(f_i) + n_i, known from the one before:
+recycle: every second update (even rounds) does without data. It uses G_i = grad F_i(f_i) + n_i,
+    known from
+the one before:
 
     f_i   <- f_i - ( G_i + 2 lam_i + h sum_j (f_i - f_j) ) / (2 h E_i + gamma)
 
-so it is a function of what was broadcast before: no new leak. k counts rounds, or pairs of rounds with recycle. theta = eta and
-equal penalties are ADMM, or with recycle R-ADMM. The loss of an update as recalled, C (1.4 c1 + a) / (h E_i B), holds half of what
-we derive for its noise part (replacing one record, C (1.4 c1 + 2 a) / (h E_i B)).
+so it is a function of what was broadcast before: no new leak. k counts rounds, or pairs of rounds
+with recycle. theta = eta and equal penalties are ADMM, or with recycle R-ADMM. The loss of an
+update as recalled, C (1.4 c1 + a) / (h E_i B), holds half of what we derive for its noise part
+(replacing one record, C (1.4 c1 + 2 a) / (h E_i B)).
 """
 
 from __future__ import annotations
@@ -28,6 +33,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols import admm_family as admm
 from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.local import common
 from leakaudit.protocols.prox import exact, prox
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
 
-C1 = 0.25  # largest second derivative of the logistic loss
+C1 = admm.LOGISTIC_CURVATURE
 
 
 @victim("mradmm")
@@ -48,13 +54,15 @@ class MRADMM(Victim):
     """MR-ADMM; with recycle=false M-ADMM."""
 
     paper: ClassVar[str] = (
-        "Zhang, Khalili, Liu: M-ADMM (ICML 2018), R-ADMM (Allerton 2018), MR-ADMM (IEEE TIFS 2020), recalled"
+        "Zhang, Khalili, Liu: M-ADMM (ICML 2018), R-ADMM (Allerton 2018), "
+        "MR-ADMM (IEEE TIFS 2020), recalled"
     )
     leaks_what: ClassVar[str] = (
         "every gradient that is taken, + n; rounds without data leak nothing new"
     )
     claims_what: ClassVar[str] = "a total privacy loss, of the updates that touch data alone"
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     eta: float = param(0.3, "penalty of disagreement of node 0 at first", "eta_i(1)")
     spread: float = param(0.0, "penalty of node i over that of node 0: 1 + spread i", "eta_i(1)")
@@ -77,10 +85,8 @@ class MRADMM(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if (
-            min(self.eta, self.theta, self.convexity) <= 0
-            or min(self.spread, self.gamma, self.rate) < 0
-        ):
+        positive = min(self.eta, self.theta, self.convexity) > 0
+        if not positive or min(self.spread, self.gamma, self.rate) < 0:
             raise LeakauditError(
                 "mradmm: expected eta, theta, convexity > 0 and spread, gamma, rate >= 0"
             )
@@ -93,20 +99,13 @@ class MRADMM(Victim):
         """Refuse a model that is not convex."""
         exact(task)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     def penalty(self, i: int, t: int) -> float:
         """Return eta_i(k) of node i in round t."""
-        return (
-            self.eta
-            * (1 + self.spread * i)
-            * self.growth ** min((t + 1) // 2 if self.recycle else t, self.until)
-        )
+        k = (t + 1) // 2 if self.recycle else t
+        return self.eta * (1 + self.spread * i) * self.growth ** min(k, self.until)
 
     def takes(self, t: int) -> bool:
-        """Whether the updates of round t take gradients."""
+        """Return whether the updates of round t take gradients."""
         return not self.recycle or t % 2 == 1
 
     def run(
@@ -119,13 +118,13 @@ class MRADMM(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train a convex model."""
-        w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
-        lam, noise, known = torch.zeros_like(w), torch.zeros_like(w), torch.zeros_like(w)
-        around, channel, curves = (
-            admm.Around(graph, w),
-            Broadcast(recorder, wires),
-            Curves(recorder, problem),
-        )
+        w = common(recorder, problem)
+        lam = torch.zeros_like(w)
+        noise = torch.zeros_like(w)
+        known = torch.zeros_like(w)
+        around = admm.Around(graph, w)
+        channel = Broadcast(recorder, wires)
+        curves = Curves(recorder, problem)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
             h = w.new_tensor([[self.penalty(i, t)] for i in range(graph.nodes)])
@@ -149,68 +148,66 @@ class MRADMM(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both kinds of updates, and lam as what the broadcasts make of it."""
-        p, theta, gamma = Relations(graph), decimal(self.theta), decimal(self.gamma)
+        p = Relations(graph)
+        theta = decimal(self.theta)
+        gamma = decimal(self.gamma)
+        std = self._spread(public)
         w = dict.fromkeys(range(graph.nodes), p.public("w0"))
-        lam, known, std = dict.fromkeys(w, 0 * w[0]), dict[int, Expression](), self._spread(public)
+        lam = dict.fromkeys(w, 0 * w[0])
+        known = dict[int, Expression]()
         for t in p.rounds(rounds):
             new = {}
             for i in w:
-                h, degree = decimal(self.penalty(i, t)), graph.degree(i)
+                h = decimal(self.penalty(i, t))
+                degree = graph.degree(i)
+                weight = 2 * h * degree
                 if self.takes(t):
-                    moved = p.state("w", i)
-                    noise = (
-                        p.noise("n", float(h) * degree * std, i, law="laplace")
-                        if std
-                        else 0 * moved
-                    )
-                    known[i] = p.grad(i, at=moved) + noise
-                    p.relate(
-                        2 * h * degree * moved, h * admm.both(graph, i, w) - 2 * lam[i] - known[i]
-                    )
+                    pull = h * admm.both(graph, i, w) - 2 * lam[i]
+                    spread = float(h) * degree * std
+                    moved, known[i] = admm.declare_prox(p, i, weight, pull, std=spread)
                 else:
-                    moved = w[i] - (known[i] + 2 * lam[i] + h * admm.apart(graph, i, w)) / (
-                        2 * h * degree + gamma
-                    )
+                    slope = known[i] + 2 * lam[i] + h * admm.apart(graph, i, w)
+                    moved = w[i] - slope / (weight + gamma)
                 new[i] = p.send(i, graph.neighbours[i], moved, "w")
             w = new
-            lam = {i: p.state("lam", i, eq=lam[i] + theta / 2 * admm.apart(graph, i, w)) for i in w}
+            lam = admm.declare_duals(p, graph, lam, w, theta / 2)
         return p
 
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return the total loss as we recall its print: the largest sum, over nodes, of the losses of updates that touch data."""
+        """Return the total loss as we recall its print.
+
+        It is the largest sum, over nodes, of the losses of updates that touch data.
+        """
         if not self.rate:
             return ()
         touched = [t for t in range(1, rounds + 1) if self.takes(t)]
-        losses = [
-            sum(
-                (1.4 * C1 + self.rate) / (self.penalty(i, t) * graph.degree(i) * self.records)
-                for t in touched
-            )
-            for i in range(graph.nodes)
-        ]
-        return (
-            Claim(
-                source="Zhang, Khalili, Liu 2018 and 2020, loss of M-ADMM and MR-ADMM as recalled",
-                promise=f"{max(losses):.4g}-differential privacy over {rounds} rounds, {len(touched)} of which touch data",
-                epsilon=max(losses),
-                delta=0.0,
-                adjacency="one record of one node differs",
-                rounds=rounds,
-                assumes=(
-                    f"features and derivatives of the loss of norm at most 1, second derivatives at most {C1:g}",
-                    f"{self.records} records a node, and {2 * C1:g} < B (rho/N + 2 eta E_i) with rho = {self.convexity:g}",
-                ),
+        losses = []
+        for i, near in enumerate(graph.neighbours):
+            hidden = (self.penalty(i, t) * len(near) * self.records for t in touched)
+            losses.append(sum((1.4 * C1 + self.rate) / h for h in hidden))
+        claim = Claim(
+            source="Zhang, Khalili, Liu 2018 and 2020, loss of M-ADMM and MR-ADMM as recalled",
+            promise=f"{max(losses):.4g}-differential privacy over {rounds} rounds, "
+            f"{len(touched)} of which touch data",
+            epsilon=max(losses),
+            delta=0.0,
+            adjacency="one record of one node differs",
+            rounds=rounds,
+            assumes=(
+                admm.assumed_of_losses(C1),
+                f"{self.records} records a node, "
+                f"and {2 * C1:g} < B (rho/N + 2 eta E_i) with rho = {self.convexity:g}",
             ),
         )
+        return (claim,)
 
     def _spread(self, public: Mapping[str, Tensor]) -> float:
-        """Return the standard deviation of each coordinate of e, 0 without noise; it grows with the model's size."""
+        """Return the standard deviation of each coordinate of e, 0 without noise.
+
+        It grows with the model's size.
+        """
         if not self.rate:
             return 0.0
-        if "w0" not in public:
-            raise LeakauditError(
-                "mradmm: the spread of its noise depends on the model's size; expected the public tensor 'w0'"
-            )
-        return admm.radial_std(len(public["w0"])) / self.rate
+        return admm.declared_std("mradmm", public) / self.rate

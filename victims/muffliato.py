@@ -2,11 +2,13 @@
 
 Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2:
 
-    y^0 = w - lr g(w) + n,  n ~ N(0, sigma^2 I)        y^{s+1} = gamma W y^s + (1 - gamma) y^{s-1}        y^s travels
+    y^0     = w - lr g(w) + n,  n ~ N(0, sigma^2 I)
+    y^{s+1} = gamma W y^s + (1 - gamma) y^{s-1}                    y^s travels
 
-gamma = 1 is plain gossip; the accelerated gamma is written from memory and not verified. The claim is the pairwise
-formula as the authors' public code computes it; it adds the terms as if every message had fresh noise, though all share y^0, so the
-exact view of far pairs exceeds it. The restriction under which its proof is meant may differ.
+gamma = 1 is plain gossip; the accelerated gamma is written from memory and not verified. The claim is the
+pairwise formula as the authors' public code computes it; it adds the terms as if every message
+had fresh noise, though all share y^0, so the exact view of far pairs exceeds it. The restriction
+under which its proof is meant may differ.
 """
 
 from __future__ import annotations
@@ -33,7 +35,10 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
 
-SOURCE = "Cyffers, Even, Bellet and Massoulie 2022 (Muffliato), the pairwise formula of the authors' public code"
+SOURCE = (
+    "Cyffers, Even, Bellet and Massoulie 2022 (Muffliato), "
+    "the pairwise formula of the authors' public code"
+)
 
 
 @victim("muffliato")
@@ -47,6 +52,7 @@ class Muffliato(Victim):
     )
     claims_what: ClassVar[str] = "pairwise Renyi epsilon, less between nodes far apart"
     separable: ClassVar[bool] = True
+    regular: ClassVar[bool] = True
 
     lr: float = param(0.5, "step size", "nu")
     gossips: int = param(5, "exchanges between two gradient steps", "K")
@@ -70,16 +76,12 @@ class Muffliato(Victim):
 
     @property
     def stationary(self) -> bool:
-        """All rounds have the same relations where each has one step."""
+        """All rounds have the same relations if each has one step."""
         return self.gossips == 1
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
         """Refuse steps that diverge on the task's l2 term."""
         stable("muffliato", task, lr=self.lr)
-
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """One in both directions of a wire and round."""
-        return 2 * len(list(wires)) * rounds
 
     def run(
         self,
@@ -113,41 +115,49 @@ class Muffliato(Victim):
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return the formula's epsilon for one pair of every distance, that to which it promises most, and its mean over senders.
+        """Return the formula's epsilon for one pair of every distance, and its mean over senders.
 
-        Adjacency: one node's gradient, of norm at most clip, is replaced. Renyi epsilon alpha rho is turned into (epsilon, delta) by
-        rho + 2 sqrt(rho log(1 / delta)).
+        The pair is the one to which it promises most. Adjacency: one node's gradient, of norm at
+        most clip, is replaced. Renyi epsilon alpha rho is turned into (epsilon, delta) by rho + 2
+        sqrt(rho log(1 / delta)).
         """
         if not (self.sigma and self.clip):
             return ()
-        pairs, apart = (
-            self.pairwise(graph, rounds),
-            shortest_path(_adjacency(graph), unweighted=True),
-        )
+        pairs = self.pairwise(graph, rounds)
+        apart = shortest_path(_adjacency(graph), unweighted=True)
         found = []
         for hops in range(1, int(apart.max()) + 1):
-            rho, v, u = min(
-                (float(pairs[v, u]), v, u) for v, u in np.argwhere(apart == hops).tolist()
-            )
-            found.append(
-                self._claim(
-                    f"what node {v} sees tells of node {u}, {hops} hops away", rho, rounds, (v, u)
-                )
-            )
+            at_distance = np.argwhere(apart == hops).tolist()
+            rho, v, u = min((float(pairs[v, u]), v, u) for v, u in at_distance)
+            promise = f"what node {v} sees tells of node {u}, {hops} hops away"
+            found.append(self._claim(promise, rho, rounds, (v, u)))
         mean = float(pairs.mean(1).max())
-        average = f"what a node sees tells of another, on average over the other: Renyi epsilon of order alpha at most {mean:.6g} alpha"
+        average = (
+            "what a node sees tells of another, on average over the other: "
+            f"Renyi epsilon of order alpha at most {mean:.6g} alpha"
+        )
         return (*found, self._claim(average, None, rounds))
 
     def pairwise(self, graph: Graph, rounds: int) -> np.ndarray:
-        """Return rho (N, N) of what row v sees of column u after some rounds: Renyi epsilon over alpha; the diagonal means nothing.
+        """Return rho of what a node sees of another one, Renyi epsilon over alpha.
 
-        D^2 / (2 sigma^2) sum_{s < K} sum_{w in N_v} (W^s)_{wu}^2 / |(W^s)_w|^2, for every gradient step, D = 2 lr clip.
+        It is D^2 / (2 sigma^2) sum_{s < K} sum_{w in N_v} (W^s)_{wu}^2 / |(W^s)_w|^2, for every
+        gradient step, with D = 2 lr clip.
+
+        Args:
+            graph: Who talks to whom.
+            rounds: Length of the run.
+
+        Returns:
+            What row v sees of column u, (N, N); the diagonal means nothing.
         """
-        n, rho = graph.nodes, np.zeros((graph.nodes, graph.nodes))
-        near, speed = _adjacency(graph), self._speed(graph)
+        rho = np.zeros((graph.nodes, graph.nodes))
+        near = _adjacency(graph)
+        speed = self._speed(graph)
         w = _matrix(graph)
         for first in range(0, rounds, self.gossips):
-            now = before = np.eye(n)
+            now = np.eye(graph.nodes)
+            before = now
             for _ in range(min(self.gossips, rounds - first)):
                 rho += near @ (now**2 / (now**2).sum(1, keepdims=True))
                 now, before = speed * w @ now + (1 - speed) * before, now
@@ -167,11 +177,16 @@ class Muffliato(Victim):
     def _claim(
         self, promise: str, rho: float | None, rounds: int, pair: tuple[int, int] | None = None
     ) -> Claim:
+        epsilon = None
+        delta = None
+        if rho is not None:
+            epsilon = rho + 2 * math.sqrt(rho * math.log(1 / self.delta))
+            delta = self.delta
         return Claim(
             source=SOURCE,
             promise=promise,
-            epsilon=None if rho is None else rho + 2 * math.sqrt(rho * math.log(1 / self.delta)),
-            delta=None if rho is None else self.delta,
+            epsilon=epsilon,
+            delta=delta,
             adjacency="one node's clipped gradients are replaced",
             std=self.sigma,
             rounds=rounds,

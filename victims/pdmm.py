@@ -98,8 +98,10 @@ class PDMM(Victim):
                 )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and round, and two that exchange z^0."""
-        return 2 * len(list(wires)) * (rounds + 1)
+        """Count z^0 = 0 as well: the run sends it, but a declaration that has it public does not."""
+        recorded = list(wires)
+        declared = super().messages(graph, rounds, recorded)
+        return declared if self.z0 else declared + 2 * len(recorded)
 
     def step(self, degree: Tensor) -> tuple[Tensor, Tensor]:
         """Return c0, c1 of one inexact step w <- c0 w - c1 (g + S); degree and results (N, 1)."""

@@ -90,10 +90,6 @@ class PVPADMM(Victim):
         if self.update == "exact":
             exact(task)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and round."""
-        return 2 * len(list(wires)) * rounds
-
     def run(
         self,
         problem: Problem,

@@ -112,7 +112,10 @@ class RECAL(Victim):
             )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two an activation at most: where only some wires are kept, or nodes draw themselves, it depends on the schedule."""
+        """Count two an activation, the most that any schedule sends.
+
+        Fewer are recorded if only some wires are, or if a node draws itself; only the schedule tells.
+        """
         return 2 * rounds if list(wires) else 0
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:

@@ -74,7 +74,10 @@ class RWADMM(Victim):
             )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """As many as the busiest node has kept wires, a round, at most: where nodes differ it depends on the schedule."""
+        """Count the recorded wires of the node that has the most, in every round.
+
+        No schedule sends more. If nodes differ, only the schedule tells how many fewer there are.
+        """
         ends = [i for edge in wires for i in edge]
         return rounds * max(map(ends.count, set(ends)), default=0)
 

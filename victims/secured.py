@@ -88,7 +88,10 @@ class SecureD(Victim):
         stable("secured", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two a wire and iteration: y within a group, its sum to the others."""
+        """Count two a wire and iteration: y within a group, the group's sum to all others.
+
+        Any partition gives this number. The declaration would need one, which takes a search to draw.
+        """
         return 2 * len(list(wires)) * rounds
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:

@@ -58,10 +58,6 @@ class Single(Victim):
         enough(self.batch, samples)
         stable("single", task, mu=self.mu)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """None."""
-        return 0
-
     def run(
         self,
         problem: Problem,

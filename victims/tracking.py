@@ -64,10 +64,6 @@ class Tracking(Victim):
         """Refuse steps that diverge on the task's l2 term."""
         stable("tracking", task, alpha=self.alpha)
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Two in both directions of a wire and round, and y^0."""
-        return 2 * len(list(wires)) * (2 * rounds + 1)
-
     def run(
         self,
         problem: Problem,

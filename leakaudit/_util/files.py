@@ -13,9 +13,18 @@ from leakaudit.errors import LeakauditError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Write beside `path` and move into its place at the end; an exception inside leaves the old file as it was.
+    """Write beside a file and move into its place at the end.
 
-    Makes the folder where it is missing. Raises LeakauditError where the file cannot be written.
+    An exception inside leaves the old file as it was. The folder is made if it is missing.
+
+    Args:
+        path: The file to write or replace.
+
+    Yields:
+        The open file.
+
+    Raises:
+        LeakauditError: The file cannot be written.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -29,6 +38,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
+        reason = error.strerror or error
         raise LeakauditError(
-            f"cannot write {path}: {error.strerror or error}; choose another place with --output"
+            f"cannot write {path}: {reason}; choose another place with --output"
         ) from None

@@ -1,4 +1,7 @@
-"""The process that workers are forked from: it imports torch once for all of them, while the one that plans imports it too."""
+"""The process that workers are forked from.
+
+It imports torch once for all of them, while the process that plans imports it too.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,18 @@ from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.context import ForkServerContext
 
 PRELOADED = ["leakaudit.sweeping.work"]
-ONE_THREAD = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}  # read by BLAS when it is imported; a process that forks has one thread
+# Read by BLAS when it is imported; a process that forks has one thread.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def context() -> ForkServerContext:
-    """Start that process where it does not run yet, without waiting for it, and return how to have children of it.
+    """Start that process if it does not run yet, without waiting for it.
 
-    It and its children do not hear Ctrl-C. It ends with the process that started it and with the last of its children.
+    It and its children ignore Ctrl-C. It ends with the process that started it and with the last of
+    its children.
+
+    Returns:
+        The context that starts children of it.
     """
     forkserver.set_forkserver_preload(PRELOADED)
     resource_tracker.ensure_running()  # unblocks SIGINT when it starts, so before the mask

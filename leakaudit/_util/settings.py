@@ -1,4 +1,8 @@
-"""Options that every verb shares, and where their values come from: flag > LEAKAUDIT_* > leakaudit.toml > pyproject.toml > default."""
+"""Options that every verb shares, and where their values come from.
+
+A flag is stronger than LEAKAUDIT_*, that than leakaudit.toml, that than pyproject.toml, and that than
+the default.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +15,60 @@ from typing import Any
 from leakaudit._util import toml_file
 from leakaudit.errors import LeakauditError, suggest
 
+TABLES = ("gate", "check", "budget", "accept")  # of `leakaudit.gate.config`, which reads them
+UNITS = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+YES = ("true", "1", "yes")
+NO = ("false", "0", "no", "")
+
 
 def size(text: str | int) -> int:
-    """Read bytes: 4000000000, 4e9, 500MB, 4GB."""
-    units = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
+    """Read a number of bytes.
+
+    Args:
+        text: Such as 4000000000, "4e9", "500MB" or "4GB".
+
+    Returns:
+        Bytes.
+
+    Raises:
+        ValueError: It is not a size.
+    """
     lower = str(text).strip().lower()
-    factor = units.get(lower[-2:], 1.0)
-    return int(float(lower[:-2] if factor != 1.0 else lower) * factor)
+    unit = lower[-2:]
+    if unit in UNITS:
+        return int(float(lower[:-2]) * UNITS[unit])
+    return int(float(lower))
 
 
 def boolean(text: str | bool) -> bool:
-    """Read true or false."""
-    return {
-        "true": True,
-        "1": True,
-        "yes": True,
-        "false": False,
-        "0": False,
-        "no": False,
-        "": False,
-    }[str(text).lower()]
+    """Read true or false.
+
+    Args:
+        text: One of `YES` or `NO`, or a truth value.
+
+    Returns:
+        Its meaning.
+
+    Raises:
+        KeyError: It is neither.
+    """
+    word = str(text).lower()
+    if word in YES:
+        return True
+    if word in NO:
+        return False
+    raise KeyError(word)
 
 
 def choice(*options: str) -> Callable[[str], str]:
-    """Return a reader of one of some words."""
+    """Return a reader of one of some words.
+
+    Args:
+        options: The words.
+
+    Returns:
+        A function that returns its argument, or raises ValueError.
+    """
 
     def read(text: str) -> str:
         if text not in options:
@@ -45,12 +79,16 @@ def choice(*options: str) -> Callable[[str], str]:
     return read
 
 
-TABLES = ("gate", "check", "budget", "accept")  # of `leakaudit.gate.config`, which reads them
-
-
 @dataclass(frozen=True)
 class Setting:
-    """One option: its default, how text is read, and what it means."""
+    """One option.
+
+    Attributes:
+        default: Its value if no source gives one.
+        read: Turns text, or a value of a TOML file, into a value; raises ValueError, KeyError or
+            TypeError.
+        help: What it means.
+    """
 
     default: Any
     read: Callable[[Any], Any]
@@ -80,41 +118,69 @@ SETTINGS: dict[str, Setting] = {
 def resolve(
     flags: Mapping[str, Any], folder: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, tuple[Any, str]]:
-    """Return every setting's value and its source. Raises LeakauditError for unknown keys and unreadable values."""
-    folder, environ = folder or Path.cwd(), os.environ if environ is None else environ
-    project = toml_file.table(
-        _table(folder / "pyproject.toml"), "tool", "leakaudit", what="pyproject.toml"
-    )
-    layers: list[tuple[str, Mapping[str, Any]]] = [
-        ("pyproject.toml", project),
+    """Return every setting's value and its source.
+
+    Args:
+        flags: Values from the command line by name; None if not given.
+        folder: Holds leakaudit.toml and pyproject.toml; the current one if None.
+        environ: Environment variables; those of the process if None.
+
+    Returns:
+        (value, source) by name; the source is "flag", "environment", a file or "default".
+
+    Raises:
+        LeakauditError: A file has an unknown key, or a value cannot be read.
+    """
+    folder = folder or Path.cwd()
+    environ = os.environ if environ is None else environ
+    layers = [
+        *_files(folder),
+        ("environment", _variables(environ)),
+        ("flag", {name: flags[name] for name in SETTINGS if flags.get(name) is not None}),
+    ]
+    found: dict[str, tuple[Any, str]] = {}
+    for name, setting in SETTINGS.items():
+        found[name] = (setting.default, "default")
+    for source, values in layers:
+        for name, value in values.items():
+            found[name] = (_read(name, value, source), source)
+    return found
+
+
+def _files(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return the settings of both files, the stronger one last."""
+    project = _table(folder / "pyproject.toml")
+    tables = [
+        ("pyproject.toml", toml_file.table(project, "tool", "leakaudit", what="pyproject.toml")),
         ("leakaudit.toml", _table(folder / "leakaudit.toml")),
     ]
-    for source, values in layers:
-        for key in values:
-            if key.replace("-", "_") not in SETTINGS and key not in TABLES:
-                raise LeakauditError(
-                    f"{source}: unknown key {key!r}{suggest(key, [*SETTINGS, *TABLES])}"
-                )
-    layers.append(
-        (
-            "environment",
-            {
-                n: environ[f"LEAKAUDIT_{n.upper()}"]
-                for n in SETTINGS
-                if f"LEAKAUDIT_{n.upper()}" in environ
-            },
-        )
-    )
-    layers.append(("flag", {n: v for n, v in flags.items() if n in SETTINGS and v is not None}))
-    found: dict[str, tuple[Any, str]] = {n: (s.default, "default") for n, s in SETTINGS.items()}
-    for source, values in layers:
-        for key, value in ((k, v) for k, v in values.items() if k not in TABLES):
-            found[key.replace("-", "_")] = (_read(key.replace("-", "_"), value, source), source)
+    found = []
+    for source, values in tables:
+        settings = {}
+        for key, value in values.items():
+            name = key.replace("-", "_")
+            if name in SETTINGS:
+                settings[name] = value
+            elif key not in TABLES:
+                near = suggest(key, [*SETTINGS, *TABLES])
+                raise LeakauditError(f"{source}: unknown key {key!r}{near}")
+        found.append((source, settings))
+    return found
+
+
+def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for name in SETTINGS:
+        variable = f"LEAKAUDIT_{name.upper()}"
+        if variable in environ:
+            found[name] = environ[variable]
     return found
 
 
 def _table(path: Path) -> dict[str, Any]:
-    return toml_file.read(path, path.name) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    return toml_file.read(path, path.name)
 
 
 def _read(name: str, value: Any, source: str) -> Any:

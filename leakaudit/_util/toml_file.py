@@ -11,7 +11,18 @@ from leakaudit.errors import LeakauditError
 
 
 def read(path: Path, what: object = "") -> dict[str, Any]:
-    """Return the values of a file; what: how a message names it, its path where not given. Raises LeakauditError."""
+    """Read a TOML file.
+
+    Args:
+        path: The file.
+        what: How a message names it; its path if empty.
+
+    Returns:
+        Its values.
+
+    Raises:
+        LeakauditError: It cannot be read, or is not TOML.
+    """
     name = what or path
     try:
         return tomllib.loads(path.read_bytes().decode())
@@ -26,11 +37,22 @@ def read(path: Path, what: object = "") -> dict[str, Any]:
 
 
 def table(values: Mapping[str, Any], *keys: str, what: object) -> Mapping[str, Any]:
-    """Return the table at nested keys, empty where there is none. Raises LeakauditError where one of them is no table."""
-    for k, key in enumerate(keys):
+    """Return the table at nested keys.
+
+    Args:
+        values: Of a file.
+        keys: From the outermost to the innermost.
+        what: How a message names the file.
+
+    Returns:
+        The table; empty if there is none.
+
+    Raises:
+        LeakauditError: Something else than a table stands at one of the keys.
+    """
+    for depth, key in enumerate(keys, 1):
         values = values.get(key, {})
         if not isinstance(values, dict):
-            raise LeakauditError(
-                f"{what}: expected a table [{'.'.join(keys[: k + 1])}], got {values!r:.60}"
-            )
+            place = ".".join(keys[:depth])
+            raise LeakauditError(f"{what}: expected a table [{place}], got {values!r:.60}")
     return values

@@ -1,1 +1,4 @@
-"""The audit: exact views, reconstruction and canaries against what is claimed, over a grid of epsilons, with one alpha."""
+"""The audit: one alpha for everything that is claimed, over a grid of epsilons.
+
+Exact views, reconstruction and canaries are compared with the claims.
+"""

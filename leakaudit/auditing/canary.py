@@ -1,8 +1,9 @@
-"""Canaries: replays with one record or another, and one run with a coin for each of many records."""
+"""Canaries: replays with one record or another, and one run with a coin for each record."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,69 +29,101 @@ from leakaudit.leak import GradientLeak
 from leakaudit.protocols.recording import Plan
 from leakaudit.tasks.task import Task
 
-GUESSED = 0.5  # share of the canaries of one run that are guessed, the surest
+GUESSED = 0.5  # share of the canaries of one run that are guessed, the surest: a choice
+MOST = 200  # free records that are looked at for a pair: a choice
 
 
-def pair(ready: Plan, node: int, most: int = 200) -> tuple[int, int]:
-    """Return the node's first record and the free record whose gradient is farthest from its own at a start model; no run is looked at."""
+def pair(ready: Plan, node: int, most: int = MOST) -> tuple[int, int]:
+    """Return the node's first record and a free record that is easy to tell from it.
+
+    That is the one whose gradient at a start model is farthest from the first one's. No run is
+    looked at.
+
+    Args:
+        ready: The scenario's own plan.
+        node: Whose record.
+        most: How many records are looked at.
+
+    Returns:
+        Both as rows of the data set.
+    """
     free = free_rows(ready, node)[:most]
     task = Task.build(ready.task.spec, dtype=torch.float64)
-    theta = (
-        ready.task.init(torch.Generator().manual_seed(child(ready.scenario.seed, 3)))
-        .double()
-        .to(task.device)
-    )
-    x, y = ready.source.x[free][:, None].double(), ready.source.y[free][:, None]
+    random = torch.Generator().manual_seed(child(ready.scenario.seed, 3))
+    theta = ready.task.init(random).double().to(task.device)
+    x = ready.source.x[free][:, None].double()
+    y = ready.source.y[free][:, None]
     g = gradients_of(task, theta, x, y, clipped_at(ready))
     return free[0], free[int((g - g[0]).norm(dim=1).argmax())]
 
 
 def free_rows(ready: Plan, node: int) -> list[int]:
-    """Return the node's first record, then the records that nobody holds."""
-    own, held = int(ready.rows[node, 0]), set(ready.rows.flatten().tolist())
-    return [own, *(k for k in range(len(ready.source.x)) if k not in held)]
+    """Return the node's first record, then the records that nobody holds.
+
+    Args:
+        ready: The scenario's own plan.
+        node: Whose record.
+    """
+    own = int(ready.rows[node, 0])
+    return [own, *_spare(ready)]
+
+
+def _spare(ready: Plan) -> list[int]:
+    """Return the records that nobody holds."""
+    held = set(ready.rows.flatten().tolist())
+    return [row for row in range(len(ready.source.x)) if row not in held]
 
 
 def counted(found: Replays, promise: Promise | None, alpha: float) -> Counts:
-    """Return guesses by a threshold on the likelihood ratio that the first quarter of the replays chose; only the rest is counted.
+    """Return guesses by a threshold on the likelihood ratio.
+
+    The first quarter of the replays, a pilot, chooses the threshold; only the rest is counted, so
+    that the test is fixed before its data.
 
     Args:
         found: The replays, with the log-likelihoods of both records in the columns of their scores.
-        promise: What the counts are to test; it decides which threshold serves best. None if nothing is promised.
+        promise: What the counts are to test; it decides which threshold serves best. None if
+            nothing is promised.
         alpha: Level of that test.
 
     Returns:
         The counts. NaN counts as a guess that the record was not there.
     """
-    ratio = (found.scores[:, 0] - found.scores[:, 1]) if len(found.scores) else torch.zeros(0)
-    there, cut = found.drawn == 0, int(PILOT * len(ratio))
+    ratio = torch.zeros(0)
+    if len(found.scores):
+        ratio = found.scores[:, 0] - found.scores[:, 1]
+    there = found.drawn == 0
+    cut = int(PILOT * len(ratio))
     positives = int(there[cut:].sum())
+    negatives = len(ratio) - cut - positives
     threshold = 0.0
     if promise is not None and not promise.empty:
-        threshold = _threshold(
-            ratio[:cut], there[:cut], promise, alpha, positives, len(ratio) - cut - positives
-        )
+        threshold = _threshold(ratio[:cut], there[:cut], promise, alpha, positives, negatives)
     return _counts(ratio[cut:], there[cut:], threshold)
 
 
 def _threshold(
     ratio: Tensor, there: Tensor, promise: Promise, alpha: float, positives: int, negatives: int
 ) -> float:
-    """Return the threshold of greatest power if the scores are normal with the pilot's means and its common deviation.
+    """Return the threshold of greatest power for scores of the pilot's means and deviation.
 
-    Under Gaussian noise the likelihood ratio is such a pair of normals. The error rates of a pilot by themselves could not tell
-    thresholds apart whose false positive rate is a fraction of one count. 0, the middle of a likelihood ratio, if the pilot or the
-    rest has too few finite scores.
+    Under Gaussian noise the log-likelihood ratio is normal, with one deviation and with a mean for
+    each of the two records. So the pilot gives these three numbers, and the model gives the error
+    rates at every threshold; the error rates of a pilot by themselves could not tell thresholds
+    apart whose false positive rate is a fraction of one count.
+
+    Returns:
+        The threshold; 0, the middle of a likelihood ratio, if the pilot or the rest has too few
+        finite scores.
     """
     finite = ratio.isfinite()
     sides = [ratio[finite & side].double() for side in (there, ~there)]
-    if (
-        min(map(len, sides)) < LEAST
-        or not 0 < min(positives, negatives) <= max(positives, negatives) <= LARGEST
-    ):
+    sizes = [len(side) for side in sides]
+    fewest = min(positives, negatives)
+    if min(sizes) < LEAST or fewest == 0 or max(positives, negatives) > LARGEST:
         return 0.0
     squares = sum(float((side - side.mean()).square().sum()) for side in sides)
-    deviation = math.sqrt(squares / (sum(map(len, sides)) - 2))
+    deviation = math.sqrt(squares / (sum(sizes) - 2))
     if not 0 < deviation < math.inf:
         return 0.0
     means = np.array([[float(side.mean()) for side in sides]])
@@ -108,57 +141,85 @@ def _counts(ratio: Tensor, there: Tensor, threshold: float) -> Counts:
     )
 
 
-def one_run(
-    ready: Plan, adversary: Adversary, gradients: int, seed: int
-) -> tuple[int, int, int, str]:
-    """Run once with a fair coin between two records at every place, and return canaries, guesses, right ones, and why none.
+class Guesses(NamedTuple):
+    """What came of the canaries of one run.
+
+    Attributes:
+        canaries: Places with a coin.
+        guesses: How many of them were guessed.
+        right: How many of the guesses were right.
+        why: Why none were made, else empty.
+    """
+
+    canaries: int
+    guesses: int
+    right: int
+    why: str
+
+
+def one_run(ready: Plan, adversary: Adversary, gradients: int, seed: int) -> Guesses:
+    """Run once with a fair coin between two records at every place, and guess the coins.
 
     The adversary's own nodes hold no canary. Adjacency: one record is replaced.
+
+    Args:
+        ready: The scenario's own plan.
+        adversary: Who guesses.
+        gradients: Largest number of gradients of a leak.
+        seed: Of coins and noise.
     """
     nodes, k = ready.rows.shape
-    held = set(ready.rows.flatten().tolist())
-    spare = [r for r in range(len(ready.source.x)) if r not in held]
-    if len(spare) < nodes * k:
-        return (
-            0,
-            0,
-            0,
-            f"one run with {nodes * k} canaries needs as many records that nobody holds, the data set has {len(spare)}",
+    needed = nodes * k
+    spare = _spare(ready)
+    if len(spare) < needed:
+        why = (
+            f"one run with {needed} canaries needs as many records that nobody holds, "
+            f"the data set has {len(spare)}"
         )
-    both = torch.stack([ready.rows, torch.tensor(spare[: nodes * k]).reshape(nodes, k)])
-    coins = torch.randint(
-        2, (nodes, k), generator=torch.Generator().manual_seed(child(ready.scenario.seed, seed, 4))
-    )
+        return Guesses(0, 0, 0, why)
+    both = torch.stack([ready.rows, torch.tensor(spare[:needed]).reshape(nodes, k)])
+    random = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 4))
+    coins = torch.randint(2, (nodes, k), generator=random)
     rows = torch.where(coins.bool(), both[1], both[0])
     trace = recorded(replayed(ready, rows, child(seed, 5))).trace
     targets = [n for n in range(nodes) if n not in adversary.corrupt]
     leaks = hearing.deduce(Deduction(trace, adversary), targets, gradients)
-    reasons = [*leaks.undetermined.values(), *(why for leak in leaks if (why := unusable(leak)))]
+    reasons = [*leaks.undetermined.values(), *filter(None, map(unusable, leaks))]
     if reasons:
-        return 0, 0, 0, reasons[0]
+        return Guesses(0, 0, 0, reasons[0])
     task = Task.build(ready.task.spec, dtype=torch.float64)
-    ratio = torch.cat(
-        [_ratios(leak, task, ready, both[:, leak.node]) for leak in leaks]
-    ).nan_to_num(0.0)
+    ratios = [_ratios(leak, task, ready, both[:, leak.node]) for leak in leaks]
+    ratio = torch.cat(ratios).nan_to_num(0.0)
     truth = torch.cat([coins[leak.node] for leak in leaks])
     guesses = math.ceil(GUESSED * len(ratio))
     surest = ratio.abs().argsort(descending=True)[:guesses]
-    return len(ratio), guesses, int(((ratio > 0).long() == truth)[surest].sum()), ""
+    right = int(((ratio > 0).long() == truth)[surest].sum())
+    return Guesses(len(ratio), guesses, right, "")
 
 
 def _ratios(leak: GradientLeak, task: Task, ready: Plan, both: Tensor) -> Tensor:
-    """Return the log-likelihood ratio (k,) of the second record over the first at every place, all other places at their mean."""
+    """Return the log-likelihood ratio (k,) of the second record over the first at every place.
+
+    All other places are taken at their mean: with the combination C, the value V, the whitening W
+    and the gradients A, B of the two records at a place, the sum over the leak of W (V - C mean) *
+    W C (B - A) / k.
+
+    Args:
+        leak: Of one node with k records.
+        task: What is trained.
+        ready: The scenario's own plan.
+        both: (2, k) The records of every place, as rows of the data set.
+    """
     rows = both.flatten()
-    each = taken_at(
-        leak,
-        task,
-        ready.source.x[rows][:, None].double(),
-        ready.source.y[rows][:, None],
-        clipped_at(ready),
-    )
-    first, second = each.split(both.shape[1])
-    white, c, k = whitening(leak), leak.combination.double(), both.shape[1]
+    x = ready.source.x[rows][:, None].double()
+    y = ready.source.y[rows][:, None]
+    each = taken_at(leak, task, x, y, clipped_at(ready))
+    k = both.shape[1]
+    first, second = each.split(k)
+    white = whitening(leak)
+    c = leak.combination.double()
     rest = white @ (leak.value.double() - c @ ((first + second) / 2).mean(0))
-    return torch.stack(
-        [(rest * (white @ (c @ (b - a) / k))).sum() for a, b in zip(first, second, strict=True)]
-    )
+    ratios = []
+    for a, b in zip(first, second, strict=True):
+        ratios.append((rest * (white @ (c @ (b - a) / k))).sum())
+    return torch.stack(ratios)

@@ -1,6 +1,7 @@
-"""The three kinds of counts, and what each says against a promise: p-value, least possible p-value, trials needed, power.
+"""The three kinds of counts, and what each can tell about a promise.
 
-All three kinds hold at every sample size, zero trials and no errors included.
+Each gives a p-value, the least p-value that its trials could give, the trials that would be
+needed, and its power. All three hold at every sample size, zero trials and no errors included.
 """
 
 from __future__ import annotations
@@ -14,65 +15,119 @@ import numpy as np
 from scipy.special import ndtr
 from scipy.stats import binom
 
+from leakaudit._util.bisection import crossing, crossing_integer
 from leakaudit.auditing.promise import Promise
 from leakaudit.bounds import empirical, gaussian, one_run
 from leakaudit.bounds.empirical import Counts
 from leakaudit.bounds.joint import LARGEST, Floats, JointTest, joint_test, perfect
 from leakaudit.bounds.reconstruction import success
 
-SMALLEST = 1e-280
-PILOT = 0.25  # share of the canary replays that choose the threshold, and nothing else
-LEAST = 2  # scores on each side that a pilot needs
-TRIED, FAR = 48, 3.0  # thresholds, to so many deviations beyond both means
-PILOTS = 64  # over whose choices the power is averaged
+SMALLEST = 1e-280  # p-value below which none is looked for; well inside the range of a double
+PILOT = 0.25  # share of the canary replays that choose the threshold, and nothing else: a choice
+LEAST = 2  # scores on each side that a pilot needs: two have a deviation
+TRIED = 48  # thresholds of the grid: a choice
+FAR = 3.0  # deviations beyond both means that the grid reaches
+PILOTS = 64  # over whose choices the power is averaged: a choice
+MOST_CANARIES = 1 << 20  # that are asked for at most
 
 
 @dataclass(frozen=True)
 class Successes:
-    """Reconstruction: how often an attack met an event whose blind chance is kappa at most (bounds/reconstruction)."""
+    """Reconstruction: how often an attack succeeded, against what blind chance allows.
+
+    The bound is that of `leakaudit.bounds.reconstruction`: an event that a blind guess meets with
+    probability kappa is met with probability Phi(Phi^-1(kappa) + mu) at most.
+
+    Attributes:
+        hits: Trials that succeeded.
+        trials: All trials.
+        kappa: Chance of a blind guess to succeed, an upper limit.
+    """
 
     hits: int
     trials: int
     kappa: float
 
     def ceiling(self, promise: Promise) -> float:
-        """Return the largest success rate that the promise allows."""
+        """Return the largest success rate that a promise allows.
+
+        Args:
+            promise: What is tested.
+        """
         return 1.0 if promise.empty else success(promise.guarantee, self.kappa)
 
     def lower(self, alpha: float) -> float:
-        """Return the lower limit of the success rate (Clopper and Pearson)."""
+        """Return the lower limit of the success rate (Clopper and Pearson).
+
+        Args:
+            alpha: Chance that it lies above the rate.
+        """
         return empirical.lower(self.hits, self.trials, alpha)
 
     def p_value(self, promise: Promise) -> float:
-        """Chance of as many hits at the ceiling."""
+        """Return the chance of as many hits at the ceiling.
+
+        Args:
+            promise: What is tested.
+        """
         return float(binom.sf(self.hits - 1, self.trials, self.ceiling(promise)))
 
     def best(self, promise: Promise) -> float:
-        """All trials hit."""
+        """Return the p-value if all trials hit.
+
+        Args:
+            promise: What is tested.
+        """
         return replace(self, hits=self.trials).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Trials that all hit."""
+        """Return how many trials, if all hit, refute the promise; None if no number does.
+
+        Args:
+            promise: What is tested.
+            alpha: Level of the test.
+        """
         ceiling = self.ceiling(promise)
         if ceiling >= 1:
             return None
-        return 1 if ceiling <= 0 else max(1, math.ceil(math.log(alpha) / math.log(ceiling)))
+        if ceiling <= 0:
+            return 1
+        # All of n trials hit with probability ceiling^n.
+        return max(1, math.ceil(math.log(alpha) / math.log(ceiling)))
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """The best attack meets Phi(Phi^-1(kappa) + mu)."""
-        return empirical.detection(
-            self.trials, self.ceiling(promise), gaussian.power(self.kappa, mu), alpha
-        )
+        """Return the chance that the best attack refutes the promise.
+
+        Args:
+            promise: What is tested.
+            alpha: Level of the test.
+            mu: What the noise really gives; the best attack then meets Phi(Phi^-1(kappa) + mu).
+        """
+        rate = gaussian.power(self.kappa, mu)
+        return empirical.detection(self.trials, self.ceiling(promise), rate, alpha)
 
 
 @dataclass(frozen=True)
 class Canary:
-    """Guesses on replays with a record and with another, both error rates tested together (bounds/joint)."""
+    """Guesses on replays with a record and with another; both error rates are tested together.
+
+    The test is that of `leakaudit.bounds.joint`.
+
+    Attributes:
+        counts: Guesses that the record was there, and trials, on both sides.
+    """
 
     counts: Counts
 
     def p_value(self, promise: Promise) -> float:
-        """Of the joint test; beyond `joint.LARGEST` trials the least alpha at which the separate limits exceed the promise."""
+        """Return the p-value of the joint test.
+
+        Beyond `joint.LARGEST` trials it is the least alpha at which the separate limits of both
+        error rates exceed the promise.
+
+        Args:
+            promise: What is tested.
+        """
         c = self.counts
         if promise.empty or not min(c.positives, c.negatives):
             return 1.0
@@ -80,17 +135,31 @@ class Canary:
             return perfect(promise.guarantee, c.positives, c.negatives)
         if max(c.positives, c.negatives) > LARGEST:
             return _least_alpha(lambda alpha: self._limit(promise, alpha) > _value(promise))
-        return joint_test(promise.guarantee, c.positives, c.negatives).p_value(
-            c.true_positives, c.false_positives
-        )
+        test = joint_test(promise.guarantee, c.positives, c.negatives)
+        return test.p_value(c.true_positives, c.false_positives)
 
     def best(self, promise: Promise) -> float:
-        """No error in any replay."""
+        """Return the p-value if there is no error in any replay.
+
+        Args:
+            promise: What is tested.
+        """
         c = self.counts
         return Canary(Counts(c.positives, c.positives, 0, c.negatives)).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Replays on both sides together, as many on each; their p-value is that of one pair to the power of their number."""
+        """Return how many replays without an error refute the promise.
+
+        The p-value of n pairs without an error is about that of one pair to the power n. That gives
+        the number, up to rounding, which the two loops correct.
+
+        Args:
+            promise: What is tested.
+            alpha: Level of the test.
+
+        Returns:
+            Replays on both sides together, as many on each; None if no number is enough.
+        """
         if promise.empty:
             return None
         guarantee = promise.guarantee
@@ -105,10 +174,20 @@ class Canary:
         return 2 * number
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """Sum over all counts that refute, at the thresholds that pilots choose: the mean over `PILOTS` pilots of a fixed generator."""
+        """Return the chance that the best attack refutes the promise.
+
+        It is the sum over all counts that refute, at the thresholds that pilots choose: the mean
+        over `PILOTS` pilots of a fixed generator.
+
+        Args:
+            promise: What is tested.
+            alpha: Level of the test.
+            mu: What the noise really gives.
+        """
         return _canary_power(promise, self.counts.positives, self.counts.negatives, alpha, mu)
 
     def _limit(self, promise: Promise, alpha: float) -> float:
+        """Return the lower limit of what the promise bounds, mu or epsilon."""
         if promise.mu is not None:
             return empirical.mu_lower(self.counts, alpha)
         return empirical.epsilon_lower(self.counts, promise.delta, alpha, both=True)
@@ -116,44 +195,76 @@ class Canary:
 
 @dataclass(frozen=True)
 class OneRun:
-    """Right guesses among the canaries of one run (bounds/onerun)."""
+    """Right guesses among the canaries of one run (`leakaudit.bounds.one_run`).
+
+    Attributes:
+        canaries: Records of which a coin decided whether they were there.
+        guesses: How many of them were guessed.
+        right: How many of the guesses were right.
+    """
 
     canaries: int
     guesses: int
     right: int
 
     def p_value(self, promise: Promise) -> float:
-        """Of (epsilon, delta) by Steinke, Nasr and Jagielski; of a Gaussian promise by its whole curve."""
+        """Return the p-value.
+
+        Of (epsilon, delta) it is that of Steinke, Nasr and Jagielski; of a Gaussian promise the
+        least alpha at which its whole curve is refuted.
+
+        Args:
+            promise: What is tested.
+        """
         if promise.empty or not self.guesses:
             return 1.0
-        if promise.mu is not None:
-            guarantee = promise.guarantee
-            return _least_alpha(
-                lambda alpha: one_run.refutes(
-                    self.canaries, self.guesses, self.right, guarantee, alpha
-                )
+        if promise.mu is None:
+            return one_run.p_value(
+                self.canaries, self.guesses, self.right, promise.epsilon, promise.delta
             )
-        return one_run.p_value(
-            self.canaries, self.guesses, self.right, promise.epsilon, promise.delta
+        guarantee = promise.guarantee
+        return _least_alpha(
+            lambda alpha: one_run.refutes(self.canaries, self.guesses, self.right, guarantee, alpha)
         )
 
     def best(self, promise: Promise) -> float:
-        """All guesses right."""
+        """Return the p-value if all guesses are right.
+
+        Args:
+            promise: What is tested.
+        """
         return replace(self, right=self.guesses).p_value(promise)
 
     def needs(self, promise: Promise, alpha: float) -> int | None:
-        """Canaries of which the same share is guessed, all right."""
+        """Return how many canaries refute the promise, if the same share is guessed, all right.
+
+        Args:
+            promise: What is tested.
+            alpha: Level of the test.
+
+        Returns:
+            The number, to a power of 2; None if it is above `MOST_CANARIES`.
+        """
         share = self.guesses / self.canaries if self.canaries else 1.0
-        high = 1
-        while high <= 1 << 20:
-            guesses = max(1, math.ceil(share * high))
-            if OneRun(high, guesses, guesses).p_value(promise) <= alpha:
-                return high
-            high *= 2
+        canaries = 1
+        while canaries <= MOST_CANARIES:
+            guesses = max(1, math.ceil(share * canaries))
+            if OneRun(canaries, guesses, guesses).p_value(promise) <= alpha:
+                return canaries
+            canaries *= 2
         return None
 
     def power(self, promise: Promise, alpha: float, mu: float) -> float:
-        """Guesses that are right independently with the chance of the best test at even odds, Phi(mu / 2): an estimate, not a bound."""
+        """Return the chance that the best attack refutes the promise: an estimate, not a bound.
+
+        Guesses are taken as right independently, with the chance of the best test at even odds,
+        Phi(mu / 2).
+
+        Args:
+            promise: What is tested.
+            alpha: Level of the test.
+            mu: What the noise really gives.
+        """
         if not self.guesses:
             return 0.0
         least = _least_right(self.canaries, self.guesses, promise, alpha)
@@ -164,11 +275,18 @@ class OneRun:
 def _canary_power(
     promise: Promise, positives: int, negatives: int, alpha: float, mu: float
 ) -> float:
-    """Return the power of canaries, which depends on the numbers of their trials and not on what was counted."""
+    """Return the power of canaries.
+
+    It depends on the numbers of their trials and not on what was counted. The score of a replay is
+    modelled as in `leakaudit.auditing.canary`: normal with deviation 1 and mean mu / 2 with the
+    record, -mu / 2 without. A pilot of the size that an audit uses is drawn `PILOTS` times: its
+    two sample means and its common sample deviation choose a threshold, and the test has the power
+    of that threshold under the true model.
+    """
     if promise.empty or not 0 < min(positives, negatives) <= max(positives, negatives) <= LARGEST:
         return 0.0
     test = joint_test(promise.guarantee, positives, negatives)
-    at = np.array([mu, -mu]) / 2  # means of the score of deviation 1, with the record and without
+    at = np.array([mu, -mu]) / 2  # means of the score, with the record and without
     sizes = [round(n * PILOT / (1 - PILOT)) for n in (positives, negatives)]
     if min(sizes) < LEAST:
         chosen = np.zeros(1)
@@ -191,8 +309,10 @@ def best_thresholds(test: JointTest, alpha: float, means: Floats, deviations: Fl
         deviations: (m,) Its standard deviation, the same on both sides.
 
     Returns:
-        (m,) The thresholds, on the scale of the score; 0, the middle of a likelihood ratio, if none has any power.
+        (m,) The thresholds, on the scale of the score; 0, the middle of a likelihood ratio, if none
+        has any power.
     """
+    # 0 is tried first: among thresholds of equal power, argmax takes the first.
     steps = np.linspace(0.0, 1.0, TRIED)
     low = means.min(1) - FAR * deviations
     high = means.max(1) + FAR * deviations
@@ -205,13 +325,12 @@ def best_thresholds(test: JointTest, alpha: float, means: Floats, deviations: Fl
 
 @lru_cache(maxsize=64)
 def _least_right(canaries: int, guesses: int, promise: Promise, alpha: float) -> int:
-    """Return how many right guesses refute the promise, one more than all where none do."""
-    low, high = 0, guesses + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        refuted = OneRun(canaries, guesses, middle).p_value(promise) <= alpha
-        low, high = (low, middle) if refuted else (middle, high)
-    return high
+    """Return how many right guesses refute the promise, one more than all if none do."""
+
+    def refuted(right: int) -> bool:
+        return OneRun(canaries, guesses, right).p_value(promise) <= alpha
+
+    return crossing_integer(refuted, 0, guesses + 1)
 
 
 def _value(promise: Promise) -> float:
@@ -219,13 +338,12 @@ def _value(promise: Promise) -> float:
 
 
 def _least_alpha(refuted: Callable[[float], bool]) -> float:
-    """Return the least alpha, rounded up, at which something is refuted; 1 where it never is."""
+    """Return the least alpha, rounded up, at which something is refuted; 1 if it never is."""
     if not refuted(0.999):
         return 1.0
-    low, high = math.log(SMALLEST), math.log(0.999)
     if refuted(SMALLEST):
         return SMALLEST
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (low, middle) if refuted(math.exp(middle)) else (middle, high)
-    return math.exp(high)
+    low = math.log(SMALLEST)
+    high = math.log(0.999)
+    log_alpha = crossing(lambda a: refuted(math.exp(a)), low, high, side="above", halvings=40)
+    return math.exp(log_alpha)

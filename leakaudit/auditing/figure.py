@@ -1,4 +1,8 @@
-"""The figure of an audit: PSNR and SSIM against epsilon, and beside them how often the record was identified, under its ceiling."""
+"""Draws rows of panels with lines over a grid of points.
+
+In an audit: PSNR and SSIM against epsilon, and beside them how often the record was identified,
+under its ceiling.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw
 
@@ -24,24 +29,53 @@ from leakaudit.rendering.line_plot import (
 )
 from leakaudit.rendering.pictures import EDGE, INK, PAPER, QUIET
 
-WIDE, DASH = 250, 5  # pixels of a panel's field, and of a dash
+WIDE = 250  # pixels of a panel's field
+DASH = 5  # pixels of a dash
+SAMPLE = 24  # pixels of a line in the legend
+STUB = 12  # pixels to each side of a point that a dashed line has by itself
+
+
+class Style(NamedTuple):
+    """How a line is drawn.
+
+    Attributes:
+        width: In pixels.
+        dashed: Whether it is dashed.
+        dots: Whether its points are marked; points without neighbours always are.
+    """
+
+    width: int
+    dashed: bool
+    dots: bool = False
+
+
 STYLES = {
-    "best": (1, False),
-    "median": (2, False),
-    "mean": (1, True),
-    "rate": (2, False),
-    "ceiling": (2, True),
-    "blind": (1, True),
+    "best": Style(1, dashed=False),
+    "median": Style(2, dashed=False, dots=True),
+    "mean": Style(1, dashed=True),
+    "rate": Style(2, dashed=False, dots=True),
+    "ceiling": Style(2, dashed=True),
+    "blind": Style(1, dashed=True),
 }
 
-SAYS = "median thick, best thin, mean dashed; thick dashes: the ceiling on success (reconstruction robustness)"
+SAYS = (
+    "median thick, best thin, mean dashed; "
+    "thick dashes: the ceiling on success (reconstruction robustness)"
+)
 
 Column = Sequence[float | None]
+Place = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Line:
-    """Values at every point of the grid, None for a gap. name: of the colour's entry in the legend; style: of `STYLES`."""
+    """Values at every point of the grid.
+
+    Attributes:
+        name: Of the entry in the legend that has its colour.
+        style: Of `STYLES`.
+        values: One for each point, None for a gap.
+    """
 
     name: str
     style: str
@@ -50,7 +84,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """One field. low, high: of its axis, from the values where None."""
+    """One field.
+
+    Attributes:
+        title: Above it.
+        lines: In it.
+        low: Value that its axis reaches at least; None leaves that to the values.
+        high: As low.
+    """
 
     title: str
     lines: tuple[Line, ...]
@@ -65,46 +106,51 @@ def draw(
     axis: str = "epsilon",
     says: str = SAYS,
 ) -> Image.Image:
-    """Draw one row of panels an adversary; points: the grid in words, left to right. legend: name -> meaning, in the order of colours.
+    """Draw rows of panels under one legend.
 
-    axis: what the points are of; says: how lines differ.
+    Args:
+        rows: Title and panels of each.
+        points: The grid in words, left to right.
+        legend: Name -> meaning, in the order of colours.
+        axis: What the points are of.
+        says: How lines differ, in words.
     """
-    wide = max(len(panels) for _, panels in rows)
-    size, head = (LEFT + WIDE + RIGHT, TOP + HIGH + FOOT), MARGIN + LINE * (len(legend) + 2)
-    page = Image.new(
-        "RGB",
-        (FINE * (wide * size[0] + MARGIN), FINE * (head + len(rows) * (size[1] + LINE) + MARGIN)),
-        PAPER,
-    )
-    pen, colours = (
-        Pen(ImageDraw.Draw(page)),
-        dict(zip(legend, COLOURS * (1 + len(legend) // len(COLOURS)), strict=False)),
-    )
+    columns = max(len(panels) for _, panels in rows)
+    width = LEFT + WIDE + RIGHT
+    height = LINE + TOP + HIGH + FOOT
+    head = MARGIN + LINE * (len(legend) + 2)
+    size = (columns * width + MARGIN, head + len(rows) * height + MARGIN)
+    page = Image.new("RGB", (FINE * size[0], FINE * size[1]), PAPER)
+    pen = Pen(ImageDraw.Draw(page))
+    repeats = 1 + len(legend) // len(COLOURS)
+    colours = dict(zip(legend, COLOURS * repeats, strict=False))
     for k, (name, meaning) in enumerate(legend.items()):
-        pen.line(
-            [(MARGIN, MARGIN + k * LINE + 7), (MARGIN + 24, MARGIN + k * LINE + 7)],
-            colours[name],
-            3,
-        )
-        pen.text((MARGIN + 32, MARGIN + k * LINE), meaning, 12, INK, "lt")
+        y = MARGIN + k * LINE
+        pen.line([(MARGIN, y + 7), (MARGIN + SAMPLE, y + 7)], colours[name], 3)
+        pen.text((MARGIN + SAMPLE + 8, y), meaning, 12, INK, "lt")
     pen.text((MARGIN, MARGIN + len(legend) * LINE), says, 12, QUIET, "lt")
     for r, (title, panels) in enumerate(rows):
-        top = head + r * (size[1] + LINE)
+        top = head + r * height
         pen.text((MARGIN, top), title, 13, INK, "lt")
         for c, panel in enumerate(panels):
-            _panel(pen, (c * size[0] + LEFT, top + LINE + TOP), panel, points, colours, axis)
+            corner = (c * width + LEFT, top + LINE + TOP)
+            _panel(pen, corner, panel, points, colours, axis)
+    # Drawn at FINE times the size, so that shrinking smooths the lines.
     return page.resize((page.width // FINE, page.height // FINE), Image.Resampling.LANCZOS)
 
 
 def _panel(
     pen: Pen,
-    at: tuple[float, float],
+    at: Place,
     panel: Panel,
     points: Sequence[str],
     colours: Mapping[str, str],
     axis: str,
 ) -> None:
+    """Draw one field with its upper left corner at `at`."""
     left, top = at
+    bottom = top + HIGH
+    right = left + WIDE
     pen.text((left, top - 10), panel.title, 12, INK, "lb")
     values = [v for line in panel.lines for v in line.values if v is not None and math.isfinite(v)]
     if not values:
@@ -113,64 +159,55 @@ def _panel(
     y = Axis.of([*values, *(v for v in (panel.low, panel.high) if v is not None)])
     for share, label in y.ticks():
         height = top + (1 - share) * HIGH
-        pen.line([(left, height), (left + WIDE, height)], EDGE, 1)
+        pen.line([(left, height), (right, height)], EDGE, 1)
         pen.text((left - 8, height), label, 11, QUIET, "rm")
     across = [left + WIDE * (k + 0.5) / len(points) for k in range(len(points))]
     for x, label in zip(across, points, strict=True):
-        pen.line([(x, top + HIGH), (x, top + HIGH + 4)], QUIET, 1)
-        pen.text((x, top + HIGH + 7), label, 11, QUIET, "mt")
-    pen.line([(left, top), (left, top + HIGH), (left + WIDE, top + HIGH)], QUIET, 1)
-    pen.text((left + WIDE, top + HIGH + 22), axis, 11, QUIET, "rt")
+        pen.line([(x, bottom), (x, bottom + 4)], QUIET, 1)
+        pen.text((x, bottom + 7), label, 11, QUIET, "mt")
+    pen.line([(left, top), (left, bottom), (right, bottom)], QUIET, 1)
+    pen.text((right, bottom + 22), axis, 11, QUIET, "rt")
     for line in panel.lines:
-        width, dashed = STYLES[line.style]
-        places = [
-            None if v is None or not math.isfinite(v) else (x, top + (1 - y.place(v)) * HIGH)
-            for x, v in zip(across, line.values, strict=True)
-        ]
-        _line(
-            pen,
-            places,
-            colours.get(line.name, QUIET),
-            width,
-            dashed,
-            dots=line.style in ("median", "rate"),
-        )
+        places: list[Place | None] = []
+        for x, v in zip(across, line.values, strict=True):
+            place = None
+            if v is not None and math.isfinite(v):
+                place = (x, top + (1 - y.place(v)) * HIGH)
+            places.append(place)
+        _line(pen, places, colours.get(line.name, QUIET), STYLES[line.style])
 
 
-def _line(
-    pen: Pen,
-    places: Sequence[tuple[float, float] | None],
-    colour: str,
-    width: int,
-    dashed: bool,
-    dots: bool,
-) -> None:
+def _line(pen: Pen, places: Sequence[Place | None], colour: str, style: Style) -> None:
+    """Draw one line with gaps."""
     for a, b in pairwise(places):
         if a is not None and b is not None:
-            _stroke(pen, a, b, colour, width, dashed)
+            _stroke(pen, a, b, colour, style)
     for k, place in enumerate(places):
-        near = [
-            p for p in [*(places[k - 1 : k] if k else ()), *places[k + 1 : k + 2]] if p is not None
-        ]
-        if place is not None and (dots or not near):
-            if dashed:
-                _stroke(
-                    pen, (place[0] - 12, place[1]), (place[0] + 12, place[1]), colour, width, True
-                )
-            else:
-                pen.dot(place, colour)
+        if place is None:
+            continue
+        before = places[k - 1] if k else None
+        after = places[k + 1] if k + 1 < len(places) else None
+        single = before is None and after is None
+        if not (style.dots or single):
+            continue
+        if style.dashed:
+            x, y = place
+            _stroke(pen, (x - STUB, y), (x + STUB, y), colour, style)
+        else:
+            pen.dot(place, colour)
 
 
-def _stroke(
-    pen: Pen, a: tuple[float, float], b: tuple[float, float], colour: str, width: int, dashed: bool
-) -> None:
-    if not dashed:
-        pen.line([a, b], colour, width)
+def _stroke(pen: Pen, a: Place, b: Place, colour: str, style: Style) -> None:
+    """Draw from a to b, in dashes and gaps of equal length if the style is dashed."""
+    if not style.dashed:
+        pen.line([a, b], colour, style.width)
         return
     count = max(1, int(math.dist(a, b) // DASH))
     for k in range(0, count, 2):
-        ends = [
-            tuple(p + (q - p) * min(1.0, (k + s) / count) for p, q in zip(a, b, strict=True))
-            for s in (0, 1)
-        ]
-        pen.line([(ends[0][0], ends[0][1]), (ends[1][0], ends[1][1])], colour, width)
+        start = _between(a, b, min(1.0, k / count))
+        stop = _between(a, b, min(1.0, (k + 1) / count))
+        pen.line([start, stop], colour, style.width)
+
+
+def _between(a: Place, b: Place, share: float) -> Place:
+    return (a[0] + (b[0] - a[0]) * share, a[1] + (b[1] - a[1]) * share)

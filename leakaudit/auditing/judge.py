@@ -1,4 +1,4 @@
-"""Verdicts: one alpha for the whole audit, shared by Holm over all tests that could refute anything."""
+"""Verdicts: one alpha for the whole audit, shared by Holm over all tests that could refute."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from leakaudit._util import holm
+from leakaudit.adversary import Adversary
 from leakaudit.auditing.promise import POWER, Evidence, Promise, checked, detects
 from leakaudit.bounds.empirical import MOST
 from leakaudit.trace import Json
@@ -16,12 +18,20 @@ from leakaudit.verdict import Verdict
 class Test:
     """One promise against the counts of one test, at one point of the grid.
 
-    level: place in the grid. test: in words. attack: what guessed. evidence: None where the test could not be made, and why.
-    figures: what was measured, for programs.
+    Attributes:
+        level: Place of the point in the grid.
+        adversary: Whose view was attacked.
+        node: The node that was attacked.
+        test: Its name (`leakaudit.auditing.names`).
+        attack: What guessed.
+        promise: What is tested; None if nothing is promised.
+        evidence: What was counted; None if the test could not be made.
+        why: Why it could not be made, else empty.
+        figures: What was measured, for programs.
     """
 
     level: int
-    adversary: str
+    adversary: Adversary
     node: int
     test: str
     attack: str
@@ -30,12 +40,23 @@ class Test:
     why: str = ""
     figures: dict[str, Json] = field(default_factory=dict)
 
-    __test__ = False  # no test of pytest
+    __test__ = False  # pytest would collect it
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A test with its verdict. p: value of the test; alpha: the level that its power is of. needs: trials of a perfect attack."""
+    """A test with its verdict.
+
+    Attributes:
+        test: The test.
+        verdict: Its outcome.
+        says: What the outcome means, in words.
+        power: What would have been detected, in words.
+        p: Value of the test; None if it needs no statistics or could not be made.
+        alpha: Level that the power is of; None as `p`.
+        needs: Trials that a perfect attack would need; None if these were enough, or if no number
+            is.
+    """
 
     test: Test
     verdict: Verdict
@@ -49,67 +70,65 @@ class Judged:
 def judge(tests: Sequence[Test], alpha: float) -> list[Judged]:
     """Judge all tests together.
 
-    Which tests share alpha is settled by their trials alone: those that a perfect attack would refute at alpha. Holm's procedure
-    refutes the smallest p-value at alpha / K, the next at alpha / (K - 1), and so on up to the first that does not hold.
+    Which tests share alpha is settled by their trials only, never by what they counted: those that
+    a perfect attack would refute at alpha. Holm's procedure (Holm 1979) refutes the smallest
+    p-value at alpha / K, the next at alpha / (K - 1), and so on up to the first that does not
+    hold.
+
+    Args:
+        tests: All tests of an audit.
+        alpha: Chance of any false alarm among them.
+
+    Returns:
+        Their verdicts, in the same order.
     """
-    family = [t for t in tests if _able(t, alpha)]
-    level = alpha / max(1, len(family))
-    values = sorted(
-        (
-            (checked(t.evidence, t.promise), k)
-            for k, t in enumerate(family)
-            if t.evidence and t.promise
-        )
-    )
-    refuted = set[int]()
-    for place, (p, k) in enumerate(values):
-        if p > alpha / (len(values) - place):
-            break
-        refuted.add(id(family[k]))
-    return [_verdict(t, level, id(t) in refuted) for t in tests]
+    places = []
+    values = []
+    for place, test in enumerate(tests):
+        if test.evidence is not None and test.promise is not None and _able(test, alpha):
+            places.append(place)
+            values.append(checked(test.evidence, test.promise))
+    refuted = {places[k] for k in holm.rejected(values, alpha)}
+    level = alpha / max(1, len(values))
+    return [_verdict(test, level, place in refuted) for place, test in enumerate(tests)]
 
 
 def _able(test: Test, alpha: float) -> bool:
+    """Return whether a perfect attack would refute the promise at alpha."""
     if test.evidence is None or test.promise is None or test.promise.empty:
         return False
     return test.evidence.best(test.promise) <= alpha
 
 
 def _verdict(test: Test, level: float, refuted: bool) -> Judged:
-    promise, evidence = test.promise, test.evidence
+    promise = test.promise
+    evidence = test.evidence
     if promise is None or promise.empty:
-        return Judged(
-            test,
-            Verdict.UNCLAIMED,
-            "nothing is promised here, so nothing can be exceeded"
-            + (f"; {test.why}" if test.why else ""),
-        )
+        says = "nothing is promised here, so nothing can be exceeded"
+        if test.why:
+            says = f"{says}; {test.why}"
+        return Judged(test, Verdict.UNCLAIMED, says)
     if evidence is None:
         return Judged(test, Verdict.INCONCLUSIVE, f"not measured: {test.why}")
-    p, found = checked(evidence, promise), detects(evidence, promise, level)
-    power = _power(found)
+    p = checked(evidence, promise)
+    power = _power(detects(evidence, promise, level))
     if refuted:
         says = f"p = {_p(p)}: beyond what {_words(promise)} allows"
         return Judged(test, Verdict.REFUTED, says, power, p, level)
     if evidence.best(promise) > level:
         needs = evidence.needs(promise, level)
-        count = "more than ten million" if needs is not None and needs > MOST else f"about {needs}"
-        asked = (
-            "no number of trials could exceed what is allowed"
-            if needs is None
-            else f"would need {count} trials"
-        )
-        return Judged(
-            test,
-            Verdict.INCONCLUSIVE,
-            f"too few samples to tell about {_words(promise)}: {asked}",
-            power,
-            p,
-            level,
-            needs,
-        )
+        says = f"too few samples to tell about {_words(promise)}: {_needed(needs)}"
+        return Judged(test, Verdict.INCONCLUSIVE, says, power, p, level, needs)
     says = f"p = {_p(p)}: within what {_words(promise)} allows"
     return Judged(test, Verdict.NOT_REFUTED, says, power, p, level)
+
+
+def _needed(needs: int | None) -> str:
+    if needs is None:
+        return "no number of trials could exceed what is allowed"
+    if needs > MOST:
+        return "would need more than ten million trials"
+    return f"would need about {needs} trials"
 
 
 def _words(promise: Promise) -> str:

@@ -1,4 +1,7 @@
-"""The points of the epsilon grid: the victim's constants that give each epsilon, by the exact view or by the paper's formula."""
+"""The points of the epsilon grid.
+
+For each epsilon, the victim's constants that give it, by the exact view or by the paper's formula.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit import registry
+from leakaudit._util.bisection import crossing, geometric
 from leakaudit.accounting.ledger import DELTA, Entry, Moved, assumed, entries
-from leakaudit.accounting.listeners import Listener, named
+from leakaudit.accounting.listeners import named
 from leakaudit.accounting.pricing import Price, price
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.plan import AuditPlan
@@ -21,15 +25,26 @@ from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.victim import Claim
 
-LOW, HIGH = 1e-9, 1e9  # of the noise constant that is searched
+# Range of the noise constant that is searched, a choice: beyond it, gradients of a norm near 1 are
+# as good as without noise, or drowned in it.
+LOW = 1e-9
+HIGH = 1e9
+# Relative error up to which the mu that was asked for counts as reached: far above the rounding of
+# an exact view, far below the effect of a second noise that the constant does not scale. A choice.
+REACHED = 1e-6
 
 
 @dataclass(frozen=True)
 class Level:
     """One point of the grid.
 
-    epsilon: asked for, None where the scenario's constants were kept. constants: of the victim, that were set for it. ready: the run.
-    delta, sensitivity: of every figure here. views: the exact view of each adversary and attacked node, beside the claim.
+    Attributes:
+        epsilon: As asked for; None if the scenario's constants were kept.
+        constants: Of the victim, that were set for it.
+        ready: The plan of its run.
+        delta: Of every figure here.
+        sensitivity: Of every figure here.
+        views: The exact view of each adversary and attacked node, beside the claim.
     """
 
     epsilon: float | None
@@ -42,84 +57,121 @@ class Level:
     @property
     def words(self) -> str:
         """For tables and figures."""
-        return (
-            "as configured"
-            if self.epsilon is None
-            else "no noise"
-            if self.epsilon == math.inf
-            else short(self.epsilon)
-        )
+        if self.epsilon is None:
+            return "as configured"
+        return "no noise" if self.epsilon == math.inf else short(self.epsilon)
 
-    def seen_by(self, adversary: str) -> list[Entry]:
-        """Return the priced views of one adversary."""
-        return [v for v in self.views if str(v.listener.adversary) == adversary]
+    def seen_by(self, adversary: Adversary) -> list[Entry]:
+        """Return the exact views of one adversary.
 
-    def view(self, adversary: str, node: int) -> Entry:
-        """Return the exact view of one adversary and node."""
-        return next(
-            v for v in self.views if str(v.listener.adversary) == adversary and v.price.node == node
-        )
+        Args:
+            adversary: One of the plan's.
+        """
+        return [view for view in self.views if view.listener.adversary == adversary]
+
+    def view(self, adversary: Adversary, node: int) -> Entry:
+        """Return the exact view of one adversary and node.
+
+        Args:
+            adversary: One of the plan's.
+            node: One of the nodes that are attacked.
+        """
+        return next(view for view in self.seen_by(adversary) if view.price.node == node)
 
 
 def short(epsilon: float) -> str:
-    """Write an epsilon in few letters: 8, 0.5, 1e5."""
+    """Write an epsilon in few letters: 8, 0.5, 1e5.
+
+    Args:
+        epsilon: Finite.
+    """
     return f"{epsilon:.4g}".replace("e+0", "e").replace("e+", "e")
 
 
 def levels(
     plan: AuditPlan, data_root: Path | None = None, download: bool = False, device: str = "cpu"
 ) -> list[Level]:
-    """Return all points, with their exact views; raises LeakauditError where an epsilon cannot be reached."""
+    """Return all points, with their exact views.
+
+    Args:
+        plan: Of the audit.
+        data_root: Folder of data sets; None for the default one.
+        download: Whether missing data may be downloaded.
+        device: Where runs compute.
+
+    Raises:
+        LeakauditError: An epsilon cannot be reached.
+    """
 
     def ready(scenario: Scenario) -> recording.Plan:
         return recording.plan(scenario, data_root=data_root, download=download, device=device)
 
     base = ready(plan.scenario)
     nodes = attacked(plan, base)
-    points: list[tuple[float | None, Mapping[str, Any], recording.Plan]] = (
-        [] if plan.epsilon else [(None, {}, base)]
-    )
+    points: list[tuple[float | None, Mapping[str, Any], recording.Plan]] = []
+    if not plan.epsilon:
+        points.append((None, {}, base))
     for epsilon in plan.epsilon:
-        changes = _constants(plan, epsilon, base, nodes)
-        rest = {k: v for k, v in plan.scenario.set.items() if k not in ("epsilon", plan.constant)}
-        points.append((epsilon, changes, ready(replace(plan.scenario, set={**rest, **changes}))))
-    made = [declared(point) for _, _, point in points]
-    delta, moved = _assumed(plan, next((m for m in made if _claims(m)), made[0]))
-    listeners = [
-        one
-        for one in named([Adversary.parse(who) for who in plan.adversaries], list(nodes), 0)
-        if _apart(one)
-    ]
-    asked: dict[str, Any] = {"sensitivity": moved, "delta": delta, "smoothness": plan.smoothness}
-    return [
-        Level(
-            epsilon, changes, point, delta, moved.sensitivity, tuple(entries(m, listeners, **asked))
+        constants = _constants(plan, epsilon, base, nodes)
+        replaced = ("epsilon", plan.constant)
+        kept = {k: v for k, v in plan.scenario.set.items() if k not in replaced}
+        scenario = replace(plan.scenario, set={**kept, **constants})
+        points.append((epsilon, constants, ready(scenario)))
+    protocols = [declared(point) for _, _, point in points]
+    # One delta and one sensitivity for the whole grid, of the first point that has a claim.
+    claiming = next((protocol for protocol in protocols if _claims(protocol)), protocols[0])
+    delta, moved = _assumed(plan, claiming)
+    listeners = []
+    for one in named(plan.parsed, list(nodes), 0):
+        if one.node not in one.adversary.corrupt:
+            listeners.append(one)
+    found = []
+    for (asked, chosen, point), protocol in zip(points, protocols, strict=True):
+        views = tuple(
+            entries(
+                protocol,
+                listeners,
+                sensitivity=moved,
+                delta=delta,
+                smoothness=plan.smoothness,
+            )
         )
-        for (epsilon, changes, point), m in zip(points, made, strict=True)
-    ]
+        found.append(Level(asked, chosen, point, delta, moved.sensitivity, views))
+    return found
 
 
 def attacked(plan: AuditPlan, ready: recording.Plan) -> Sequence[int]:
-    """Return the nodes that are attacked; raises LeakauditError for one that holds no data or is an adversary's own."""
-    if missing := [
-        n for n in plan.nodes if not (isinstance(n, int) and 0 <= n < ready.scenario.nodes)
-    ]:
-        raise LeakauditError(
-            f"audit: nodes: there is no node {missing[0]} with data; it has 0 to {ready.scenario.nodes - 1}"
-        )
-    nodes = plan.nodes or tuple(range(ready.scenario.nodes))
-    for who in plan.adversaries:
-        adversary = Adversary.parse(who)
+    """Return the nodes that are attacked.
+
+    Args:
+        plan: Of the audit.
+        ready: Of any of its runs.
+
+    Raises:
+        LeakauditError: A node holds no data or is an adversary's own.
+    """
+    total = ready.scenario.nodes
+    for node in plan.nodes:
+        if not (isinstance(node, int) and 0 <= node < total):
+            raise LeakauditError(
+                f"audit: nodes: there is no node {node} with data; it has 0 to {total - 1}"
+            )
+    nodes = plan.nodes or tuple(range(total))
+    for adversary in plan.parsed:
         adversary.check(ready.graph)
         if own := [n for n in plan.nodes if n in adversary.corrupt]:
-            raise LeakauditError(f"audit: nodes: node {own[0]} belongs to adversary {who}")
+            raise LeakauditError(f"audit: nodes: node {own[0]} belongs to adversary {adversary}")
         if all(n in adversary.corrupt for n in nodes):
-            raise LeakauditError(f"audit: adversaries: {who} leaves no node to attack")
+            raise LeakauditError(f"audit: adversaries: {adversary} leaves no node to attack")
     return nodes
 
 
 def declared(ready: recording.Plan) -> Protocol:
-    """Return the protocol of a run, with its schedule."""
+    """Return the protocol of a run, with its schedule.
+
+    Args:
+        ready: The plan of the run.
+    """
     random = recording.generators(
         ready.scenario.seed, "data", "split", "graph", "model", "run", "schedule"
     )
@@ -127,12 +179,11 @@ def declared(ready: recording.Plan) -> Protocol:
     return Protocol(ready.victim, ready.graph, ready.scenario.rounds, public)
 
 
-def _apart(one: Listener) -> bool:
-    return one.node not in one.adversary.corrupt
-
-
 def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, Moved]:
-    """Return delta and sensitivity: the plan's, else the first claim's, else 1e-5 and that of the declared clip, or 1."""
+    """Return delta and sensitivity.
+
+    The plan's, else the first claim's, else 1e-5 and that of the declared clip, or 1.
+    """
     claims = _claims(made)
     delta = plan.delta or next((c.delta for c in claims if c.delta), DELTA)
     return delta, replace(assumed(made, claims, plan.sensitivity), comparable=True)
@@ -140,9 +191,8 @@ def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, Moved]:
 
 def _claims(made: Protocol) -> list[Claim]:
     """Return the claims of an epsilon."""
-    return [
-        c for c in made.victim.claims(made.graph, made.rounds, made.public) if c.epsilon is not None
-    ]
+    claims = made.victim.claims(made.graph, made.rounds, made.public)
+    return [c for c in claims if c.epsilon is not None]
 
 
 def _constants(
@@ -152,58 +202,66 @@ def _constants(
     known = registry.parameters(type(base.victim))
     if plan.constant not in known:
         raise LeakauditError(
-            f"audit: constant: {plan.scenario.victim} has no parameter {plan.constant!r}; it has {', '.join(known)}"
+            f"audit: constant: {plan.scenario.victim} has no parameter {plan.constant!r}; "
+            f"it has {', '.join(known)}"
         )
     if epsilon == math.inf:
         return {plan.constant: 0.0}
-    if plan.noise == "claim" and "epsilon" in known:
-        return {
-            "epsilon": epsilon,
-            **({"horizon": plan.scenario.rounds} if "horizon" in known else {}),
-        }
-    return {
-        plan.constant: _claimed(plan, epsilon, base)
-        if plan.noise == "claim"
-        else _exact(plan, epsilon, base, nodes)
-    }
+    if plan.noise != "claim":
+        return {plan.constant: _exact(plan, epsilon, base, nodes)}
+    if "epsilon" not in known:
+        return {plan.constant: _claimed(plan, epsilon, base)}
+    # The victim computes its noise from an epsilon itself, over the rounds that it is told.
+    constants: dict[str, Any] = {"epsilon": epsilon}
+    if "horizon" in known:
+        constants["horizon"] = plan.scenario.rounds
+    return constants
 
 
-def _with(plan: AuditPlan, base: recording.Plan, level: float) -> Protocol:
+def _with(plan: AuditPlan, base: recording.Plan, noise: float) -> Protocol:
+    """Return the protocol with another value of the noise constant."""
     rest = {k: v for k, v in plan.scenario.set.items() if k != "epsilon"}
-    scenario = replace(plan.scenario, set={**rest, plan.constant: level})
+    scenario = replace(plan.scenario, set={**rest, plan.constant: noise})
     return declared(replace(base, scenario=scenario, victim=scenario.parts()[0]))
 
 
 def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]) -> float:
-    """Return the noise at which the worst view has this epsilon; mu falls as one over it, and the noise found is priced again.
+    """Return the noise at which the worst view has this epsilon.
 
-    The epsilon is that of a record; if a view has none, that of the node, which sets a level and promises nothing of records.
+    The mu of a view falls as one over the noise, if the constant scales all of it. So one view at
+    any noise gives the noise that is needed; the view at that noise is computed again, which shows
+    whether the constant does scale all noise.
+
+    The epsilon is that of a record; if a view has none, that of the node, which sets a level and
+    promises nothing about records.
     """
     first = float(plan.scenario.set.get(plan.constant, 0)) or 1.0
     delta, moved = _assumed(plan, _with(plan, base, first))
     wanted = gaussian.least_mu(epsilon, delta)
 
-    def worst(level: float) -> float:
-        made, mus = _with(plan, base, level), []
-        for who in plan.adversaries:
-            adversary = Adversary.parse(who)
+    def worst(noise: float) -> float:
+        made = _with(plan, base, noise)
+        mus = []
+        for adversary in plan.parsed:
             mine = [n for n in nodes if n not in adversary.corrupt]
             for one in price(made, adversary, mine, moved.sensitivity, delta, plan.smoothness):
                 mu = one.mu if one.mu is not None else one.node_mu
                 if mu is None or mu == math.inf:
                     why = _unset(one, plan.constant)
                     raise LeakauditError(
-                        f'audit: {who} and node {one.node}: {why}; leave that adversary out, or use noise = "claim"'
+                        f"audit: {adversary} and node {one.node}: {why}; "
+                        'leave that adversary out, or use noise = "claim"'
                     )
                 mus.append(mu)
         return max(mus)
 
-    level = first * worst(first) / wanted
-    if level and abs(worst(level) / wanted - 1) > 1e-6:
+    noise = first * worst(first) / wanted
+    if noise and abs(worst(noise) / wanted - 1) > REACHED:
         raise LeakauditError(
-            f"audit: constant: {plan.constant} does not scale all noise, so the exact view cannot be set by it"
+            f"audit: constant: {plan.constant} does not scale all noise, "
+            "so the exact view cannot be set by it"
         )
-    return level
+    return noise
 
 
 def _unset(one: Price, constant: str) -> str:
@@ -212,27 +270,33 @@ def _unset(one: Price, constant: str) -> str:
         return one.refused
     if one.leaking:
         return f"{one.leaking[0]} is on the wire without noise, so no {constant} gives an epsilon"
-    return "hidden noise steers the models, so there is no epsilon for records or for the node without a smoothness"
+    return (
+        "hidden noise steers the models, "
+        "so there is no epsilon for records or for the node without a smoothness"
+    )
 
 
 def _claimed(plan: AuditPlan, epsilon: float, base: recording.Plan) -> float:
-    """Return the least noise for which the paper's strongest claim of the run is this epsilon, by bisection."""
+    """Return the least noise for which the paper's strongest claim of the run is this epsilon.
 
-    def claim(level: float) -> float:
-        made = _with(plan, base, level)
+    By bisection of the logarithm of the noise.
+    """
+
+    def claim(noise: float) -> float:
+        made = _with(plan, base, noise)
         said = [c.epsilon for c in _claims(made) if c.epsilon is not None and c.delta]
         if not said:
             raise LeakauditError(
-                f'audit: {plan.scenario.victim} claims no epsilon at these constants; use noise = "exact"'
+                f"audit: {plan.scenario.victim} claims no epsilon at these constants; "
+                'use noise = "exact"'
             )
         return min(said)
 
-    low, high = LOW, HIGH
-    if not claim(high) <= epsilon <= claim(low):
+    if not claim(HIGH) <= epsilon <= claim(LOW):
         raise LeakauditError(
-            f"audit: no {plan.constant} between {LOW:g} and {HIGH:g} has the claimed epsilon {epsilon:g}"
+            f"audit: no {plan.constant} between {LOW:g} and {HIGH:g} "
+            f"has the claimed epsilon {epsilon:g}"
         )
-    for _ in range(200):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if claim(middle) > epsilon else (low, middle)
-    return high
+    return crossing(
+        lambda level: claim(level) <= epsilon, LOW, HIGH, side="above", middle=geometric
+    )

@@ -1,17 +1,23 @@
-"""From runs to tests: every promise of every view against the attacks of the simulation, the replays and the canaries."""
+"""From runs to tests: every promise of every view against what was counted.
+
+Counts come from the attacks of the simulation, from replays, and from canaries.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from leakaudit.accounting.ledger import Entry
 from leakaudit.adversary import Adversary
 from leakaudit.auditing import canary
+from leakaudit.auditing.canary import Guesses
 from leakaudit.auditing.evidence import Canary, OneRun, Successes
 from leakaudit.auditing.judge import Judged, Test
 from leakaudit.auditing.levels import Level
+from leakaudit.auditing.names import Guesser, TestName, as_near_as, identified_among
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.promise import Evidence, Promise
 from leakaudit.auditing.replays import Replays, replay
@@ -27,115 +33,163 @@ from leakaudit.protocols.recording import POOL, Plan
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
-RERO, CANARY, ONE = "identification by likelihood", "canary replays", "canaries of one run"
+# Relative excess up to which a measured sensitivity counts as the assumed one: a choice, far above
+# the rounding of gradients in float64.
 SLACK = 1e-6
+# `Price.mu` is always about one record; `Price.node_mu`, about a whole node, is not tested.
+EXACT_VIEW = "the exact view [record]"
 
 
 @dataclass(frozen=True)
 class Measured:
     """What the replays of one view gave.
 
-    rero: replays among all candidates. pairs: with one record or another. run: canaries, guesses and right ones of one run, and why
-    none. moved: the largest change of a gradient between two candidates.
+    Attributes:
+        level: Place in the grid.
+        adversary: Whose view.
+        node: That was attacked.
+        rero: Replays among all candidates.
+        pairs: Replays with one record or another.
+        run: Canaries of one run.
+        moved: The largest change of a gradient between two candidates.
     """
 
     level: int
-    adversary: str
+    adversary: Adversary
     node: int
     rero: Replays
     pairs: Replays
-    run: tuple[int, int, int, str]
+    run: Guesses
     moved: float
 
 
 def promises(entry: Entry, delta: float) -> list[Promise]:
-    """Return what is said of one record in one view: by its price, if that is at record level, and by the paper."""
-    found, mu = [], entry.price.mu
+    """Return what is promised about one record in one view.
+
+    Args:
+        entry: The exact view of an adversary and node, beside the claim.
+        delta: At which the exact view has its epsilon.
+
+    Returns:
+        That of the exact view, if it has one at record level, and that of the paper, if any.
+    """
+    found = []
+    mu = entry.price.mu
     if mu is not None and mu < math.inf:
-        level = entry.price.level.partition(":")[0]
-        found.append(Promise(f"the exact view [{level}]", epsilon(delta, mu), delta, mu))
-    if (
-        entry.claim is not None
-        and entry.claim.epsilon is not None
-        and entry.claim.delta is not None
-    ):
-        found.append(Promise(entry.claim.source, entry.claim.epsilon, entry.claim.delta))
+        found.append(Promise(EXACT_VIEW, epsilon(delta, mu), delta, mu))
+    claim = entry.claim
+    if claim is not None and claim.epsilon is not None and claim.delta is not None:
+        found.append(Promise(claim.source, claim.epsilon, claim.delta))
     return found
 
 
 def measure(plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int]) -> list[Measured]:
-    """Replay every point of the grid as every adversary hears it."""
+    """Replay every point of the grid as every adversary observes it.
+
+    Args:
+        plan: Of the audit.
+        grid: Its points.
+        nodes: That are attacked; replays are of the first that is not an adversary's own.
+    """
     found = []
     for k, level in enumerate(grid):
-        for who in plan.adversaries:
-            adversary = Adversary.parse(who)
+        for adversary in plan.parsed:
             node = next(n for n in nodes if n not in adversary.corrupt)
-            ready, free = level.ready, canary.free_rows(level.ready, node)
-            rero = replay(
-                ready,
-                adversary,
-                node,
-                free[: plan.candidates],
-                plan.replays,
-                plan.gradients,
-                1,
-                f"replays at {level.words}",
-            )
-            ends = canary.pair(ready, node)
-            pairs = replay(
-                ready,
-                adversary,
-                node,
-                ends,
-                plan.canary,
-                plan.gradients,
-                2,
-                f"canaries at {level.words}",
-            )
-            once = (
-                canary.one_run(ready, adversary, plan.gradients, 3)
-                if plan.one_run
-                else (0, 0, 0, "it was not asked for (one_run)")
-            )
-            found.append(Measured(k, who, node, rero, pairs, once, max(rero.moved, pairs.moved)))
+            found.append(_measured(plan, k, level, adversary, node))
     return found
+
+
+def _measured(plan: AuditPlan, k: int, level: Level, adversary: Adversary, node: int) -> Measured:
+    """Replay one view."""
+    ready = level.ready
+    rero = replay(
+        ready,
+        adversary,
+        node,
+        rows=canary.free_rows(ready, node)[: plan.candidates],
+        trials=plan.replays,
+        gradients=plan.gradients,
+        seed=1,
+        what=f"replays at {level.words}",
+    )
+    pairs = replay(
+        ready,
+        adversary,
+        node,
+        rows=canary.pair(ready, node),
+        trials=plan.canary,
+        gradients=plan.gradients,
+        seed=2,
+        what=f"canaries at {level.words}",
+    )
+    once = Guesses(0, 0, 0, "it was not asked for (one_run)")
+    if plan.one_run:
+        once = canary.one_run(ready, adversary, plan.gradients, 3)
+    return Measured(k, adversary, node, rero, pairs, once, max(rero.moved, pairs.moved))
 
 
 def cases(
     plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured: Sequence[Measured]
 ) -> list[Test]:
-    """Return every promise against every count."""
-    found, blind = [], Blind.of(grid[0].ready, plan.psnr)
+    """Return every promise against every count.
+
+    Args:
+        plan: Of the audit.
+        grid: Its points.
+        simulated: What attacks found.
+        measured: What replays gave.
+    """
+    found = []
+    blind = Blind.of(grid[0].ready, plan.psnr)
     for one in measured:
         entry = grid[one.level].view(one.adversary, one.node)
         attacked = list(_attacked(plan, blind, one, simulated))
         said: Sequence[Promise | None] = promises(entry, grid[one.level].delta) or [None]
         for promise in said:
-            made = [*_replayed(plan, one, promise), *attacked]
-            for name, attack, evidence, why in made:
-                shown = None if why else evidence
-                found.append(
-                    Test(
-                        one.level,
-                        one.adversary,
-                        one.node,
-                        name,
-                        attack,
-                        promise,
-                        shown,
-                        why,
-                        _figures(evidence, promise),
-                    )
+            for count in (*_replayed(plan, one, promise), *attacked):
+                test = Test(
+                    one.level,
+                    one.adversary,
+                    one.node,
+                    count.test,
+                    count.attack,
+                    promise,
+                    evidence=None if count.why else count.evidence,
+                    why=count.why,
+                    figures=_figures(count.evidence, promise),
                 )
+                found.append(test)
     return found
+
+
+class Counted(NamedTuple):
+    """What one test counted.
+
+    Attributes:
+        test: Its name.
+        attack: What guessed.
+        evidence: The counts.
+        why: Why they do not count, else empty.
+    """
+
+    test: str
+    attack: str
+    evidence: Evidence
+    why: str
 
 
 @dataclass(frozen=True)
 class Blind:
-    """What a guess that saw nothing can do about one record that is dealt from all that other nodes do not hold.
+    """What a guess without any view can do about one record.
 
-    total: of those records. identified, near: chance of one guess to pick the record out, and to come within the PSNR, at most.
-    why: what makes both unknown.
+    The record is dealt from all that other nodes do not hold.
+
+    Attributes:
+        total: Number of those records.
+        samples: Records of a node.
+        identified: Chance of one guess to pick the record out, an upper limit.
+        near: Chance of one guess to come within the PSNR, an upper limit.
+        why: What makes both unknown, else empty.
     """
 
     total: int
@@ -146,72 +200,74 @@ class Blind:
 
     @classmethod
     def of(cls, ready: Plan, psnr: float) -> Blind:
-        """Return it for a scenario, whichever records are dealt; equal records stand for each other."""
-        scenario, x = ready.scenario, ready.source.x
+        """Return it for a scenario, whichever records are dealt.
+
+        Equal records stand for each other.
+
+        Args:
+            ready: The scenario's own plan.
+            psnr: How near a success is, in dB.
+        """
+        scenario = ready.scenario
+        x = ready.source.x
         total = len(x) - (scenario.nodes - 1) * scenario.samples
         if scenario.split != "iid" or len(x) - scenario.nodes * scenario.samples > POOL:
-            dealt = f"the records are not drawn alike from few (split {scenario.split}, {len(x)} records), so a blind guess has no known chance"
-            return cls(total, scenario.samples, 1.0, 1.0, dealt)
+            why = (
+                "the records are not drawn alike from few "
+                f"(split {scenario.split}, {len(x)} records), so a blind guess has no known chance"
+            )
+            return cls(total, scenario.samples, 1.0, 1.0, why)
+        # kappa_packing is a share of all records; those that others hold cannot be the one.
         apart = distances(x.numpy())
-        same, close = (
-            kappa_packing(apart, at) * len(x) / total for at in (0.0, tolerance(psnr, 1.0))
-        )
+        same = kappa_packing(apart, 0.0) * len(x) / total
+        close = kappa_packing(apart, tolerance(psnr, 1.0)) * len(x) / total
         return cls(total, scenario.samples, min(1.0, same), min(1.0, close), "")
 
 
-def _replayed(
-    plan: AuditPlan, one: Measured, promise: Promise | None
-) -> Iterator[tuple[str, str, Evidence, str]]:
-    count = len(one.rero.scores[0]) if len(one.rero.scores) else plan.candidates
-    yield (
-        RERO,
-        "likelihood",
-        Successes(one.rero.hits, len(one.rero.drawn), kappa_identification(count)),
-        one.rero.why,
-    )
-    yield (
-        CANARY,
-        "likelihood ratio",
-        Canary(canary.counted(one.pairs, promise, plan.alpha)),
-        one.pairs.why,
-    )
+def _replayed(plan: AuditPlan, one: Measured, promise: Promise | None) -> Iterator[Counted]:
+    """Yield the counts of the replays of one view."""
+    rero = one.rero
+    candidates = len(rero.scores[0]) if len(rero.scores) else plan.candidates
+    hits = Successes(rero.hits, len(rero.drawn), kappa_identification(candidates))
+    yield Counted(TestName.LIKELIHOOD, Guesser.LIKELIHOOD, hits, rero.why)
+    told_apart = Canary(canary.counted(one.pairs, promise, plan.alpha))
+    yield Counted(TestName.CANARIES, Guesser.RATIO, told_apart, one.pairs.why)
     if plan.one_run:
-        yield ONE, "likelihood ratio", OneRun(*one.run[:3]), one.run[3]
+        run = one.run
+        right = OneRun(run.canaries, run.guesses, run.right)
+        yield Counted(TestName.ONE_RUN, Guesser.RATIO, right, run.why)
 
 
 def _attacked(
     plan: AuditPlan, blind: Blind, one: Measured, simulated: Simulated
-) -> Iterator[tuple[str, str, Evidence, str]]:
-    """The first record of the first node, once a seed; the images of a batch are matched, so each that can be counts as a guess.
+) -> Iterator[Counted]:
+    """Yield the counts of the attacks on one view: its node's first record, once for each seed.
 
-    A seed in which the attack refused is a trial that failed: without those, the rate would be that of the easy seeds only.
+    The images of a batch are matched, so each that can be the record counts as a guess. A seed in
+    which the attack refused is a trial that failed: without those, the rate would be that of the
+    easy seeds only.
     """
     for name in plan.attacks:
-        cell = one.level, one.adversary, name, one.node
-        mine = [
-            o for o in simulated.outcomes if (o.level, o.adversary, o.attack, o.found.node) == cell
-        ]
-        trials = len(mine) + len(simulated.refused(*cell))
-        hits, close = sum(bool(o.identified) for o in mine), sum(near(o, plan.psnr) for o in mine)
-        yield (
-            f"identified among {blind.total}",
-            name,
-            Successes(hits, trials, min(1.0, blind.samples * blind.identified)),
-            blind.why,
-        )
+        made = simulated.made(one.level, one.adversary, name)
+        mine = [o for o in made if o.found.node == one.node]
+        refused = simulated.refused(one.level, one.adversary, name, one.node)
+        trials = len(mine) + len(refused)
+        hits = sum(bool(o.identified) for o in mine)
+        kappa = min(1.0, blind.samples * blind.identified)
+        counts = Successes(hits, trials, kappa)
+        yield Counted(identified_among(blind.total), name, counts, blind.why)
         if simulated.trace.task.is_image:
-            yield (
-                f"PSNR >= {plan.psnr:g} dB",
-                name,
-                Successes(close, trials, min(1.0, blind.samples * blind.near)),
-                blind.why,
-            )
+            close = sum(near(o, plan.psnr) for o in mine)
+            counts = Successes(close, trials, min(1.0, blind.samples * blind.near))
+            yield Counted(as_near_as(plan.psnr), name, counts, blind.why)
 
 
 def _figures(evidence: Evidence, promise: Promise | None) -> dict[str, Json]:
-    """What was counted, for programs."""
+    """Return what was counted, for programs."""
     if isinstance(evidence, Successes):
-        ceiling = None if promise is None or promise.empty else evidence.ceiling(promise)
+        ceiling = None
+        if promise is not None and not promise.empty:
+            ceiling = evidence.ceiling(promise)
         return {
             "hits": evidence.hits,
             "trials": evidence.trials,
@@ -220,58 +276,78 @@ def _figures(evidence: Evidence, promise: Promise | None) -> dict[str, Json]:
         }
     if isinstance(evidence, Canary):
         c = evidence.counts
-        counts = {"true_positives": c.true_positives, "positives": c.positives}
-        return {**counts, "false_positives": c.false_positives, "negatives": c.negatives}
+        return {
+            "true_positives": c.true_positives,
+            "positives": c.positives,
+            "false_positives": c.false_positives,
+            "negatives": c.negatives,
+        }
     if isinstance(evidence, OneRun):
         return {"canaries": evidence.canaries, "guesses": evidence.guesses, "right": evidence.right}
     return {}
 
 
 def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[Judged]:
-    """Return the verdicts that need no statistics: the exact view against the claim, and the sensitivity that both assume."""
+    """Return the verdicts that need no statistics.
+
+    The exact view against the claim, and the sensitivity that both assume.
+
+    Args:
+        grid: The points of the audit.
+        measured: What replays gave.
+    """
     found = []
     for one in measured:
-        level, entries = (
-            grid[one.level],
-            [v for v in grid[one.level].views if str(v.listener.adversary) == one.adversary],
-        )
-        worst = max(entries, key=lambda v: v.price.largest or 0.0)
-        figures = {
-            "mu": _plain(worst.price.mu),
-            "node_mu": _plain(worst.price.node_mu),
-            "rounds_priced": worst.price.rounds_priced,
-            "exact": _plain(worst.exact),
-            "claimed": worst.claim and worst.claim.epsilon,
-            "ratio": _plain(worst.ratio),
-        }
-        about = Test(
-            one.level,
-            one.adversary,
-            worst.price.node,
-            "exact view against the claim",
-            "none",
-            None,
-            None,
-            "",
-            figures,
-        )
-        found.append(Judged(about, worst.verdict, worst.why))
-        if one.moved and worst.price.largest is not None and worst.price.largest < math.inf:
-            moved = Test(
-                one.level,
-                one.adversary,
-                one.node,
-                "sensitivity",
-                "none",
-                None,
-                None,
-                "",
-                {"moved": one.moved, "assumed": level.sensitivity},
-            )
-            over = one.moved > level.sensitivity * (1 + SLACK)
-            says = f"another record moved a gradient by {one.moved:.4g}; every epsilon here assumes at most {level.sensitivity:.4g}"
-            found.append(Judged(moved, Verdict.UNSUPPORTED if over else Verdict.NOT_REFUTED, says))
+        level = grid[one.level]
+        worst = max(level.seen_by(one.adversary), key=lambda v: v.price.largest or 0.0)
+        found.append(_against_claim(one, worst))
+        largest = worst.price.largest
+        if one.moved and largest is not None and largest < math.inf:
+            found.append(_sensitivity(one, level.sensitivity))
     return found
+
+
+def _against_claim(one: Measured, worst: Entry) -> Judged:
+    """Return the verdict of the exact view against the claim."""
+    figures = {
+        "mu": _plain(worst.price.mu),
+        "node_mu": _plain(worst.price.node_mu),
+        "rounds_priced": worst.price.rounds_priced,
+        "exact": _plain(worst.exact),
+        "claimed": worst.claim and worst.claim.epsilon,
+        "ratio": _plain(worst.ratio),
+    }
+    test = Test(
+        one.level,
+        one.adversary,
+        worst.price.node,
+        TestName.VIEW,
+        Guesser.NOBODY,
+        promise=None,
+        evidence=None,
+        figures=figures,
+    )
+    return Judged(test, worst.verdict, worst.why)
+
+
+def _sensitivity(one: Measured, assumed: float) -> Judged:
+    """Return the verdict of the sensitivity that every epsilon assumes."""
+    test = Test(
+        one.level,
+        one.adversary,
+        one.node,
+        TestName.SENSITIVITY,
+        Guesser.NOBODY,
+        promise=None,
+        evidence=None,
+        figures={"moved": one.moved, "assumed": assumed},
+    )
+    over = one.moved > assumed * (1 + SLACK)
+    says = (
+        f"another record moved a gradient by {one.moved:.4g}; "
+        f"every epsilon here assumes at most {assumed:.4g}"
+    )
+    return Judged(test, Verdict.UNSUPPORTED if over else Verdict.NOT_REFUTED, says)
 
 
 def _plain(value: float | None) -> float | str | None:

@@ -1,4 +1,7 @@
-"""What the figure of an audit shows: the curves of every attack, the rates of success, and the ceilings above them."""
+"""What the figure of an audit shows.
+
+The curves of every attack, the rates of success, and the ceilings above them.
+"""
 
 from __future__ import annotations
 
@@ -8,97 +11,118 @@ from collections.abc import Sequence
 import torch
 from PIL import Image
 
+from leakaudit.adversary import Adversary
 from leakaudit.auditing.evidence import Successes
 from leakaudit.auditing.figure import Line, Panel, draw
 from leakaudit.auditing.levels import Level
-from leakaudit.auditing.measure import RERO, Measured, promises
+from leakaudit.auditing.measure import Measured, promises
+from leakaudit.auditing.names import TestName
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.simulate import Simulated
 from leakaudit.bounds.reconstruction import kappa_identification
 from leakaudit.scoring import metrics
 
-EXACT, PAPER, BLIND = "exact view", "paper's claim", "mean image"
+# Entries of the legend, beside the names of attacks.
+RERO = TestName.LIKELIHOOD.value
+EXACT = "exact view"
+PAPER = "paper's claim"
+BLIND = "mean image"
 STYLES = ("best", "median", "mean")
 SHOWN = 50.0  # dB; more looks the same to an eye
+TITLES = {
+    "psnr": f"PSNR, dB, up to {SHOWN:g}",
+    "ssim": "SSIM",
+    "relative_error": "relative error",
+}
 
 
 def figure(
     plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured: Sequence[Measured]
 ) -> Image.Image:
-    """Draw the audit, the largest epsilon at the right; inf is without noise."""
+    """Draw the audit, the largest epsilon at the right; inf is without noise.
+
+    Args:
+        plan: Of the audit.
+        grid: Its points.
+        simulated: What attacks found.
+        measured: What replays gave.
+    """
     order = sorted(range(len(grid)), key=lambda k: grid[k].epsilon or 0.0)
     images = simulated.trace.task.is_image
-    legend = {name: name for name in plan.attacks}
-    legend |= {RERO: f"{RERO}: {plan.candidates} candidates, {plan.replays} replays"}
-    legend |= {EXACT: "ceiling by the exact view"}
-    claims = {v.claim.source: None for g in grid for v in g.views if v.claim}
-    legend |= {PAPER: f"ceiling by the claim: {', '.join(claims)}"} if claims else {}
-    legend |= {BLIND: "a guess that saw nothing: the mean of the other records"} if images else {}
     rows = []
-    for who in plan.adversaries:
-        shown = ("psnr", "ssim") if images else ("relative_error",)
-        panels = [_quality(plan, order, simulated, who, metric) for metric in shown]
-        rows.append(
-            (
-                f"heard by {who}",
-                [
-                    *panels,
-                    _identified(plan, grid, order, simulated, who),
-                    _likelihood(plan, grid, order, measured, who),
-                ],
-            )
-        )
+    for adversary in plan.parsed:
+        panels = []
+        for metric in ("psnr", "ssim") if images else ("relative_error",):
+            panels.append(_quality(plan, order, simulated, adversary, metric))
+        panels.append(_identified(plan, grid, order, simulated, adversary))
+        panels.append(_likelihood(plan, grid, order, measured, adversary))
+        rows.append((f"heard by {adversary}", panels))
     points = [grid[k].words if grid[k].epsilon != math.inf else "inf" for k in order]
-    return draw(rows, points, legend)
+    return draw(rows, points, _legend(plan, grid, images))
+
+
+def _legend(plan: AuditPlan, grid: Sequence[Level], images: bool) -> dict[str, str]:
+    """Return what every colour means, in the order of the colours."""
+    legend = {name: name for name in plan.attacks}
+    legend[RERO] = f"{RERO}: {plan.candidates} candidates, {plan.replays} replays"
+    legend[EXACT] = "ceiling by the exact view"
+    claims: dict[str, None] = {}
+    for level in grid:
+        for view in level.views:
+            if view.claim:
+                claims[view.claim.source] = None
+    if claims:
+        legend[PAPER] = f"ceiling by the claim: {', '.join(claims)}"
+    if images:
+        legend[BLIND] = "a guess that saw nothing: the mean of the other records"
+    return legend
 
 
 def _quality(
-    plan: AuditPlan, order: Sequence[int], simulated: Simulated, who: str, metric: str
+    plan: AuditPlan, order: Sequence[int], simulated: Simulated, adversary: Adversary, metric: str
 ) -> Panel:
-    lines, most = [], SHOWN if metric == "psnr" else math.inf
+    """Show one metric of every attack, and of the guess that saw nothing."""
+    most = SHOWN if metric == "psnr" else math.inf
+    lines = []
     for attack in plan.attacks:
-        found = [simulated.values(metric, k, who, attack) for k in order]
-        lines += [
-            Line(attack, style, [None if v is None else min(v[style], most) for v in found])
-            for style in STYLES
-        ]
+        found = [simulated.values(metric, k, adversary, attack) for k in order]
+        for style in STYLES:
+            values = [None if v is None else min(v[style], most) for v in found]
+            lines.append(Line(attack, style, values))
     if metric != "relative_error":
         lines.append(Line(BLIND, "blind", [_blind(simulated, metric)] * len(order)))
-    titles = {
-        "psnr": f"PSNR, dB, up to {SHOWN:g}",
-        "ssim": "SSIM",
-        "relative_error": "relative error",
-    }
-    return Panel(titles[metric], tuple(lines))
+    return Panel(TITLES[metric], tuple(lines))
 
 
 def _identified(
-    plan: AuditPlan, grid: Sequence[Level], order: Sequence[int], simulated: Simulated, who: str
+    plan: AuditPlan,
+    grid: Sequence[Level],
+    order: Sequence[int],
+    simulated: Simulated,
+    adversary: Adversary,
 ) -> Panel:
-    """Share of all attacked nodes and seeds whose first record is identified, and the ceilings at the same blind chance.
+    """Show how often the first record was identified, under the ceilings at the same blind chance.
 
-    A node that was refused is not identified.
+    The share is of all attacked nodes and seeds; a node that was refused is not identified.
     """
-    lines, total = [], 0
+    lines = []
+    total = 0  # candidates
     for attack in plan.attacks:
         rates: list[float | None] = []
         for k in order:
-            mine = [
-                o
-                for o in simulated.outcomes
-                if (o.level, o.adversary, o.attack) == (k, who, attack) and o.identified is not None
-            ]
+            made = simulated.made(k, adversary, attack)
+            mine = [o for o in made if o.identified is not None]
             total = max([total, *(o.candidates for o in mine)])
-            tried = len(mine) + len(simulated.refused(k, who, attack))
-            rates.append(sum(bool(o.identified) for o in mine) / tried if mine else None)
+            tried = len(mine) + len(simulated.refused(k, adversary, attack))
+            hits = sum(bool(o.identified) for o in mine)
+            rates.append(hits / tried if mine else None)
         lines.append(Line(attack, "rate", rates))
-    kappa = min(1.0, grid[0].ready.scenario.samples / total) if total else 1.0
-    return Panel(
-        f"identified among {total}" if total else "identified",
-        (*lines, *_ceilings(grid, order, who, kappa)),
-        0.0,
-        1.0,
-    )
+    kappa = 1.0
+    title = "identified"
+    if total:
+        kappa = min(1.0, grid[0].ready.scenario.samples / total)
+        title = f"identified among {total}"
+    return Panel(title, (*lines, *_ceilings(grid, order, adversary, kappa)), 0.0, 1.0)
 
 
 def _likelihood(
@@ -106,43 +130,57 @@ def _likelihood(
     grid: Sequence[Level],
     order: Sequence[int],
     measured: Sequence[Measured],
-    who: str,
+    adversary: Adversary,
 ) -> Panel:
-    by_level = {m.level: m.rero for m in measured if m.adversary == who}
-    rates = [
-        by_level[k].hits / len(by_level[k].drawn)
-        if k in by_level and len(by_level[k].drawn)
-        else None
-        for k in order
-    ]
-    count = max(
-        (m.rero.scores.shape[1] for m in measured if len(m.rero.scores)), default=plan.candidates
-    )
-    lines = (Line(RERO, "rate", rates), *_ceilings(grid, order, who, kappa_identification(count)))
+    """Show how often the target was identified by likelihood, under the ceilings."""
+    by_level = {m.level: m.rero for m in measured if m.adversary == adversary}
+    rates: list[float | None] = []
+    for k in order:
+        rate = None
+        if k in by_level and len(by_level[k].drawn):
+            rate = by_level[k].hits / len(by_level[k].drawn)
+        rates.append(rate)
+    candidates = [m.rero.scores.shape[1] for m in measured if len(m.rero.scores)]
+    count = max(candidates, default=plan.candidates)
+    ceilings = _ceilings(grid, order, adversary, kappa_identification(count))
+    lines = (Line(RERO, "rate", rates), *ceilings)
     return Panel(f"identified among {count} by likelihood", lines, 0.0, 1.0)
 
 
-def _ceilings(grid: Sequence[Level], order: Sequence[int], who: str, kappa: float) -> list[Line]:
-    exact, paper = list[float | None](), list[float | None]()
+def _ceilings(
+    grid: Sequence[Level], order: Sequence[int], adversary: Adversary, kappa: float
+) -> list[Line]:
+    """Return the largest rates that the exact view and the claim allow at a blind chance."""
+    exact: list[float | None] = []
+    paper: list[float | None] = []
     for k in order:
-        entry = next(v for v in grid[k].views if str(v.listener.adversary) == who)
-        said = {
-            p.mu is None: Successes(0, 0, kappa).ceiling(p)
-            for p in promises(entry, grid[k].delta)
-            if not p.empty
-        }
-        exact.append(said.get(False, 1.0 if entry.price.mu == math.inf else None))
-        paper.append(said.get(True))
+        entry = grid[k].seen_by(adversary)[0]
+        # A view without noise has no promise, and allows every success.
+        by_view = 1.0 if entry.price.mu == math.inf else None
+        by_claim = None
+        for promise in promises(entry, grid[k].delta):
+            if promise.empty:
+                continue
+            ceiling = Successes(0, 0, kappa).ceiling(promise)
+            if promise.mu is None:
+                by_claim = ceiling
+            else:
+                by_view = ceiling
+        exact.append(by_view)
+        paper.append(by_claim)
     return [Line(EXACT, "ceiling", exact), Line(PAPER, "ceiling", paper)]
 
 
 def _blind(simulated: Simulated, metric: str) -> float | None:
-    """Median of a metric for the mean of the records that nobody holds, as a guess of every record."""
+    """Return the median of a metric for a guess that saw nothing.
+
+    It guesses the mean of the records that nobody holds, for every record.
+    """
     truth = simulated.truth
     if not len(truth.pool):
         return None
-    guess = truth.pool.double().mean(0, keepdim=True).expand(len(truth.x), *truth.x.shape[1:])
-    values = (metrics.psnr if metric == "psnr" else metrics.ssim)(
-        guess, truth.x.double(), data_range=1.0
-    )
+    mean = truth.pool.double().mean(0, keepdim=True)
+    guess = mean.expand(len(truth.x), *truth.x.shape[1:])
+    measure = metrics.psnr if metric == "psnr" else metrics.ssim
+    values = measure(guess, truth.x.double(), data_range=1.0)
     return None if values is None else float(torch.median(values))

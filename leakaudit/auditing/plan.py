@@ -1,10 +1,11 @@
-"""What an audit does, as a value: a scenario, and its table ``[audit]``, fixed before any data."""
+"""What an audit does, as a value: a scenario and its table ``[audit]``, fixed before any data."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import InitVar, asdict, dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,28 @@ LISTS = ("epsilon", "adversaries", "attacks", "nodes")
 class AuditPlan:
     """The grid and its tests.
 
-    epsilon: grid; inf is without noise, empty keeps the scenario's own constants. noise: whether
-    the ``exact`` view of the worst of the adversaries has that epsilon, or the paper's ``claim``
-    says so. constant: of the victim, by which the exact view is set. delta, sensitivity: as the
-    claim assumes where not given, else 1e-5 and 1. smoothness: Lipschitz constant of a node's
-    gradients, without which protocols that do not release their models have no epsilon for records.
-    adversaries: as for ``attack --as``. attacks: names, or ``auto``; set: their hyper-parameters.
-    seeds: runs a point of the grid, each with other records, noise and start. nodes: attacked, all
-    by default; the statistics are of the first alone. gradients: of a leak at most. alpha: chance
-    of a false alarm of the whole audit. psnr: dB from which a reconstruction counts as a success.
-    candidates, replays: the target is drawn so often from so many known records, and identified by
-    likelihood. canary: replays with and without a record, together. one_run: canaries of a single
-    run, where a node holds several records.
+    Attributes:
+        scenario: The run that is audited.
+        epsilon: Points of the grid; inf is without noise, empty keeps the scenario's own constants.
+        delta: Of every figure; None takes the claim's, else 1e-5.
+        noise: What has these epsilons: the ``exact`` view of the worst of the adversaries, or the
+            paper's ``claim``.
+        constant: Of the victim, by which the exact view is set.
+        sensitivity: How far one record moves a gradient; None takes what the claim assumes, else 1.
+        smoothness: Lipschitz constant of a node's gradients, without which protocols that do not
+            release their models have no epsilon for records; None if it is not known.
+        adversaries: As for ``attack --as``.
+        attacks: Names, or ``auto``.
+        set: Hyper-parameters of attacks, by name.
+        seeds: Runs of a point of the grid, each with other records, noise and start.
+        nodes: Nodes to attack; empty for all. The statistics are of the first one only.
+        gradients: Largest number of gradients of a leak.
+        alpha: Chance of a false alarm of the whole audit.
+        psnr: dB from which a reconstruction counts as a success.
+        candidates: Known records from which the target of a replay is drawn.
+        replays: How often it is drawn and identified by likelihood.
+        canary: Replays with and without a record, together.
+        one_run: Whether canaries of a single run are used, if a node holds several records.
     """
 
     scenario: Scenario
@@ -60,6 +71,20 @@ class AuditPlan:
 
     def __post_init__(self, table: str) -> None:
         """Check what needs no data."""
+        self._check_numbers(table)
+        # The same adversary can be written in several ways; one form, and each once.
+        written = dict.fromkeys(str(Adversary.parse(who)) for who in self.adversaries)
+        object.__setattr__(self, "adversaries", tuple(written))
+        for name in self.attacks:
+            if name != "auto":
+                registry.configure(registry.get("attacks", name), dict(self.set.get(name, {})))
+        if unused := [name for name in self.set if name not in self.attacks]:
+            near = suggest(unused[0], self.attacks)
+            raise LeakauditError(f"{table}: set.{unused[0]}: no such attack is in the plan{near}")
+        if not self.adversaries or not self.attacks:
+            raise LeakauditError(f"{table}: expected at least one adversary and one attack")
+
+    def _check_numbers(self, table: str) -> None:
         for name in ("seeds", "gradients"):
             _check(table, name, "a whole number from 1", getattr(self, name), 1)
         for name in ("replays", "canary"):
@@ -67,53 +92,53 @@ class AuditPlan:
         _check(table, "candidates", "a whole number from 2", self.candidates, 2)
         if self.noise not in NOISES:
             raise LeakauditError(
-                f"{table}: noise: expected one of {', '.join(NOISES)}, got {self.noise!r}{suggest(str(self.noise), NOISES)}"
+                f"{table}: noise: expected one of {', '.join(NOISES)}, "
+                f"got {self.noise!r}{suggest(str(self.noise), NOISES)}"
             )
-        if not all(_number(e) and e > 0 for e in self.epsilon) or len(set(self.epsilon)) < len(
-            self.epsilon
-        ):
+        positive = all(_number(e) and e > 0 for e in self.epsilon)
+        if not positive or len(set(self.epsilon)) < len(self.epsilon):
             raise LeakauditError(
-                f"{table}: epsilon: expected different numbers above 0, inf for no noise, got {list(self.epsilon)}"
+                f"{table}: epsilon: expected different numbers above 0, inf for no noise, "
+                f"got {list(self.epsilon)}"
             )
         for name, low, high in (("alpha", 0, 1), ("delta", 0, 1), ("sensitivity", 0, math.inf)):
             value = getattr(self, name)
             if value is not None and not (_number(value) and low < value < high):
                 raise LeakauditError(
-                    f"{table}: {name}: expected a number above {low} and below {high:g}, got {value!r}"
+                    f"{table}: {name}: expected a number above {low} and below {high:g}, "
+                    f"got {value!r}"
                 )
-        if self.smoothness is not None and not (
-            _number(self.smoothness) and 0 <= self.smoothness < math.inf
-        ):
+        smoothness = self.smoothness
+        if smoothness is not None and not (_number(smoothness) and 0 <= smoothness < math.inf):
             raise LeakauditError(
-                f"{table}: smoothness: expected a number from 0, got {self.smoothness!r}"
+                f"{table}: smoothness: expected a number from 0, got {smoothness!r}"
             )
-        object.__setattr__(
-            self,
-            "adversaries",
-            tuple(dict.fromkeys(str(Adversary.parse(who)) for who in self.adversaries)),
-        )
-        for name in self.attacks:
-            if name != "auto":
-                registry.configure(registry.get("attacks", name), dict(self.set.get(name, {})))
-        if unused := [name for name in self.set if name not in self.attacks]:
-            raise LeakauditError(
-                f"{table}: set.{unused[0]}: no such attack is in the plan{suggest(unused[0], self.attacks)}"
-            )
-        if not self.adversaries or not self.attacks:
-            raise LeakauditError(f"{table}: expected at least one adversary and one attack")
+
+    @cached_property
+    def parsed(self) -> tuple[Adversary, ...]:
+        """The adversaries as values, in the order of `adversaries`."""
+        return tuple(Adversary.parse(who) for who in self.adversaries)
 
     @classmethod
     def from_toml(cls, path: Path) -> AuditPlan:
-        """Read a file with a scenario and a table ``[audit]``, which may be absent; unknown keys are refused with the nearest."""
+        """Read a file with a scenario and a table ``[audit]``, which may be absent.
+
+        Args:
+            path: The file.
+
+        Raises:
+            LeakauditError: A key is not known (the nearest is named), or a value is out of range.
+        """
         values = toml_file.read(path, f"audit {path}")
         asked = toml_file.table(values, "audit", what=f"audit {path}")
         known = [f.name for f in fields(cls) if f.name != "scenario"]
+        chosen: dict[str, Any] = {}
         for key, value in asked.items():
             if key not in known:
                 raise LeakauditError(f"audit {path}: unknown key {key!r}{suggest(key, known)}")
             if key in LISTS and not isinstance(value, list):
                 raise LeakauditError(f"audit {path}: {key}: expected a list, got {value!r}")
-        chosen: dict[str, Any] = {k: tuple(v) if k in LISTS else v for k, v in asked.items()}
+            chosen[key] = tuple(value) if key in LISTS else value
         return cls(Scenario.of(values, path), **chosen)
 
     def to_json(self) -> dict[str, Json]:
@@ -123,9 +148,12 @@ class AuditPlan:
 
 
 def _check(table: str, name: str, wanted: str, value: object, least: int) -> None:
+    """Raise LeakauditError unless a value is a whole number from `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise LeakauditError(f"{table}: {name}: expected {wanted}, got {value!r}")
 
 
 def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return not math.isnan(value)

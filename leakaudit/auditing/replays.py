@@ -1,7 +1,11 @@
-"""Many replays of one run in which the target is drawn from known candidates and identified by the likelihood of the leak.
+"""Many replays of one run; in each, the target is drawn from known candidates and identified.
 
-The attacker of the bounds: it knows every other record, the start, the schedule and the candidates, and misses the target and the noise.
-All candidates' gradients are taken at once, at the models that the leak shows.
+This is the attacker of the bounds: it knows every other record, the start, the schedule and the
+candidates; it misses the target and the noise. What it sees is a leak ``combination @ gradients =
+value`` with Gaussian noise of a known covariance. So a candidate is judged by the likelihood of
+the noise that would be left if it were the target: the difference between the leaked value and the
+same combination of its own gradients, at the models that the leak shows. All candidates' gradients
+are taken at once.
 """
 
 from __future__ import annotations
@@ -21,22 +25,30 @@ from leakaudit.leak import GradientLeak
 from leakaudit.progress import expired, step
 from leakaudit.protocols.recording import Plan
 from leakaudit.tasks.task import Task
+from leakaudit.trace import Trace
 
-NO_MODELS = "the models at which gradients were taken are not known to this adversary, so no likelihood can be computed"
-EXACT = (
-    1e-4  # error of a model, per coordinate, up to which its gradients are those that were taken
+NO_MODELS = (
+    "the models at which gradients were taken are not known to this adversary, "
+    "so no likelihood can be computed"
 )
 NO_SINGLE = (
     "gradients of several local steps are summed, so no likelihood of a record can be computed"
 )
+# Error of a model, per coordinate, up to which its gradients count as those that were taken: a
+# choice, far above the rounding of float32.
+EXACT = 1e-4
 
 
 @dataclass(frozen=True)
 class Replays:
-    """Trials of one node. drawn: (n,) which candidate was there. scores: (n, m) log-likelihood of each candidate.
+    """Trials of one node.
 
-    moved: the largest change of a gradient between two candidates, at the start model and at those that the leak shows exactly. why: what
-    made it impossible; then n = 0.
+    Attributes:
+        drawn: (n,) Which candidate was there.
+        scores: (n, m) Log-likelihood of each candidate.
+        moved: The largest change of a gradient between two candidates, at the start model and at
+            those that the leak shows exactly.
+        why: What made the replays impossible, else empty; then n = 0.
     """
 
     drawn: Tensor
@@ -46,7 +58,10 @@ class Replays:
 
     @property
     def hits(self) -> int:
-        """Trials in which the candidate of the largest score was there; NaN and ties count as misses."""
+        """Trials in which the candidate of the largest score was there.
+
+        NaN and ties count as misses.
+        """
         if not len(self.drawn):
             return 0
         best, at = self.scores.nan_to_num(nan=-torch.inf).max(1)
@@ -64,9 +79,22 @@ def replay(
     seed: int,
     what: str,
 ) -> Replays:
-    """Run `trials` replays with the node's first record drawn uniformly from `rows` of the data set.
+    """Run replays with the node's first record drawn uniformly from candidates.
 
-    Each takes fresh noise. Stops early at the deadline; raises LeakauditError for rows that other nodes hold.
+    Each takes fresh noise. Stops early at the deadline.
+
+    Args:
+        ready: The scenario's own plan.
+        adversary: Who sees the replays.
+        node: Whose first record is drawn.
+        rows: The candidates, as rows of the data set.
+        trials: How many replays.
+        gradients: Largest number of gradients of a leak.
+        seed: Of draws and noise.
+        what: Names the work in the progress display.
+
+    Raises:
+        LeakauditError: Another node holds a candidate.
     """
     others = set(ready.rows.flatten().tolist()) - {int(ready.rows[node, 0])}
     if taken := others & set(rows):
@@ -74,94 +102,155 @@ def replay(
     random = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 2))
     drawn = torch.randint(len(rows), (trials,), generator=random)
     task = Task.build(ready.task.spec, dtype=torch.float64)
-    x, y = ready.source.x, ready.source.y
-    batches = torch.stack([torch.cat([torch.tensor([row]), ready.rows[node, 1:]]) for row in rows])
-    scores, moved = torch.zeros(0, len(rows), dtype=torch.float64), 0.0
+    clip = clipped_at(ready)
+    # A batch for each candidate: the candidate, then the node's other records.
+    own = ready.rows[node, 1:]
+    batches = torch.stack([torch.cat([torch.tensor([row]), own]) for row in rows])
+    x = ready.source.x[batches].double()
+    y = ready.source.y[batches]
+    scores = torch.zeros(0, len(rows), dtype=torch.float64)
+    moved = 0.0
     for k, pick in enumerate(drawn.tolist()):
         if expired():
             break
         records = ready.rows.clone()
         records[node, 0] = rows[pick]
-        recorder = recorded(replayed(ready, records, child(seed, k)))
-        leaks = hearing.deduce(Deduction(recorder.trace, adversary), [node], gradients)
+        trace = recorded(replayed(ready, records, child(seed, k))).trace
+        leaks = hearing.deduce(Deduction(trace, adversary), [node], gradients)
         if why := leaks.undetermined.get(node) or unusable(leaks[0]):
             return Replays(drawn[:0], scores[:0], why=why)
-        at, clip = x[batches].double(), clipped_at(ready)
-        scores = torch.cat(
-            [scores, likelihood(leaks[0], taken_at(leaks[0], task, at, y[batches], clip))[None]]
-        )
-        if not k or leaks[0].theta_std <= EXACT:
-            seen = (
-                recorder.trace.public["w0"][None].double()
-                if leaks[0].theta_std > EXACT
-                else models(leaks[0])
-            )
-            moved = max(
-                moved,
-                max(
-                    float(torch.cdist(g, g).max())
-                    for g in (gradients_of(task, w, at, y[batches], clip) for w in seen)
-                ),
-            )
+        leak = leaks[0]
+        score = likelihood(leak, taken_at(leak, task, x, y, clip))
+        scores = torch.cat([scores, score[None]])
+        # The start model is the same in all replays, so it is looked at once.
+        if not k or leak.theta_std <= EXACT:
+            for theta in _sensitive_at(leak, trace):
+                gradient = gradients_of(task, theta, x, y, clip)
+                moved = max(moved, float(torch.cdist(gradient, gradient).max()))
         step(what, k + 1, trials)
     return Replays(drawn[: len(scores)], scores, moved)
 
 
+def _sensitive_at(leak: GradientLeak, trace: Trace) -> Tensor:
+    """Return the models (T, d) at which the change of a gradient is measured."""
+    if leak.theta_std > EXACT:
+        return trace.public["w0"][None].double()
+    return models(leak)
+
+
 def unusable(leak: GradientLeak) -> str:
-    """Say why a leak has no likelihood, empty where it has."""
-    return NO_MODELS if leak.theta is None else NO_SINGLE if leak.inner > 1 else ""
+    """Say why a leak has no likelihood, empty if it has one.
+
+    Args:
+        leak: The leak.
+    """
+    if leak.theta is None:
+        return NO_MODELS
+    return NO_SINGLE if leak.inner > 1 else ""
 
 
 def likelihood(leak: GradientLeak, taken: Tensor) -> Tensor:
-    """Return the log-likelihood (m,) of candidates by their gradients (m, T, c) at the leak's models."""
+    """Return the log-likelihood of candidates, up to a constant.
+
+    With the combination C (r, T), the value V (r, c), a candidate's gradients G (T, c) and the
+    whitening W, it is -|W (C G - V)|^2 / 2.
+
+    Args:
+        leak: With r rows over T gradients.
+        taken: (m, T, c) Gradients of each candidate at the leak's models.
+
+    Returns:
+        (m,) float64.
+    """
     white = whitening(leak)
-    rest = white @ (
-        torch.einsum("rt,mtd->mrd", leak.combination.double(), taken) - leak.value.double()
-    ).transpose(0, 1).flatten(1)
+    combined = torch.einsum("rt,mtd->mrd", leak.combination.double(), taken)
+    residual = (combined - leak.value.double()).transpose(0, 1).flatten(1)
+    rest = white @ residual
     scores: Tensor = -rest.reshape(len(white), len(taken), -1).square().sum((0, 2)) / 2
     return scores
 
 
 def taken_at(leak: GradientLeak, task: Task, x: Tensor, y: Tensor, clip: float) -> Tensor:
-    """Return gradients (m, T, c) of batches x (m, b, *shape), y (m, b) at the leak's models, as the protocol takes them."""
-    return torch.stack(
-        [gradients_of(task, w, x, y, clip)[:, slice(*leak.columns)] for w in models(leak)], 1
-    )
+    """Return gradients of batches at the leak's models, as the protocol takes them.
+
+    Args:
+        leak: Whose T models are known.
+        task: What is trained.
+        x: (m, b, *shape) Batches of inputs.
+        y: (m, b) Their labels.
+        clip: Norm to which the gradient of a record is cut, 0 for none.
+
+    Returns:
+        (m, T, c) in the columns of the leak.
+    """
+    columns = slice(*leak.columns)
+    each = [gradients_of(task, theta, x, y, clip)[:, columns] for theta in models(leak)]
+    return torch.stack(each, 1)
 
 
 def models(leak: GradientLeak) -> Tensor:
-    """Return the leak's models (T, d); raises LeakauditError where the adversary does not know them."""
+    """Return the leak's models (T, d).
+
+    Args:
+        leak: The leak.
+
+    Raises:
+        LeakauditError: The adversary does not know them.
+    """
     if leak.theta is None:
         raise LeakauditError(NO_MODELS)
     return leak.theta.double()
 
 
 def gradients_of(task: Task, theta: Tensor, x: Tensor, y: Tensor, clip: float) -> Tensor:
-    """Return the mean gradients (m, d) of batches at one model, every record's cut to the norm `clip`, 0 for none."""
+    """Return the mean gradients of batches at one model.
+
+    Args:
+        task: What is trained.
+        theta: (d,) The model.
+        x: (m, b, *shape) Batches of inputs.
+        y: (m, b) Their labels.
+        clip: Norm to which the gradient of every record is cut before the mean, 0 for none.
+
+    Returns:
+        (m, d).
+    """
     if not clip:
         return task.gradients(theta.expand(len(x), -1), x, y)
-    each = task.gradients(
-        theta.expand(x.shape[0] * x.shape[1], -1), x.flatten(0, 1)[:, None], y.flatten()[:, None]
-    )
+    single = x.flatten(0, 1)[:, None]
+    each = task.gradients(theta.expand(len(single), -1), single, y.flatten()[:, None])
     cut = each * (clip / each.norm(dim=1, keepdim=True).clamp_min(clip))
     mean: Tensor = cut.reshape(*x.shape[:2], -1).mean(1)
     return mean
 
 
 def clipped_at(ready: Plan) -> float:
-    """Return the norm to which a victim cuts the gradient of a record, 0 for none."""
+    """Return the norm to which a victim cuts the gradient of a record, 0 for none.
+
+    Args:
+        ready: The plan of its run.
+    """
     return float(getattr(ready.victim, "clip", 0.0) or 0.0)
 
 
 def whitening(leak: GradientLeak) -> Tensor:
-    """Return the matrix (m, m) that makes the errors of the rows independent with deviation 1."""
+    """Return the matrix that makes the errors of a leak's rows independent with deviation 1.
+
+    It is the inverse of the Cholesky factor of their covariance. Rounding of the value itself is
+    added to the covariance as independent noise, because rows without noise would make it singular.
+
+    Args:
+        leak: With r rows.
+
+    Returns:
+        (r, r) float64, lower triangular.
+    """
     noise = (leak.noise if leak.noise is not None else leak.std.diag()).double()
-    floor = (
-        torch.finfo(leak.value.dtype).eps * leak.value.double().square().mean().sqrt()
-        + torch.finfo(torch.float64).tiny
-    )
+    rounding = torch.finfo(leak.value.dtype).eps * leak.value.double().square().mean().sqrt()
+    floor = rounding + torch.finfo(torch.float64).tiny  # of a value that is zero
     one = torch.eye(len(noise), dtype=torch.float64)
+    covariance = noise @ noise.T + floor**2 * one
     white: Tensor = torch.linalg.solve_triangular(
-        torch.linalg.cholesky(noise @ noise.T + floor**2 * one), one, upper=False
+        torch.linalg.cholesky(covariance), one, upper=False
     )
     return white

@@ -1,14 +1,17 @@
-"""Runs of one point of the grid: other records, start and noise for every seed, on one graph with one schedule."""
+"""Runs of one point of the grid: other records, start and noise for every seed.
+
+All have one graph and one schedule.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from leakaudit._util import seeds
 from leakaudit.protocols import recording
 from leakaudit.tasks import data
 from leakaudit.traces.recorder import Recorder
@@ -17,14 +20,16 @@ NAMES = ("data", "split", "graph", "model", "run", "schedule")
 
 
 def seeded(ready: recording.Plan, seed: int) -> recording.Plan:
-    """Return the plan of run `seed`; run 0 is the scenario's own, and all share its graph and schedule."""
-    random = dict(
-        recording.generators(
-            child(ready.scenario.seed, seed) if seed else ready.scenario.seed, *NAMES
-        )
-    )
-    random["schedule"] = recording.generators(ready.scenario.seed, *NAMES)["schedule"]
+    """Return the plan of one run.
+
+    Args:
+        ready: The scenario's own plan.
+        seed: Number of the run; run 0 is the scenario's own. All share its graph and schedule.
+    """
     scenario = ready.scenario
+    chosen = child(scenario.seed, seed) if seed else scenario.seed
+    random = dict(recording.generators(chosen, *NAMES))
+    random["schedule"] = recording.generators(scenario.seed, *NAMES)["schedule"]
     rows = data.split(
         ready.source, scenario.nodes, scenario.samples, scenario.split, random["split"]
     )
@@ -32,20 +37,34 @@ def seeded(ready: recording.Plan, seed: int) -> recording.Plan:
 
 
 def replayed(ready: recording.Plan, rows: Tensor, seed: int) -> recording.Plan:
-    """Return the plan with the same start model and schedule, these records (N, samples), and fresh noise."""
-    base = recording.generators(ready.scenario.seed, *NAMES)
+    """Return the plan with the same start model and schedule, other records and fresh noise.
+
+    Args:
+        ready: The scenario's own plan.
+        rows: (N, samples) Records of every node, as rows of the data set.
+        seed: Of the noise.
+    """
+    noise = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 1))
     random: Mapping[str, Generator] = {
-        **base,
-        "run": torch.Generator().manual_seed(child(ready.scenario.seed, seed, 1)),
+        **recording.generators(ready.scenario.seed, *NAMES),
+        "run": noise,
     }
     return replace(ready, rows=rows, random=random)
 
 
 def recorded(ready: recording.Plan) -> Recorder:
-    """Run and record in memory."""
+    """Run and record in memory.
+
+    Args:
+        ready: The plan of the run.
+    """
     return recording.record(ready, None)
 
 
 def child(*seed: int) -> int:
-    """Return a seed that is independent for other numbers."""
-    return int(np.random.SeedSequence(list(seed)).generate_state(1, np.uint64)[0] >> 1)
+    """Return a seed that is independent of those for other numbers.
+
+    Args:
+        seed: Any whole numbers from 0 on, the seed of the scenario first.
+    """
+    return seeds.child(*seed)

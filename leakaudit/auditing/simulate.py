@@ -1,4 +1,4 @@
-"""The attack simulation: every point of the grid x seed x adversary x attack x node, scored against the truth."""
+"""The attack simulation: every point of the grid x seed x adversary x attack x node, scored."""
 
 from __future__ import annotations
 
@@ -28,11 +28,23 @@ from leakaudit.trace import Trace, Truth
 
 @dataclass(frozen=True)
 class Outcome:
-    """One reconstruction. level: place in the grid. attack: as it was asked for. identified: the first record, among `candidates`."""
+    """One reconstruction.
+
+    Attributes:
+        level: Place in the grid.
+        seed: Number of the run.
+        adversary: Whose view was attacked.
+        attack: As it was asked for.
+        leak: What was attacked.
+        found: What came back.
+        score: Of all records of the node.
+        identified: Whether the first record was, among `candidates`; None if that means nothing.
+        candidates: Records among which it had to be identified.
+    """
 
     level: int
     seed: int
-    adversary: str
+    adversary: Adversary
     attack: str
     leak: GradientLeak
     found: Reconstruction
@@ -43,14 +55,22 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A node that an attack refused, or of which nothing is determined, and why.
+    """A node that an attack refused, or of which nothing is determined.
 
-    score: as if the attack had found nothing, so that refusing on some nodes changes no mean for the better or the worse.
+    Attributes:
+        level: Place in the grid.
+        seed: Number of the run.
+        adversary: Whose view was attacked.
+        attack: As it was asked for.
+        node: The node.
+        why: Why nothing came back.
+        score: As if the attack had found nothing, so that refusing on some nodes changes no mean
+            for the better or the worse.
     """
 
     level: int
     seed: int
-    adversary: str
+    adversary: Adversary
     attack: str
     node: int
     why: str
@@ -59,7 +79,15 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Simulated:
-    """All that was tried. trace: of the first run. complete: False where time or Ctrl-C ended it."""
+    """All that was tried.
+
+    Attributes:
+        outcomes: What came back.
+        skipped: What did not.
+        trace: Of the first run.
+        truth: Of the first run.
+        complete: False if time or Ctrl-C ended the work.
+    """
 
     outcomes: tuple[Outcome, ...]
     skipped: tuple[Skipped, ...]
@@ -68,32 +96,63 @@ class Simulated:
     complete: bool
 
     def values(
-        self, metric: str, level: int, adversary: str, attack: str
+        self, metric: str, level: int, adversary: Adversary, attack: str
     ) -> dict[str, float] | None:
-        """Best, median and mean of a metric over all records of a cell, missed ones as blind guesses; None if none came back.
+        """Return best, median and mean of a metric over all records of a cell.
 
-        The records of nodes that were refused are among the missed ones.
+        Records that were missed count as blind guesses; those of nodes that were refused are among
+        them.
+
+        Args:
+            metric: Name of a column of a `Score`.
+            level: Place in the grid.
+            adversary: Of the cell.
+            attack: Of the cell.
+
+        Returns:
+            The three numbers; None if no record came back.
         """
         scores = self.scores(level, adversary, attack)
         if all(score.not_recovered == len(score.matched) for score in scores):
             return None
         values = [value for score in scores for value in score.counted(metric)]
-        return (
-            {"best": max(values), "median": median(values), "mean": fmean(values)}
-            if values
-            else None
-        )
+        if not values:
+            return None
+        return {"best": max(values), "median": median(values), "mean": fmean(values)}
 
-    def scores(self, level: int, adversary: str, attack: str) -> list[Score]:
-        """Return the score of every node and seed of a cell, refused ones included."""
+    def made(self, level: int, adversary: Adversary, attack: str) -> list[Outcome]:
+        """Return what came back of the nodes and seeds of a cell.
+
+        Args:
+            level: Place in the grid.
+            adversary: Of the cell.
+            attack: Of the cell.
+        """
         cell = (level, adversary, attack)
-        made = [o.score for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
-        return [*made, *(s.score for s in self.refused(level, adversary, attack))]
+        return [o for o in self.outcomes if (o.level, o.adversary, o.attack) == cell]
+
+    def scores(self, level: int, adversary: Adversary, attack: str) -> list[Score]:
+        """Return the score of every node and seed of a cell, refused ones included.
+
+        Args:
+            level: Place in the grid.
+            adversary: Of the cell.
+            attack: Of the cell.
+        """
+        found = [outcome.score for outcome in self.made(level, adversary, attack)]
+        return [*found, *(missed.score for missed in self.refused(level, adversary, attack))]
 
     def refused(
-        self, level: int, adversary: str, attack: str, node: int | None = None
+        self, level: int, adversary: Adversary, attack: str, node: int | None = None
     ) -> list[Skipped]:
-        """Return the nodes and seeds of a cell, or of one node in it, that gave nothing to score."""
+        """Return the nodes and seeds of a cell that gave nothing to score.
+
+        Args:
+            level: Place in the grid.
+            adversary: Of the cell.
+            attack: Of the cell.
+            node: One node of it; None for all.
+        """
         cell = (level, adversary, attack)
         found = [s for s in self.skipped if (s.level, s.adversary, s.attack) == cell]
         return found if node is None else [s for s in found if s.node == node]
@@ -102,26 +161,36 @@ class Simulated:
 def simulate(
     plan: AuditPlan, grid: Sequence[Level], nodes: Sequence[int], device: str = "cpu"
 ) -> Simulated:
-    """Run the whole grid; Ctrl-C and the deadline keep what was found so far."""
-    outcomes, skipped = list[Outcome](), list[Skipped]()
-    total, done, complete = (
-        len(grid) * plan.seeds * len(plan.adversaries) * len(plan.attacks) * len(nodes),
-        0,
-        True,
-    )
+    """Run the whole grid; Ctrl-C and the deadline keep what was found so far.
+
+    Args:
+        plan: Of the audit.
+        grid: Its points.
+        nodes: That are attacked.
+        device: Where attacks compute.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C came before the first run was over.
+    """
+    outcomes: list[Outcome] = []
+    skipped: list[Skipped] = []
+    each = len(plan.adversaries) * len(plan.attacks) * len(nodes)
+    total = len(grid) * plan.seeds * each
+    done = 0
+    complete = True
     first: tuple[Trace, Truth] | None = None
     try:
         for k, level in enumerate(grid):
             for seed in range(plan.seeds):
                 recorder = recorded(seeded(level.ready, seed))
-                first = first or (recorder.trace, recorder.truth_record)
+                trace = recorder.trace
+                truth = recorder.truth_record
+                first = first or (trace, truth)
                 if expired():
                     complete = False
                     continue
-                task = Task.build(recorder.trace.task, device=device)
-                for one in _attacks(
-                    plan, k, seed, recorder.trace, recorder.truth_record, task, nodes
-                ):
+                task = Task.build(trace.task, device=device)
+                for one in _attacks(plan, k, seed, trace, truth, task, nodes):
                     done += 1
                     step("attacks", done, total)
                     if isinstance(one, Outcome):
@@ -144,51 +213,66 @@ def _attacks(
     task: Task,
     nodes: Sequence[int],
 ) -> Iterator[Outcome | Skipped]:
-    """Attack one recording as every adversary hears it."""
-    for who in plan.adversaries:
-        adversary = Adversary.parse(who)
-        heard = Deduction(trace, adversary)
+    """Attack one recording as every adversary observes it."""
+    for adversary in plan.parsed:
+        observed = Deduction(trace, adversary)
         mine = [n for n in nodes if n not in adversary.corrupt]
-        leaks = hearing.deduce(heard, mine, plan.gradients)
+        leaks = hearing.deduce(observed, mine, plan.gradients)
         for node, why in leaks.undetermined.items():
             for name in plan.attacks:
-                yield Skipped(level, seed, who, name, node, why, scoring.nothing(node, name, truth))
+                missed = scoring.nothing(node, name, truth)
+                yield Skipped(level, seed, adversary, name, node, why, missed)
         for leak in leaks:
             for j, name in enumerate(plan.attacks):
-                random = torch.Generator().manual_seed(
-                    child(plan.scenario.seed, seed, leak.node, j)
-                )
+                chosen = child(plan.scenario.seed, seed, leak.node, j)
+                random = torch.Generator().manual_seed(chosen)
+                settings = plan.set.get(name, {})
                 try:
-                    found = attacking.attack_one(leak, task, name, random, **plan.set.get(name, {}))
+                    found = attacking.attack_one(leak, task, name, random, **settings)
                 except AttackError as error:
                     missed = scoring.nothing(leak.node, name, truth)
-                    yield Skipped(level, seed, who, name, leak.node, str(error), missed)
+                    yield Skipped(level, seed, adversary, name, leak.node, str(error), missed)
                     continue
                 (score,) = scoring.score([found], truth)
-                yield Outcome(level, seed, who, name, leak, found, score, *identified(found, truth))
+                hit, among = identified(found, truth)
+                yield Outcome(level, seed, adversary, name, leak, found, score, hit, among)
 
 
 def identified(found: Reconstruction, truth: Truth) -> tuple[bool | None, int]:
-    """Return whether the node's first record is nearest to its image among all records that no other node holds, and their number.
+    """Return whether the node's first record is identified by its image.
 
-    None where the records are not drawn alike: fewer than two candidates. The images of a batch are matched, which counts as guesses.
+    It is if it is nearest to that image among all records that no other node holds. The images of a
+    batch are matched to its records, which counts as guesses.
+
+    Args:
+        found: Of one node.
+        truth: Of the run.
+
+    Returns:
+        Whether, and among how many. None if there are fewer than two candidates: then the records
+        are not drawn alike.
     """
     x, _ = truth.of(found.node)
     records = torch.cat([x, truth.pool.to(x)])
     if len(records) < 2:
         return None, 1
-    pairs = match(found.x.detach().cpu().to(x), x)
+    images = found.x.detach().cpu().to(x)
+    pairs = match(images, x)
     at = (pairs.true == 0).nonzero().flatten()
     if not len(at):
         return False, len(records)
-    guess = found.x.detach().cpu().to(x)[pairs.found[at]]
-    rank, _ = metrics.identification(guess, x[:1], records)
+    rank, _ = metrics.identification(images[pairs.found[at]], x[:1], records)
     return bool(rank[0] == 1), len(records)
 
 
 def near(outcome: Outcome, psnr: float) -> bool:
-    """Whether the first record came back with at least this PSNR, in dB."""
+    """Return whether the first record came back at least this near.
+
+    Args:
+        outcome: Of one node.
+        psnr: How near, in dB.
+    """
     column = outcome.score.psnr
-    return (
-        bool(column) and column is not None and column[0] is not None and float(column[0]) >= psnr
-    )
+    if not column or column[0] is None:
+        return False
+    return float(column[0]) >= psnr

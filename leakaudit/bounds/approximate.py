@@ -1,15 +1,16 @@
-"""(epsilon, delta)-DP and nothing else known: the optimal composition of Kairouz, Oh, Viswanath 2015.
+"""(epsilon, delta)-DP and nothing else known: optimal composition (Kairouz, Oh, Viswanath 2015).
 
-Every (epsilon, delta)-DP mechanism is a post-processing of one that leaks all with probability delta and else randomises a bit with
-odds e^epsilon. The privacy loss of several is a sum of +-epsilon_l, so the total delta(epsilon) is a finite sum (Theorem 3.3; for
-different epsilons Murtagh, Vadhan 2016). For Gaussian noise whose sigma is known, mu-GDP is always tighter.
+Every (epsilon, delta)-DP mechanism is a post-processing of one that reveals everything with
+probability delta and otherwise randomises a bit with odds e^epsilon. The privacy loss of several is
+a sum of +-epsilon_l, so the total delta(epsilon) is a finite sum (Theorem 3.3; for different
+epsilons Murtagh, Vadhan 2016). For Gaussian noise whose sigma is known, mu-GDP is always tighter.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,21 +30,33 @@ from leakaudit.bounds.guarantee import (
 from leakaudit.errors import LeakauditError
 
 Floats = NDArray[np.float64]
-EXACT, LATTICE, KINKS = 1 << 18, 1 << 15, 256
+
+EXACT = 1 << 18  # different sums of losses that are listed one by one: 4 MB; a choice
+LATTICE = (
+    1 << 15
+)  # points of the lattice on which more are rounded up: by 3e-5 of the sum of all epsilons at most
+# Different sums at which a power is evaluated besides the grid; more lie closer than the grid's
+# points.
+KINKS = 256
 
 
 @dataclass(frozen=True)
 class Approximate(Guarantee):
-    """Releases that are (epsilon, delta)-DP each, chosen adaptively; terms: distinct (epsilon, delta, how often), sorted.
+    """Releases each of which is (epsilon, delta)-DP, chosen adaptively.
 
-    The total is exact up to 2^18 different sums of losses, one part of it for each distinct epsilon; beyond, each epsilon is rounded
-    up to a lattice of 2^-15 of the sum, so that the result still holds.
+    The total is exact up to 2^18 different sums of losses. Beyond, each epsilon is rounded up to a
+    lattice of 2^-15 of the sum, so that the result still holds.
+
+    Attributes:
+        terms: Distinct (epsilon, delta, how often), sorted.
+        adjacency: The pairs of data sets that they compare.
     """
 
     terms: tuple[tuple[float, float, int], ...]
     adjacency: Adjacency
 
     def __post_init__(self) -> None:
+        """Check every term."""
         for epsilon, delta, times in self.terms:
             probability("delta", delta)
             if not (0 <= epsilon < math.inf and times >= 1):
@@ -56,32 +69,34 @@ class Approximate(Guarantee):
         at_least_zero("epsilon", epsilon)
         losses, chance = self._losses
         more = losses > epsilon
-        rest = float(chance[more] @ -np.expm1(epsilon - losses[more])) if more.any() else 0.0
+        rest = 0.0
+        if more.any():
+            rest = float(chance[more] @ -np.expm1(epsilon - losses[more]))
         return min(1.0, self.lost + (1 - self.lost) * rest)
 
     def epsilon(self, delta: float) -> float:
-        """Inverse of `delta`; finite at delta = 0 where every term has delta = 0."""
+        """Inverse of `delta`; finite at delta = 0 if every term has delta = 0."""
         return least_epsilon(self.delta, delta)
 
     def power(self, false_positives: float) -> float:
         """One minus the trade-off curve, exact at up to 256 different sums of losses."""
         losses = self._losses[0]
-        return greatest_power(
-            self.delta,
-            false_positives,
-            map(float, losses[losses > 0]) if len(losses) <= KINKS else (),
-        )
+        kinks: Iterable[float] = ()
+        if len(losses) <= KINKS:
+            kinks = map(float, losses[losses > 0])
+        return greatest_power(self.delta, false_positives, kinks)
 
     def plus(self, other: Approximate) -> Approximate:
         """All terms of both."""
         count: Counter[tuple[float, float]] = Counter()
         for epsilon, delta, times in self.terms + other.terms:
             count[epsilon, delta] += times
-        return Approximate(tuple(sorted((e, d, n) for (e, d), n in count.items())), self.adjacency)
+        terms = sorted((epsilon, delta, times) for (epsilon, delta), times in count.items())
+        return Approximate(tuple(terms), self.adjacency)
 
     @cached_property
     def lost(self) -> float:
-        """The chance that some release leaks all: 1 - prod (1 - delta_l)."""
+        """The chance that some release reveals everything: 1 - prod (1 - delta_l)."""
         if any(d == 1 for _, d, _ in self.terms):
             return 1.0
         return -math.expm1(math.fsum(n * math.log1p(-d) for _, d, n in self.terms))
@@ -94,8 +109,11 @@ class Approximate(Guarantee):
             groups[epsilon] += times
         if math.prod(n + 1 for n in groups.values()) > EXACT:
             return _on_lattice(groups)
-        losses, chance = np.zeros(1), np.ones(1)
+        losses = np.zeros(1)
+        chance = np.ones(1)
         for epsilon, n in groups.items():
+            # n equal epsilons: k of them with a plus sign, k binomial with the odds of randomised
+            # response.
             ups = np.arange(n + 1)
             losses = np.add.outer(losses, (2 * ups - n) * epsilon).ravel()
             chance = np.multiply.outer(chance, binom.pmf(ups, n, expit(epsilon))).ravel()
@@ -103,15 +121,26 @@ class Approximate(Guarantee):
 
 
 def approximate(epsilon: float, delta: float, adjacency: Adjacency) -> Approximate:
-    """Return the guarantee of one release that is (epsilon, delta)-DP; delta = 0 is pure DP."""
+    """Return the guarantee of one release that is (epsilon, delta)-DP.
+
+    Args:
+        epsilon: Finite and at least 0.
+        delta: Between 0 and 1; 0 is pure DP.
+        adjacency: The pairs of data sets that it compares.
+    """
     return Approximate(((epsilon, delta, 1),), adjacency)
 
 
 def closed_form(epsilons: Sequence[float], slack: float) -> float:
-    """Return the closed form for the sum of different epsilons, at a total delta of 1 - (1 - slack) prod(1 - delta_l).
+    """Return the closed form for the sum of different epsilons.
 
-    min{ sum e, sum e tanh(e/2) + sqrt(2 S log(exp(1) + sqrt(S)/slack)), the same with log(1/slack) }, S = sum e^2.
-    Source: Kairouz, Oh, Viswanath 2015, Theorem 3.5. `Approximate` is never larger and often much smaller.
+    It holds at a total delta of 1 - (1 - slack) prod(1 - delta_l): min{ sum e, sum e tanh(e/2) +
+    sqrt(2 S log(exp(1) + sqrt(S)/slack)), the same with log(1/slack) }, S = sum e^2. Source:
+    Kairouz, Oh, Viswanath 2015, Theorem 3.5. `Approximate` is never larger and often much smaller.
+
+    Args:
+        epsilons: Of every release.
+        slack: Above 0 and up to 1.
     """
     if not 0 < slack <= 1:
         raise LeakauditError(f"expected a slack above 0 and up to 1, got {slack}")
@@ -122,7 +151,15 @@ def closed_form(epsilons: Sequence[float], slack: float) -> float:
 
 
 def advanced(epsilon: float, times: int, slack: float) -> float:
-    """Return k e (exp(e) - 1) + e sqrt(2 k log(1/slack)), to compare with: Dwork, Rothblum, Vadhan 2010, Theorem III.3."""
+    """Return k e (exp(e) - 1) + e sqrt(2 k log(1/slack)), to compare with.
+
+    Source: Dwork, Rothblum, Vadhan 2010, Theorem III.3.
+
+    Args:
+        epsilon: e, of every release.
+        times: k releases.
+        slack: Above 0 and up to 1.
+    """
     if not 0 < slack <= 1:
         raise LeakauditError(f"expected a slack above 0 and up to 1, got {slack}")
     return times * epsilon * math.expm1(epsilon) + epsilon * math.sqrt(-2 * times * math.log(slack))
@@ -133,15 +170,21 @@ def _on_lattice(groups: Counter[float]) -> tuple[Floats, Floats]:
     width = math.fsum(e * n for e, n in groups.items()) / LATTICE
     chance = np.ones(1)
     for epsilon, n in groups.items():
-        if steps := math.ceil(epsilon / width):
-            one = np.zeros(2 * steps * n + 1)
-            one[:: 2 * steps] = binom.pmf(np.arange(n + 1), n, expit(steps * width))
-            chance = _convolve(chance, one)
+        steps = math.ceil(epsilon / width)
+        if not steps:
+            continue
+        # The sum of n losses +-steps has the values -n steps, ..., n steps, every 2 steps.
+        one = np.zeros(2 * steps * n + 1)
+        one[:: 2 * steps] = binom.pmf(np.arange(n + 1), n, expit(steps * width))
+        chance = _convolve(chance, one)
     return (2 * np.arange(len(chance)) - len(chance) + 1) / 2 * width, chance
 
 
 def _convolve(a: Floats, b: Floats) -> Floats:
-    """Return the convolution as a sum of shifted copies: b has few entries that are not zero, and no chance is lost to rounding."""
+    """Return the convolution as a sum of shifted copies.
+
+    b has few nonzero entries, and no chance is lost to rounding.
+    """
     out = np.zeros(len(a) + len(b) - 1)
     for k in np.flatnonzero(b):
         out[k : k + len(a)] += b[k] * a

@@ -1,6 +1,8 @@
-"""The one place where guarantees are composed: every kind says what two releases cost, the rest follows here.
+"""The only place where guarantees are composed.
 
-Composition is adaptive: a release may be chosen from the results of earlier ones. All guarantees must hold under one adjacency.
+Every kind defines the sum of two releases, the rest follows here. Composition is adaptive: a
+release may be chosen from the results of earlier ones. All guarantees must hold under one
+adjacency.
 """
 
 from __future__ import annotations
@@ -18,85 +20,147 @@ from leakaudit.bounds.renyi import ORDERS, Rdp, randomised_response
 from leakaudit.bounds.zcdp import Zcdp
 from leakaudit.errors import LeakauditError
 
-KINDS: tuple[type[Guarantee], ...] = (
-    Gdp,
-    Approximate,
-    Zcdp,
-    Rdp,
-    Pld,
-)  # in the order in which a mixture is put into one of them
+# In the order in which a mixture is put into one of them.
+KINDS: tuple[type[Guarantee], ...] = (Gdp, Approximate, Zcdp, Rdp, Pld)
+
 G = TypeVar("G", bound=Guarantee)
 
 
 def compose(guarantees: Iterable[Guarantee], into: type[Guarantee] | None = None) -> Guarantee:
     """Return the guarantee of all releases together.
 
-    into: the kind to compute with; by default the kind of all, or the first of `KINDS` into which all can be put. Pld is the
-    tightest for a mixture. Raises LeakauditError for no release, several adjacencies, or kinds that have none in common.
+    Args:
+        guarantees: Of every release, under one adjacency.
+        into: The kind to compute with; by default the kind of all, or the first of `KINDS` into
+            which all can be put. Pld is the tightest for a mixture.
+
+    Raises:
+        LeakauditError: There is no release, there are several adjacencies, or the kinds have none
+            in common.
     """
     parts = list(guarantees)
     if not parts:
         raise LeakauditError("expected at least one guarantee to compose, got none")
-    if len(found := {p.adjacency for p in parts}) > 1:
+    adjacencies = {part.adjacency for part in parts}
+    if len(adjacencies) > 1:
         raise LeakauditError(
-            f"expected one adjacency, got: {'; '.join(sorted(found))}; state all guarantees under the same one"
+            f"expected one adjacency, got: {'; '.join(sorted(adjacencies))}; "
+            "state all guarantees under the same one"
         )
-    same = {type(p) for p in parts}
-    kind = into or (same.pop() if len(same) == 1 else _common(parts))
-    return reduce(lambda a, b: a.plus(b), [translate(p, kind) for p in parts])
+    kinds = {type(part) for part in parts}
+    if into is not None:
+        kind = into
+    elif len(kinds) == 1:
+        kind = kinds.pop()
+    else:
+        kind = _common(parts)
+    return reduce(lambda a, b: a.plus(b), [translate(part, kind) for part in parts])
 
 
 def repeat(guarantee: G, times: int) -> G:
-    """Return the guarantee of the same kind of release made `times` times, in log2(times) steps."""
+    """Return the guarantee of the same kind of release made several times, in log2(times) steps.
+
+    Args:
+        guarantee: Of one release.
+        times: At least 1.
+    """
     if times < 1:
         raise LeakauditError(f"expected at least one release, got {times}")
-    total, power = None, guarantee
+    # Square and multiply: `power` is the guarantee of 2^k releases, and `total` collects those of
+    # the binary digits of `times`.
+    total: G | None = None
+    power = guarantee
     while True:
         if times % 2:
             total = power if total is None else total.plus(power)
-        if (times := times // 2) == 0 and total is not None:
+        times //= 2
+        if times == 0 and total is not None:
             return total
         power = power.plus(power)
 
 
 def translate(guarantee: Guarantee, kind: type[Guarantee]) -> Guarantee:
-    """Return what a guarantee implies in another kind; raises LeakauditError where that is not known without loss of all."""
+    """Return what a guarantee implies in another kind.
+
+    Args:
+        guarantee: To be translated.
+        kind: The class of the result.
+
+    Raises:
+        LeakauditError: No translation is known, or it would lose everything.
+    """
     if isinstance(guarantee, kind):
         return guarantee
-    if (how := TRANSLATIONS.get((type(guarantee), kind))) is None or not _possible(guarantee, kind):
+    how = TRANSLATIONS.get((type(guarantee), kind))
+    if how is None or not _possible(guarantee, kind):
         raise LeakauditError(
-            f"expected a guarantee that reads as {kind.__name__}, got {type(guarantee).__name__}; choose its (epsilon, delta) first"
+            f"expected a guarantee that reads as {kind.__name__}, got {type(guarantee).__name__}; "
+            "choose its (epsilon, delta) first"
         )
     return how(guarantee)
 
 
+def _gdp_to_zcdp(g: Gdp) -> Zcdp:
+    return Zcdp(g.mu**2 / 2, g.adjacency)  # Bun, Steinke 2016, Proposition 1.6
+
+
+def _gdp_to_rdp(g: Gdp) -> Rdp:
+    return Rdp(tuple(a * g.mu**2 / 2 for a in ORDERS), g.adjacency)
+
+
+def _gdp_to_pld(g: Gdp) -> Pld:
+    return pld.gaussian(g.mu, g.adjacency)
+
+
+def _zcdp_to_rdp(g: Zcdp) -> Rdp:
+    return Rdp(tuple(a * g.rho for a in ORDERS), g.adjacency)
+
+
+def _approximate_to_zcdp(g: Approximate) -> Zcdp:
+    # Bun, Steinke 2016, Proposition 1.4
+    return Zcdp(sum(n * e * e for e, _, n in g.terms) / 2, g.adjacency)
+
+
+def _approximate_to_rdp(g: Approximate) -> Rdp:
+    def divergence(order: float) -> float:
+        return sum(n * randomised_response(e, order) for e, _, n in g.terms)
+
+    return Rdp(tuple(divergence(a) for a in ORDERS), g.adjacency)
+
+
+def _approximate_to_pld(g: Approximate) -> Pld:
+    return pld.of_terms(g.terms, g.adjacency)
+
+
 TRANSLATIONS: dict[tuple[type[Guarantee], type[Guarantee]], Callable[[Any], Guarantee]] = {
-    (Gdp, Zcdp): lambda g: Zcdp(g.mu**2 / 2, g.adjacency),  # Bun, Steinke 2016, Proposition 1.6
-    (Gdp, Rdp): lambda g: Rdp(tuple(a * g.mu**2 / 2 for a in ORDERS), g.adjacency),
-    (Zcdp, Rdp): lambda g: Rdp(tuple(a * g.rho for a in ORDERS), g.adjacency),
-    (Approximate, Zcdp): lambda g: Zcdp(
-        sum(n * e * e for e, _, n in g.terms) / 2, g.adjacency
-    ),  # Bun, Steinke 2016, Proposition 1.4
-    (Approximate, Rdp): lambda g: Rdp(
-        tuple(sum(n * randomised_response(e, a) for e, _, n in g.terms) for a in ORDERS),
-        g.adjacency,
-    ),
-    (Gdp, Pld): lambda g: pld.gaussian(g.mu, g.adjacency),
-    (Approximate, Pld): lambda g: pld.of_terms(g.terms, g.adjacency),
+    (Gdp, Zcdp): _gdp_to_zcdp,
+    (Gdp, Rdp): _gdp_to_rdp,
+    (Gdp, Pld): _gdp_to_pld,
+    (Zcdp, Rdp): _zcdp_to_rdp,
+    (Approximate, Zcdp): _approximate_to_zcdp,
+    (Approximate, Rdp): _approximate_to_rdp,
+    (Approximate, Pld): _approximate_to_pld,
 }
 
 
 def _possible(guarantee: Guarantee, kind: type[Guarantee]) -> bool:
-    """Whether a translation exists and loses nothing: Renyi divergences are infinite where something leaks with chance delta."""
-    leaks = isinstance(guarantee, Approximate) and guarantee.lost > 0 and kind in (Zcdp, Rdp)
-    return isinstance(guarantee, kind) or ((type(guarantee), kind) in TRANSLATIONS and not leaks)
+    """Whether a translation exists and loses nothing.
+
+    Renyi divergences are infinite if something leaks with chance delta.
+    """
+    if isinstance(guarantee, kind):
+        return True
+    if isinstance(guarantee, Approximate) and guarantee.lost > 0 and kind in (Zcdp, Rdp):
+        return False
+    return (type(guarantee), kind) in TRANSLATIONS
 
 
 def _common(parts: list[Guarantee]) -> type[Guarantee]:
     for kind in KINDS:
-        if all(_possible(p, kind) for p in parts):
+        if all(_possible(part, kind) for part in parts):
             return kind
-    names = ", ".join(sorted({type(p).__name__ for p in parts}))
+    names = ", ".join(sorted({type(part).__name__ for part in parts}))
     raise LeakauditError(
-        f"expected guarantees with a kind in common, got {names}; choose an (epsilon, delta) of each and compose those"
+        f"expected guarantees with a kind in common, got {names}; "
+        "choose an (epsilon, delta) of each and compose those"
     )

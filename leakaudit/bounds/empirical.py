@@ -1,7 +1,9 @@
-"""What counts of an attack prove, at a confidence: lower limits on epsilon and mu, and how many trials a verdict needs.
+"""What the counts of an attack prove at a confidence.
 
-Trials must be independent, and the threshold that turns scores into guesses fixed before these trials. alpha is the chance of a false
-alarm that one call may take; several calls share it (Bonferroni, Holm). Without an interval, log(TPR / FPR) at the best threshold of the
+These are lower limits on epsilon and mu, and the trials that a verdict needs. Trials must be
+independent, and the threshold that turns scores into guesses must be fixed before these trials.
+alpha is the chance of a false alarm that one call may take; several calls share it (Bonferroni,
+Holm). Confidence intervals are necessary: without them, log(TPR / FPR) at the best threshold of the
 same data averages about .7 on pure noise. Zero trials prove nothing: every limit is then 0.
 """
 
@@ -14,15 +16,28 @@ import numpy as np
 from scipy.special import ndtri
 from scipy.stats import beta, binom
 
+from leakaudit._util.bisection import bracket_integer, crossing, crossing_integer
 from leakaudit.bounds.guarantee import at_least_zero, probability
 from leakaudit.errors import LeakauditError
 
-MOST = 10_000_000  # trials
+MOST = 10_000_000  # trials; a choice, far beyond what an audit can afford
+
+# `credible_epsilon` searches up to e^100 and halves 60 times: to 1e-16, the spacing of floats
+# around 1.
+WIDEST = 100.0
+HALVINGS = 60
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Guesses on records that were there (positives) and that were not (negatives), by a threshold that was fixed beforehand."""
+    """Guesses about records, made with a threshold that was fixed beforehand.
+
+    Attributes:
+        true_positives: Records that were there and were guessed to be there.
+        positives: Records that were there.
+        false_positives: Records that were not there and were guessed to be there.
+        negatives: Records that were not there.
+    """
 
     true_positives: int
     positives: int
@@ -30,6 +45,7 @@ class Counts:
     negatives: int
 
     def __post_init__(self) -> None:
+        """Check that no count exceeds its number of trials."""
         if not (
             0 <= self.true_positives <= self.positives
             and 0 <= self.false_positives <= self.negatives
@@ -38,61 +54,105 @@ class Counts:
 
 
 def lower(successes: int, trials: int, alpha: float) -> float:
-    """Return the one-sided lower limit of a success rate at confidence 1 - alpha; 0 without trials (Clopper, Pearson 1934)."""
-    _trials(successes, trials, alpha)
-    return float(beta.ppf(alpha, successes, trials - successes + 1)) if successes else 0.0
+    """Return the one-sided lower limit of a success rate at confidence 1 - alpha; 0 without trials.
+
+    Source: Clopper, Pearson 1934.
+
+    Args:
+        successes: At most `trials`.
+        trials: At least 0.
+        alpha: Chance that the limit is above the rate.
+    """
+    _check_trials(successes, trials, alpha)
+    if not successes:
+        return 0.0
+    return float(beta.ppf(alpha, successes, trials - successes + 1))
 
 
 def upper(successes: int, trials: int, alpha: float) -> float:
-    """Return the one-sided upper limit of a success rate at confidence 1 - alpha; 1 without trials (Clopper, Pearson 1934)."""
-    _trials(successes, trials, alpha)
-    return float(beta.isf(alpha, successes + 1, trials - successes)) if successes < trials else 1.0
+    """Return the one-sided upper limit of a success rate at confidence 1 - alpha; 1 without trials.
+
+    Source: Clopper, Pearson 1934.
+
+    Args:
+        successes: At most `trials`.
+        trials: At least 0.
+        alpha: Chance that the limit is below the rate.
+    """
+    _check_trials(successes, trials, alpha)
+    if successes == trials:
+        return 1.0
+    return float(beta.isf(alpha, successes + 1, trials - successes))
 
 
 def epsilon_lower(counts: Counts, delta: float, alpha: float, *, both: bool = False) -> float:
-    """Return a lower limit on epsilon of any mechanism at `delta`: log((TPR_low - delta) / FPR_high), each limit at alpha / 2.
+    """Return a lower limit on epsilon of any mechanism: log((TPR_low - delta) / FPR_high).
 
-    both: also the complementary event, log((TNR_low - delta) / FNR_high), at half of alpha each. It contradicts a claim of
-    (epsilon, delta)-DP under the adjacency in which the trials differ. Source: Jagielski, Ullman, Oprea 2020.
+    Each limit is taken at alpha / 2. It contradicts a claim of (epsilon, delta)-DP under the
+    adjacency in which the trials differ. Source: Jagielski, Ullman, Oprea 2020.
+
+    Args:
+        counts: Of the attack.
+        delta: Between 0 and 1.
+        alpha: Chance of a false alarm.
+        both: Use also the complementary event, log((TNR_low - delta) / FNR_high); each event then
+            has half of alpha.
     """
     probability("delta", delta)
-    _trials(0, 0, alpha)
-    c, share = counts, alpha / (4 if both else 2)
+    _check_trials(0, 0, alpha)
+    c = counts
+    share = alpha / (4 if both else 2)
     found = [
-        _ratio(
+        _log_ratio(
             lower(c.true_positives, c.positives, share) - delta,
             upper(c.false_positives, c.negatives, share),
         )
     ]
     if both:
-        missed, kept = c.positives - c.true_positives, c.negatives - c.false_positives
+        missed = c.positives - c.true_positives
+        kept = c.negatives - c.false_positives
         found.append(
-            _ratio(lower(kept, c.negatives, share) - delta, upper(missed, c.positives, share))
+            _log_ratio(lower(kept, c.negatives, share) - delta, upper(missed, c.positives, share))
         )
     return max(0.0, *found)
 
 
 def mu_lower(counts: Counts, alpha: float) -> float:
-    """Return a lower limit on mu: Phi^-1(1 - FPR_high) - Phi^-1(FNR_high), each limit at alpha / 2 (Nasr et al. 2023).
+    """Return a lower limit on mu: Phi^-1(1 - FPR_high) - Phi^-1(FNR_high).
 
-    It is evidence against a claim of mu-GDP alone: turned into epsilon it extrapolates to tests that were not made, so compare it
-    with claims of Gaussian noise, not with any (epsilon, delta).
+    Each limit is taken at alpha / 2 (Nasr et al. 2023). It is evidence only against a claim of
+    mu-GDP: converted to epsilon it extrapolates to tests that were not made, so compare it with
+    claims of Gaussian noise, not with any (epsilon, delta).
+
+    Args:
+        counts: Of the attack.
+        alpha: Chance of a false alarm.
     """
-    _trials(0, 0, alpha)
+    _check_trials(0, 0, alpha)
     c = counts
     false = upper(c.false_positives, c.negatives, alpha / 2)
     missed = upper(c.positives - c.true_positives, c.positives, alpha / 2)
-    return max(0.0, -float(ndtri(false)) - float(ndtri(missed))) if max(false, missed) < 1 else 0.0
+    if max(false, missed) == 1:
+        return 0.0
+    return max(0.0, -float(ndtri(false)) - float(ndtri(missed)))
 
 
 def credible_epsilon(counts: Counts, delta: float, alpha: float, nodes: int = 4000) -> float:
-    """Return the alpha quantile of epsilon if both error rates have Jeffreys priors: a degree of belief, never a reason for a verdict.
+    """Return the alpha quantile of epsilon if both error rates have Jeffreys priors.
 
-    It exceeds `epsilon_lower` and raises false alarms more often than alpha. One quadrature over `nodes` quantiles of the false
-    positive rate, in place of sampling. Source: Zanella-Beguelin et al. 2022, all four inequalities of the privacy region.
+    It is a degree of belief, not a confidence limit. It exceeds `epsilon_lower` and raises false
+    alarms more often than alpha, so no verdict may rest on it. For each epsilon, the posterior mass
+    of the privacy region (all four inequalities) is one quadrature over quantiles of the false
+    positive rate, where the paper draws samples. Source: Zanella-Beguelin et al. 2022.
+
+    Args:
+        counts: Of the attack.
+        delta: Between 0 and 1.
+        alpha: The quantile.
+        nodes: Quantiles of the false positive rate.
     """
     probability("delta", delta)
-    _trials(0, 0, alpha)
+    _check_trials(0, 0, alpha)
     c = counts
     fpr = beta.ppf(
         (np.arange(nodes) + 0.5) / nodes,
@@ -102,83 +162,114 @@ def credible_epsilon(counts: Counts, delta: float, alpha: float, nodes: int = 40
     fnr = beta(c.positives - c.true_positives + 0.5, c.true_positives + 0.5)
 
     def within(epsilon: float) -> float:
+        """Return the posterior mass of (epsilon, delta)-DP."""
         e = math.exp(epsilon)
         low = np.maximum((1 - delta - fpr) / e, 1 - delta - e * fpr)
         high = np.minimum(1 - (fpr - delta) / e, delta + e * (1 - fpr))
         return float(np.maximum(fnr.cdf(high) - fnr.cdf(low), 0).mean())
 
-    low, high = 0.0, 100.0
     if within(0.0) >= alpha:
         return 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if within(middle) < alpha else (low, middle)
-    return high
+    return crossing(lambda e: within(e) >= alpha, 0.0, WIDEST, side="above", halvings=HALVINGS)
 
 
 def certifiable(trials: int, delta: float, alpha: float) -> float:
-    """Return the largest epsilon that `trials` on each side can prove: what a perfect attack would get, about log(trials / 3.7)."""
+    """Return the largest epsilon that can be proved, by an attack without errors.
+
+    It is about log(trials / 3.7) at alpha = .05 and log(trials / 5.3) at alpha = .01, for delta =
+    0.
+
+    Args:
+        trials: On each side.
+        delta: Between 0 and 1.
+        alpha: Chance of a false alarm.
+    """
     return epsilon_lower(Counts(trials, trials, 0, trials), delta, alpha)
 
 
 def trials_for(epsilon: float, delta: float, alpha: float) -> int:
-    """Return how many trials on each side a perfect attack needs to prove `epsilon`; raises LeakauditError above ten million."""
+    """Return the number of trials on each side that prove `epsilon` by an attack without errors.
+
+    Args:
+        epsilon: At least 0.
+        delta: Between 0 and 1.
+        alpha: Chance of a false alarm.
+
+    Raises:
+        LeakauditError: More than ten million are needed.
+    """
     at_least_zero("epsilon", epsilon)
-    low, high = 0, 1
-    while certifiable(high, delta, alpha) < epsilon:
-        low, high = high, 2 * high
-        if high > MOST:
-            raise LeakauditError(
-                f"expected an epsilon that {MOST:,} trials can prove at delta {delta:g}, got {epsilon:g}; use mu_lower"
-            )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (
-            (low, middle) if certifiable(middle, delta, alpha) >= epsilon else (middle, high)
+
+    def enough(trials: int) -> bool:
+        return certifiable(trials, delta, alpha) >= epsilon
+
+    ends = bracket_integer(enough, MOST)
+    if ends is None:
+        raise LeakauditError(
+            f"expected an epsilon that {MOST:,} trials can prove at delta {delta:g}, "
+            f"got {epsilon:g}; use mu_lower"
         )
-    return high
+    return crossing_integer(enough, *ends)
 
 
 def detection(trials: int, bound: float, rate: float, alpha: float) -> float:
-    """Return the power: the chance that an attack with success rate `rate` exceeds `bound` by its lower limit in `trials` trials."""
-    _trials(0, trials, alpha)
+    """Return the power: the chance that the lower limit of a success rate exceeds a bound.
+
+    Args:
+        trials: At least 0.
+        bound: What is claimed of the success rate.
+        rate: The attack's true success rate.
+        alpha: Chance of a false alarm.
+    """
+    _check_trials(0, trials, alpha)
     probability("the bound", bound)
     probability("the rate", rate)
     if bound == 1 or trials == 0:
         return 0.0
-    critical = (
-        int(binom.isf(alpha, trials, bound)) + 1
-    )  # lower(k) > bound exactly where P[Bin(trials, bound) >= k] < alpha
+    # lower(k) > bound exactly if P[Bin(trials, bound) >= k] < alpha
+    critical = int(binom.isf(alpha, trials, bound)) + 1
     return float(binom.sf(critical - 1, trials, rate))
 
 
 def trials_to_detect(bound: float, rate: float, alpha: float, power: float = 0.8) -> int:
-    """Return about how many trials make `detection` reach `power`; raises LeakauditError where the rate does not exceed the bound."""
+    """Return about how many trials make `detection` reach a power.
+
+    "About", because counts are integers: the power falls a little wherever the critical count
+    grows.
+
+    Args:
+        bound: What is claimed of the success rate.
+        rate: The attack's true success rate, above the bound.
+        alpha: Chance of a false alarm.
+        power: Above 0 and below 1.
+
+    Raises:
+        LeakauditError: The rate does not exceed the bound, or more than ten million trials are
+            needed.
+    """
     if not 0 <= bound < rate <= 1 or not 0 < power < 1:
         raise LeakauditError(
             f"expected bound < rate <= 1 and 0 < power < 1, got {bound}, {rate} and {power}"
         )
-    low, high = 0, 1
-    while detection(high, bound, rate, alpha) < power:
-        low, high = high, 2 * high
-        if high > MOST:
-            raise LeakauditError(
-                f"expected a rate that {MOST:,} trials can tell from {bound}, got {rate}"
-            )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (
-            (low, middle) if detection(middle, bound, rate, alpha) >= power else (middle, high)
+
+    def enough(trials: int) -> bool:
+        return detection(trials, bound, rate, alpha) >= power
+
+    ends = bracket_integer(enough, MOST)
+    if ends is None:
+        raise LeakauditError(
+            f"expected a rate that {MOST:,} trials can tell from {bound}, got {rate}"
         )
-    return high
+    return crossing_integer(enough, *ends)
 
 
-def _ratio(above: float, below: float) -> float:
+def _log_ratio(above: float, below: float) -> float:
     return math.log(above / below) if above > 0 else 0.0
 
 
-def _trials(successes: int, trials: int, alpha: float) -> None:
+def _check_trials(successes: int, trials: int, alpha: float) -> None:
     if not 0 <= successes <= trials or not 0 < alpha < 1:
         raise LeakauditError(
-            f"expected 0 <= successes <= trials and 0 < alpha < 1, got {successes} of {trials} and {alpha}"
+            "expected 0 <= successes <= trials and 0 < alpha < 1, "
+            f"got {successes} of {trials} and {alpha}"
         )

@@ -1,20 +1,24 @@
-"""One exact test of a promise by both error rates of a guess: the false positives and the false negatives together.
+"""One exact test of a promise by both error rates of a guess together.
 
-A guarantee bounds the true positive rate p of every guess by its false positive rate q: p <= g(q) = 1 - f(q), f its trade-off
-curve. n_1 trials with the record give x true positives, n_0 trials without it give y false positives, and both counts are binomial.
-Two separate confidence limits, one for p and one for q, spend half of alpha on each and meet only in a corner: the level of that
-test is 30 to 70 times below alpha. Here a single statistic orders all outcomes (x, y), and its p-value is the largest chance, over
-all (p, q) that the promise allows, of an outcome at least as extreme. The level is then alpha, up to the steps of the counts.
+A guarantee bounds the true positive rate p of every guess by its false positive rate q: p <= g(q) =
+1 - f(q), f its trade-off curve. n_1 trials with the record give x true positives, n_0 trials
+without it give y false positives, and both counts are binomial. Two separate confidence limits, one
+for p and one for q, spend half of alpha on each and meet only in a corner: the level of that test
+is 30 to 70 times below alpha. Here a single statistic orders all outcomes (x, y), and its p-value
+is the largest chance, over all (p, q) that the promise allows, of an outcome at least as extreme.
+The level is then alpha, up to the steps of the counts.
 
-The statistic is a squared distance from what is allowed: S(x, y) = min over points (p, q) of the curve of z_x^2 + z_y^2, where z_x
-is the normal deviate of the chance P[Bin(n_1, p) >= x] and z_y that of P[Bin(n_0, q) <= y], 0 if that chance exceeds one half. Exact
-tails make the distance mean the same along the whole curve: a likelihood ratio would overrate "no false positive" at rates around
-2 / n_0, whose chance is e^-2, and the level in the middle of the curve would then be a quarter of alpha.
+The statistic is a squared distance from what is allowed: S(x, y) = min over points (p, q) of the
+curve of z_x^2 + z_y^2, where z_x is the normal deviate of the chance P[Bin(n_1, p) >= x] and z_y
+that of P[Bin(n_0, q) <= y], 0 if that chance exceeds one half. Exact tails make the distance mean
+the same along the whole curve: a likelihood ratio would overrate "no false positive" at rates
+around 2 / n_0, whose chance is e^-2, and the level in the middle of the curve would then be a
+quarter of alpha.
 
-S grows with x and falls with y.
-So the rejection probability grows with p and falls with q, which has two consequences: its largest value lies on the curve
-p = g(q), and on a piece a <= q <= b of the curve it is at most its value at (g(b), a). The largest of these values over all pieces
-is an upper bound that no point between the nodes can exceed; the pieces are so short that little is lost.
+S grows with x and falls with y. So the rejection probability grows with p and falls with q, which
+has two consequences: its largest value lies on the curve p = g(q), and on a piece a <= q <= b of
+the curve it is at most its value at (g(b), a). The largest of these values over all pieces is an
+upper bound that no point between the nodes can exceed; the pieces are so short that little is lost.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr, ndtri, xlog1py, xlogy
 
+from leakaudit._util.bisection import crossing
 from leakaudit.bounds.approximate import Approximate
 from leakaudit.bounds.gaussian import Gdp
 from leakaudit.bounds.guarantee import Guarantee
@@ -35,14 +40,26 @@ from leakaudit.errors import LeakauditError
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-LARGEST = 5_000  # trials on one side; time and memory grow as their power 1.5, here to about 4 s and 150 MB
-FINE = 200  # pieces per square root of trials: each is pi / 200 standard deviations of a count, which costs about 3 % of p
-BLOCK = 16  # pieces that are looked at together first
+# Trials on one side; time and memory grow as their power 1.5, here to about 4 s and 150 MB.
+LARGEST = 5_000
+# Pieces that are looked at together first; a choice, near the root of the pieces of 100 trials.
+BLOCK = 16
 ROWS = 1 << 16  # chances that are held at once: as many as a processor cache holds
-ROUNDING = 1e-9  # more than what float64 loses in a sum over 5,000 outcomes
+ROUNDING = 1e-9  # more than what float64 loses in a sum over 5,000 outcomes, 5,000 * 1e-16
 CLOSE = 1e-9  # relative distance of two statistics that count as equal
-MANY = 20_000  # pieces at the end of `perfect`
 TINY = 1e-300  # smaller tails count as this one, so that their deviates stay finite
+
+# Pieces per square root of trials. In the arcsine scale, which has length pi / 2, a count's
+# standard deviation is 1 / (2 sqrt(n)): a piece is pi / 200 of them long, which costs about 3 % of
+# p.
+FINE = 200
+
+# The search in `perfect`: cuts of every piece that is kept, rounds, and pieces at which it ends.
+# Each round makes the pieces 8 times as short; 30 are never reached, because the bound is then
+# closer than CLOSE, or the pieces are many.
+PARTS = 8
+ROUNDS = 30
+MANY = 20_000
 
 
 @dataclass(frozen=True)
@@ -50,7 +67,8 @@ class JointTest:
     """The test of one guarantee for fixed numbers of trials.
 
     Attributes:
-        guarantee: What is promised. Its curve bounds both directions, as all curves of this package do.
+        guarantee: What is promised. Its curve bounds both directions, as all curves of this package
+            do.
         positives: Trials with the record, n_1 >= 1.
         negatives: Trials without it, n_0 >= 1.
     """
@@ -64,11 +82,12 @@ class JointTest:
         for trials in (self.positives, self.negatives):
             if not 1 <= trials <= LARGEST:
                 raise LeakauditError(
-                    f"expected 1 to {LARGEST} trials on each side, got {self.positives} and {self.negatives}"
+                    f"expected 1 to {LARGEST} trials on each side, "
+                    f"got {self.positives} and {self.negatives}"
                 )
 
     def p_value(self, true_positives: int, false_positives: int) -> float:
-        """Return the chance of counts at least as extreme under the promise, at most.
+        """Return an upper bound on the chance of counts at least as extreme under the promise.
 
         Args:
             true_positives: Guesses "present" among the trials with the record.
@@ -84,7 +103,13 @@ class JointTest:
     def refutes(self, true_positives: int, false_positives: int, alpha: float) -> bool:
         """Return whether `p_value` is at most alpha.
 
-        Cheaper than the p-value for many outcomes: the statistics that are known to be on either side are kept.
+        Cheaper than the p-value for many outcomes: the statistics that are known to be on either
+        side are kept.
+
+        Args:
+            true_positives: Guesses "present" among the trials with the record.
+            false_positives: Guesses "present" among the trials without it.
+            alpha: The level.
         """
         if (true_positives, false_positives) == (self.positives, 0):
             return perfect(self.guarantee, self.positives, self.negatives) <= alpha
@@ -95,49 +120,70 @@ class JointTest:
         if level >= high:
             return True
         refuted = not self._exceeds(self._region(level), alpha)
-        self._known[alpha] = (low, level) if refuted else (level, high)
+        if refuted:
+            high = level
+        else:
+            low = level
+        self._known[alpha] = (low, high)
         return refuted
 
     def least_hits(self, alpha: float) -> Places:
         """Return the rejection region at level alpha.
 
+        Args:
+            alpha: The level.
+
         Returns:
-            (n_0 + 1,) For each number of false positives the least number of true positives that refutes the promise, n_1 + 1 if
+            (n_0 + 1,) For each number of false positives the least number of true positives that
+            refutes the promise, n_1 + 1 if
             none does.
         """
         if alpha in self._regions:
             return self._regions[alpha]
-        low, high = 0.0, self.statistic(self.positives, 0)
-        most = high
-        if high <= 0 or self._exceeds(self._region(high), alpha):
+        most = self.statistic(self.positives, 0)
+        if most <= 0 or self._exceeds(self._region(most), alpha):
             least = np.full(self.negatives + 1, self.positives + 1, dtype=np.int64)
             if perfect(self.guarantee, self.positives, self.negatives) <= alpha:
                 least[0] = self.positives
         else:
-            while high - low > CLOSE * most:
-                middle = (low + high) / 2
-                if self._exceeds(self._region(middle), alpha):
-                    low = middle
-                else:
-                    high = middle
-            least = self._region(high)
+            level = crossing(
+                lambda s: not self._exceeds(self._region(s), alpha),
+                0.0,
+                most,
+                side="above",
+                halvings=math.ceil(-math.log2(CLOSE)),
+            )
+            least = self._region(level)
         self._regions[alpha] = least
         return least
 
     def power(
         self, alpha: float, true_positive_rates: Floats, false_positive_rates: Floats
     ) -> Floats:
-        """Return the chance (m,) to refute the promise at level alpha, exactly, for guesses with these rates (m,) each."""
+        """Return the chance (m,) to refute the promise at level alpha, for known rates of guesses.
+
+        It is exact.
+
+        Args:
+            alpha: The level.
+            true_positive_rates: (m,) Of each guess.
+            false_positive_rates: (m,) Of each guess.
+        """
         return self._chance(self.least_hits(alpha), true_positive_rates, false_positive_rates)
 
     def statistic(self, true_positives: int, false_positives: int) -> float:
-        """Return S(x, y), 0 if the observed rates are themselves allowed."""
+        """Return S(x, y), 0 if the observed rates are themselves allowed.
+
+        Args:
+            true_positives: x.
+            false_positives: y.
+        """
         at_x, at_y = self._squares
         return float((at_x[:, true_positives] + at_y[:, false_positives]).min())
 
     @cached_property
     def _known(self) -> dict[float, tuple[float, float]]:
-        """For each alpha the largest statistic that is known not to refute, and the smallest that is known to."""
+        """For each alpha, the largest statistic known not to refute, and the smallest known to."""
         return {}
 
     @cached_property
@@ -147,13 +193,15 @@ class JointTest:
 
     @cached_property
     def _nodes(self) -> tuple[Floats, Floats]:
-        """The ends of the pieces: false positive rates q, ascending from 0 to 1, and the greatest true positive rates there.
+        """The ends of the pieces: false positive rates q, and the greatest true positive rates.
 
-        A count's arcsine of the square root of its rate has the same standard deviation everywhere, 1 / (2 sqrt(n)). The nodes are
-        those of an equidistant grid in it for q, and of one for p, so that no piece is long in either.
+        The rates q ascend from 0 to 1. A count's arcsine of the square root of its rate has the
+        same standard deviation everywhere, 1 / (2 sqrt(n)). The nodes are those of an equidistant
+        grid in it for q, and of one for p, so that no piece is long in either.
         """
         own = _arcsine_grid(self.negatives)
-        # The curve is symmetric: the least q that allows a power p is 1 - g(1 - p). It only places nodes, so rounding is harmless.
+        # The curve is symmetric: the least q that allows a power p is 1 - g(1 - p). It only places
+        # nodes, so rounding is harmless.
         mirrored = 1 - ceiling(self.guarantee, 1 - _arcsine_grid(self.positives))
         q = np.unique(np.concatenate([own, mirrored]).clip(0.0, 1.0))
         return q, ceiling(self.guarantee, q)
@@ -163,9 +211,9 @@ class JointTest:
         """Squares z_x^2 (K, n_1 + 1) and z_y^2 (K, n_0 + 1) at every BLOCK-th node of the curve."""
         q, p = self._nodes
         at = np.unique(np.append(np.arange(0, len(q), BLOCK), len(q) - 1))
-        return _deviations(p[at], self.positives, above=True), _deviations(
-            q[at], self.negatives, above=False
-        )
+        at_x = _deviations(p[at], self.positives, above=True)
+        at_y = _deviations(q[at], self.negatives, above=False)
+        return at_x, at_y
 
     def _region(self, level: float) -> Places:
         """Return all outcomes with S >= level, as the least x for every y."""
@@ -190,7 +238,7 @@ class JointTest:
         return self._fine(least, whole > allowed) > allowed
 
     def _coarse(self, least: Places) -> tuple[float, Floats]:
-        """Return a rejection probability that is reached, and for every block of pieces one that is not exceeded."""
+        """Return a rejection probability that is reached, and an upper one for every block."""
         q, p = self._nodes
         starts, stops = self._blocks
         reached = self._chance(least, p[starts], q[starts]).max()
@@ -210,17 +258,14 @@ class JointTest:
         return starts, np.minimum(starts + BLOCK, last)
 
     def _chance(self, least: Places, p: Floats, q: Floats) -> Floats:
-        """Return P[x >= least(y)] (m,) for true positive rates p (m,) and false positive rates q (m,)."""
-        telling = int(
-            (least <= self.positives).sum()
-        )  # least grows with y: only the first few y can refute
+        """Return P[x >= least(y)] (m,) for true and false positive rates p, q (m,)."""
+        # `least` grows with y, so only the first few y can refute.
+        telling = int((least <= self.positives).sum())
         out = np.empty(len(p))
         rows = max(1, ROWS // (self.positives + telling + 2))
         for at in range(0, len(p), rows):
             part = slice(at, at + rows)
-            tails = np.cumsum(
-                _chances(p[part], self.positives, self.positives + 1)[:, ::-1], axis=1
-            )[:, ::-1]
+            tails = _upper_tails(_chances(p[part], self.positives, self.positives + 1))
             some = _chances(q[part], self.negatives, telling)
             out[part] = (some * tails[:, least[:telling]]).sum(1)
         return out
@@ -228,45 +273,66 @@ class JointTest:
 
 @lru_cache(maxsize=8)
 def joint_test(guarantee: Guarantee, positives: int, negatives: int) -> JointTest:
-    """Return the test of a guarantee, whose tables are kept for the next call."""
+    """Return the test of a guarantee, whose tables are kept for the next call.
+
+    Args:
+        guarantee: What is promised.
+        positives: Trials with the record.
+        negatives: Trials without it.
+    """
     return JointTest(guarantee, positives, negatives)
 
 
 @lru_cache(maxsize=1024)
 def perfect(guarantee: Guarantee, positives: int, negatives: int) -> float:
-    """Return the p-value of no error in any trial, sup over q of g(q)^n_1 (1 - q)^n_0, rounded up; for any number of trials.
+    """Return the p-value of no error in any trial: sup over q of g(q)^n_1 (1 - q)^n_0, rounded up.
 
-    The logarithm is concave in q, since g is. A piece a <= q <= b has at most g(b)^n_1 (1 - a)^n_0; pieces that cannot hold the
-    largest value are dropped, the others are cut, until the bound and the largest value agree or there are many pieces: then p is
+    It takes any number of trials. The logarithm is concave in q, since g is. A piece a <= q <= b
+    has at most g(b)^n_1 (1 - a)^n_0. Pieces that cannot hold the largest value are dropped and the
+    others are cut, until the bound and the largest value agree or there are many pieces: then p is
     up to .1 % too large with 100,000 trials on each side.
+
+    Args:
+        guarantee: What is promised.
+        positives: Trials with the record.
+        negatives: Trials without it.
     """
     if not (positives and negatives):
         return 1.0
+    # Fine at both ends in the arcsine scale, and down to the smallest rates in the logarithm.
     q = np.sin(np.linspace(0, math.pi / 2, 1025)) ** 2
     q = np.unique(np.concatenate([q, np.geomspace(1e-300, 1, 1025), [0.0]]))
-    low, high = q[:-1], q[1:]
-    for _ in range(30):
-        ends, inside = ceiling(guarantee, high), ceiling(guarantee, low)
+    low = q[:-1]
+    high = q[1:]
+    for _ in range(ROUNDS):
+        ends = ceiling(guarantee, high)
+        inside = ceiling(guarantee, low)
         bound = xlogy(positives, ends) + xlog1py(negatives, -low)
         best = (xlogy(positives, inside) + xlog1py(negatives, -low)).max()
         if bound.max() - best < CLOSE or len(low) > MANY:
             break
         kept = bound >= best
-        parts = np.linspace(low[kept], high[kept], 9)
-        low, high = parts[:-1].ravel(), parts[1:].ravel()
+        parts = np.linspace(low[kept], high[kept], PARTS + 1)
+        low = parts[:-1].ravel()
+        high = parts[1:].ravel()
     return min(1.0, math.exp(float(bound.max())) * (1 + ROUNDING))
 
 
 def ceiling(guarantee: Guarantee, q: Floats) -> Floats:
-    """Return the greatest true positive rates (m,) that a guarantee allows at false positive rates q (m,): `Guarantee.power`."""
+    """Return the greatest true positive rates (m,) that a guarantee allows.
+
+    This is `Guarantee.power`, for many rates at once.
+
+    Args:
+        guarantee: mu-GDP and a single (epsilon, delta) are evaluated by their formulas, all others
+            rate by rate.
+        q: (m,) False positive rates.
+    """
     if isinstance(guarantee, Gdp):
         return np.asarray(np.maximum(q, ndtr(ndtri(q) + guarantee.mu)))
-    if (
-        isinstance(guarantee, Approximate)
-        and len(guarantee.terms) == 1
-        and guarantee.terms[0][2] == 1
-    ):
-        epsilon, delta, _ = guarantee.terms[0]
+    terms = guarantee.terms if isinstance(guarantee, Approximate) else ()
+    if len(terms) == 1 and terms[0][2] == 1:
+        epsilon, delta, _ = terms[0]
         with np.errstate(divide="ignore"):
             steep = np.exp(np.minimum(epsilon + np.log(q), 1.0)) + delta
         flat = 1 - math.exp(-epsilon) * (1 - delta - q)
@@ -275,20 +341,33 @@ def ceiling(guarantee: Guarantee, q: Floats) -> Floats:
 
 
 def _arcsine_grid(trials: int) -> Floats:
-    """Return rates from 0 to 1 whose arcsines are equidistant, FINE to each square root of trials, and small ones besides."""
+    """Return rates from 0 to 1 whose arcsines are equidistant, and small ones besides.
+
+    There are FINE to each square root of trials.
+    """
     count = max(64, math.ceil(FINE * math.sqrt(trials)))
     grid: Floats = np.sin(np.linspace(0, math.pi / 2, count + 1)) ** 2
-    few = np.geomspace(
-        1e-6 / trials, 1 / trials, 64
-    )  # below one expected count the arcsine grid is coarse in the logarithm
+    # Below one expected count, the arcsine grid is coarse in the logarithm.
+    few = np.geomspace(1e-6 / trials, 1 / trials, 64)
     return np.concatenate([grid, few, 1 - few])
 
 
 def _deviations(rates: Floats, trials: int, *, above: bool) -> Floats:
-    """Return z^2 (K, n + 1) of all counts under all rates, z the normal deviate of P[Bin >= k], or of P[Bin <= k] if not `above`."""
+    """Return z^2 (K, n + 1) of all counts under all rates.
+
+    z is the normal deviate of P[Bin >= k], or of P[Bin <= k] if not `above`.
+    """
     chances = _chances(rates, trials, trials + 1)
-    tails = np.cumsum(chances[:, ::-1], axis=1)[:, ::-1] if above else np.cumsum(chances, axis=1)
+    if above:
+        tails = _upper_tails(chances)
+    else:
+        tails = np.cumsum(chances, axis=1)
     return np.asarray(np.square(ndtri(tails.clip(TINY, 0.5))))
+
+
+def _upper_tails(chances: Floats) -> Floats:
+    """Return sums of the last chances (m, n) of each row, the smallest chances first."""
+    return np.cumsum(chances[:, ::-1], axis=1)[:, ::-1]
 
 
 def _chances(rates: Floats, trials: int, count: int) -> Floats:

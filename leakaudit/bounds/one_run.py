@@ -1,7 +1,9 @@
-"""Lower limits from one training run with many canaries, each put in by its own independent fair coin.
+"""Lower limits from one training run with many canaries.
 
-m canaries, of which the auditor guesses r (the surest) and gets v right; adjacency: one canary is there or not. Canaries held by one
-node audit that node alone, and coins that are not independent void everything here.
+An independent fair coin decided for each canary whether it was put in. There are m canaries. The
+auditor guesses the coins of those r that are surest and gets v right. Adjacency: one canary is
+there or not. Canaries held by one node audit only that node, and coins that are not independent
+invalidate every result here.
 """
 
 from __future__ import annotations
@@ -13,18 +15,32 @@ import numpy as np
 from scipy.special import expit
 from scipy.stats import binom
 
+from leakaudit._util.bisection import bracket, crossing
 from leakaudit.bounds.gaussian import Gdp
-from leakaudit.bounds.guarantee import HALVINGS, Adjacency, Guarantee, at_least_zero, probability
+from leakaudit.bounds.guarantee import Adjacency, Guarantee, at_least_zero, probability
 from leakaudit.errors import LeakauditError
+
+# Relative width of the bracket at which the search for a limit ends. A choice: each step evaluates
+# the tails of up to `right` counts, and the counts themselves decide no more than the first few
+# digits.
+CLOSE = 1e-12
 
 
 def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
-    """Return the chance of `right` or more right guesses under (epsilon, delta)-DP, at most.
+    """Return an upper bound on the chance of this many right guesses under (epsilon, delta)-DP.
 
-    P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i with B ~ Binomial(r, e^eps / (1 + e^eps)).
-    Source: Steinke, Nasr, Jagielski 2023, Theorem 5.2.
+    P[B >= v] + 2 m delta max_i P[v > B >= v - i] / i with B ~ Binomial(r, e^eps / (1 + e^eps)): a
+    guess is right with at most the chance of randomised response, and delta lets some guesses be
+    right for certain. Source: Steinke, Nasr, Jagielski 2023, Theorem 5.2.
+
+    Args:
+        canaries: m.
+        guesses: r, at most m.
+        right: v, at most r.
+        epsilon: At least 0.
+        delta: Between 0 and 1.
     """
-    _counts(canaries, guesses, right)
+    _check_counts(canaries, guesses, right)
     probability("delta", delta)
     chance = float(expit(at_least_zero("epsilon", epsilon)))
     tail = float(binom.sf(right - 1, guesses, chance))
@@ -36,24 +52,46 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 
 
 def epsilon_lower(canaries: int, guesses: int, right: int, delta: float, alpha: float) -> float:
-    """Return the largest epsilon that the counts refute at confidence 1 - alpha, 0 where none; needs delta far below 1 / canaries."""
-    _alpha(alpha)
+    """Return the largest epsilon that the counts refute at confidence 1 - alpha, rounded down.
+
+    It is 0 if there is none.
+
+    Args:
+        canaries: m.
+        guesses: r, at most m.
+        right: v, at most r.
+        delta: Far below 1 / canaries, or nothing is refuted.
+        alpha: Chance of a false alarm.
+    """
+    _check_alpha(alpha)
     return _largest(lambda e: p_value(canaries, guesses, right, e, delta) <= alpha)
 
 
 def refutes(canaries: int, guesses: int, right: int, guarantee: Guarantee, alpha: float) -> bool:
-    """Whether the counts refute a guarantee as a whole, by its trade-off curve, at confidence 1 - alpha.
+    """Whether the counts refute a guarantee, by its trade-off curve, at confidence 1 - alpha.
 
-    Under the guarantee, the share of outcomes with exactly i right guesses limits that with i - 1: the algorithm starts at the
-    boundary alpha and walks down; counts that the shares cannot reach contradict it. Needs a curve that is the same in both
-    directions. Source: Mahloujifar, Melis, Chaudhuri 2025, Algorithm 3 with k = 2, h_{i} = f-bar^{-1}(r_{i+1}).
+    Suppose that `right` or more right guesses have a chance of alpha under the guarantee. The curve
+    f then limits how much more likely i right guesses are than i - 1. The algorithm starts at i =
+    right with shares of outcomes that add up to alpha and walks down. If at the end the shares
+    exceed the number of guesses per canary, no such mechanism exists. Source: Mahloujifar, Melis,
+    Chaudhuri 2025, Algorithm 3 with k = 2, h_{i} = f-bar^{-1}(r_{i+1}).
+
+    Args:
+        canaries: m.
+        guesses: r, at most m.
+        right: v, at most r.
+        guarantee: Its curve must be the same in both directions.
+        alpha: Chance of a false alarm.
     """
-    _counts(canaries, guesses, right)
-    _alpha(alpha)
+    _check_counts(canaries, guesses, right)
+    _check_alpha(alpha)
     if not right:
         return False
-    wrong_share, right_share = alpha * (guesses - right) / canaries, alpha * right / canaries
+    wrong_share = alpha * (guesses - right) / canaries
+    right_share = alpha * right / canaries
     for i in range(right - 1, -1, -1):
+        # h_i: the least share of wrong guesses that the curve allows beside this share of right
+        # ones.
         least = 1 - guarantee.power(1 - right_share)
         if least <= wrong_share:
             break
@@ -63,38 +101,49 @@ def refutes(canaries: int, guesses: int, right: int, guarantee: Guarantee, alpha
 
 
 def mu_lower(canaries: int, guesses: int, right: int, alpha: float) -> float:
-    """Return the largest mu whose mu-GDP the counts refute, 0 where none: evidence against Gaussian claims (`refutes`)."""
-    _counts(canaries, guesses, right)
-    _alpha(alpha)
-    return _largest(
-        lambda mu: refutes(canaries, guesses, right, Gdp(mu, Adjacency.ADD_REMOVE), alpha)
-    )
+    """Return the largest mu whose mu-GDP the counts refute, rounded down; 0 if there is none.
+
+    It is evidence against claims of Gaussian noise (`refutes`).
+
+    Args:
+        canaries: m.
+        guesses: r, at most m.
+        right: v, at most r.
+        alpha: Chance of a false alarm.
+    """
+    _check_counts(canaries, guesses, right)
+    _check_alpha(alpha)
+
+    def refuted(mu: float) -> bool:
+        return refutes(canaries, guesses, right, Gdp(mu, Adjacency.ADD_REMOVE), alpha)
+
+    return _largest(refuted)
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
-    """Return the largest value >= 0 that is refuted, rounded down; what is refuted stays so below."""
+    """Return the largest value >= 0 that is refuted, rounded down.
+
+    Every smaller one is refuted, too.
+    """
     if not refuted(0.0):
         return 0.0
-    low, high = 0.0, 1.0
-    while refuted(high):
-        low, high = high, 2 * high
-        if high == math.inf:
-            return math.inf
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if not low < middle < high or high - low < 1e-12 * high:
-            break
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+
+    def allowed(value: float) -> bool:
+        return not refuted(value)
+
+    low, high = bracket(allowed)
+    if high == math.inf:
+        return math.inf
+    return crossing(allowed, low, high, side="below", tolerance=CLOSE)
 
 
-def _counts(canaries: int, guesses: int, right: int) -> None:
+def _check_counts(canaries: int, guesses: int, right: int) -> None:
     if not 0 <= right <= guesses <= canaries:
         raise LeakauditError(
             f"expected right <= guesses <= canaries, got {right} of {guesses} of {canaries}"
         )
 
 
-def _alpha(alpha: float) -> None:
+def _check_alpha(alpha: float) -> None:
     if not 0 < alpha < 1:
         raise LeakauditError(f"expected 0 < alpha < 1, got {alpha}")

@@ -1,6 +1,7 @@
-"""Privacy loss distributions, for subsampling and for anything else with a known curve: dp-accounting behind one lazy import.
+"""Privacy loss distributions, for subsampling and for any other mechanism with a known curve.
 
-Discretised pessimistically on multiples of `INTERVAL` (Doroshenko et al. 2022, connect the dots), so every figure is an upper bound.
+They are dp-accounting's, behind one lazy import. Discretised pessimistically on multiples of
+`INTERVAL` (Doroshenko et al. 2022, connect the dots), so every value is an upper bound.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import importlib
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,36 +19,45 @@ from numpy.typing import NDArray
 from leakaudit.bounds.guarantee import FAR, Adjacency, Guarantee, at_least_zero, probability
 from leakaudit.errors import LeakauditError
 
-INTERVAL = 1e-4
-POINTS, ROUNDING = 8000, 1e-12  # of the table behind a power
-WIDEST = 1000.0  # losses that are held, 2e7 multiples of the interval
+INTERVAL = 1e-4  # dp-accounting's default
+# Epsilons of the table behind a power: at most .015 apart. A choice; every epsilon gives a valid
+# bound.
+POINTS = 8000
+# More than convolutions of float64 lose; added to delta so that a power is never too small.
+ROUNDING = 1e-12
+WIDEST = 1000.0  # losses that are held: 2e7 multiples of the interval, 160 MB
+SMALLEST_NOISE = 0.03  # over the clip; less needs losses beyond `WIDEST`
+UNBOUNDED = 1e300  # stands for an infinite epsilon, which the library does not take
 
 
 @dataclass(frozen=True)
 class Pld(Guarantee):
-    """A pair of privacy loss distributions, one a direction; adaptive releases convolve (Sommer, Meiser, Mohammadi 2019)."""
+    """A pair of privacy loss distributions, one for each direction.
+
+    Adaptive releases convolve (Sommer, Meiser, Mohammadi 2019).
+
+    Attributes:
+        distribution: A PrivacyLossDistribution of dp-accounting.
+        adjacency: The pairs of data sets that it compares.
+    """
 
     distribution: Any
     adjacency: Adjacency
 
     def delta(self, epsilon: float) -> float:
         """The larger of both directions."""
-        far = epsilon == math.inf
-        return min(
-            1.0,
-            float(
-                self.distribution.get_delta_for_epsilon(
-                    1e300 if far else at_least_zero("epsilon", epsilon)
-                )
-            ),
-        )
+        if epsilon == math.inf:
+            at = UNBOUNDED
+        else:
+            at = at_least_zero("epsilon", epsilon)
+        return min(1.0, float(self.distribution.get_delta_for_epsilon(at)))
 
     def epsilon(self, delta: float) -> float:
         """Inverse of `delta`; inf at a delta below the truncated tails, about 1e-15."""
         return float(self.distribution.get_epsilon_for_delta(probability("delta", delta)))
 
     def power(self, false_positives: float) -> float:
-        """The bound of `curves.greatest_power`, over a table of the curve that is made once."""
+        """The bound of `guarantee.greatest_power`, over a table of the curve that is made once."""
         a = probability("the false positive rate", false_positives)
         if a == 0:
             return self.delta(math.inf)
@@ -66,37 +76,49 @@ class Pld(Guarantee):
 
 
 def gaussian(mu: float, adjacency: Adjacency) -> Pld:
-    """Return the distribution of mu-GDP: a shift of mu under normal noise."""
+    """Return the distribution of mu-GDP: a shift of mu under normal noise.
+
+    Args:
+        mu: Above 0 and below about 36.
+        adjacency: The pairs of data sets that mu compares.
+    """
+    # The loss is normal with mean mu^2 / 2 and deviation mu; ten deviations above its mean must be
+    # held.
     if not 0 < mu < math.inf or mu * (mu / 2 + 10) > WIDEST:
         raise LeakauditError(
-            f"expected a mu above 0 and below 36 for a privacy loss distribution, got {mu}; mu-GDP itself composes exactly"
+            "expected a mu above 0 and below 36 for a privacy loss distribution, "
+            f"got {mu}; mu-GDP itself composes exactly"
         )
-    return Pld(
-        _library().from_gaussian_mechanism(1 / mu, value_discretization_interval=INTERVAL),
-        adjacency,
-    )
+    made = _library().from_gaussian_mechanism(1 / mu, value_discretization_interval=INTERVAL)
+    return Pld(made, adjacency)
 
 
 def subsampled_gaussian(noise: float, rate: float, adjacency: Adjacency) -> Pld:
-    """Return the distribution of one step of DP-SGD whose batch holds every record independently with chance `rate` (Poisson).
+    """Return the distribution of one step of DP-SGD with Poisson sampling.
 
-    noise: standard deviation over the clip. Assumes that no one sees who took part: where participation is public, as between
-    neighbours in gossip, use rate 1. A loader that shuffles is no Poisson sampling. Adjacency NODE is refused: its batches are unknown.
+    The batch holds every record independently with chance `rate`. Assumes that nobody sees who took
+    part: if participation is public, as between neighbours in gossip, use rate 1. A data loader
+    that shuffles is not Poisson sampling.
+
+    Args:
+        noise: Standard deviation over the clip.
+        rate: Chance of a record to be in the batch.
+        adjacency: Of one record; NODE is refused, because its batches are unknown.
     """
-    if not (noise >= 0.03 and 0 < rate <= 1):
+    if not (noise >= SMALLEST_NOISE and 0 < rate <= 1):
         raise LeakauditError(
-            f"expected noise of at least .03 and a sampling rate above 0 and up to 1, got {noise} and {rate}"
+            "expected noise of at least .03 and a sampling rate above 0 and up to 1, "
+            f"got {noise} and {rate}"
         )
     if adjacency is Adjacency.NODE:
         raise LeakauditError(
-            "expected an adjacency of one record, got NODE: Poisson sampling amplifies for records alone"
+            "expected an adjacency of one record, got NODE: "
+            "Poisson sampling amplifies for records alone"
         )
     library = _library()
-    relation = (
-        library.NeighborRel.REPLACE_ONE
-        if adjacency is Adjacency.REPLACE
-        else library.NeighborRel.ADD_OR_REMOVE_ONE
-    )
+    relation = library.NeighborRel.ADD_OR_REMOVE_ONE
+    if adjacency is Adjacency.REPLACE:
+        relation = library.NeighborRel.REPLACE_ONE
     made = library.from_gaussian_mechanism(
         noise,
         value_discretization_interval=INTERVAL,
@@ -107,16 +129,23 @@ def subsampled_gaussian(noise: float, rate: float, adjacency: Adjacency) -> Pld:
 
 
 def of_terms(terms: Iterable[tuple[float, float, int]], adjacency: Adjacency) -> Pld:
-    """Return the distribution of releases of which only (epsilon, delta) and how often is known, each epsilon rounded up."""
-    library, common = _library(), importlib.import_module("dp_accounting.pld.common")
-    made = [
-        library.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(e, d), INTERVAL
-        ).self_compose(n)
-        for e, d, n in terms
-        if e or d
-    ]
-    return Pld(reduce(lambda a, b: a.compose(b), made, library.identity(INTERVAL)), adjacency)
+    """Return the distribution of releases of which only (epsilon, delta) is known.
+
+    Each epsilon is rounded up to the discretisation.
+
+    Args:
+        terms: (epsilon, delta, how often).
+        adjacency: The pairs of data sets that they compare.
+    """
+    library = _library()
+    common = importlib.import_module("dp_accounting.pld.common")
+    total = library.identity(INTERVAL)
+    for epsilon, delta, times in terms:
+        if epsilon or delta:
+            parameters = common.DifferentialPrivacyParameters(epsilon, delta)
+            one = library.from_privacy_parameters(parameters, INTERVAL)
+            total = total.compose(one.self_compose(times))
+    return Pld(total, adjacency)
 
 
 def of_curve(
@@ -125,22 +154,28 @@ def of_curve(
     adjacency: Adjacency,
     interval: float = INTERVAL,
 ) -> Pld:
-    """Return the distribution of any mechanism with the exact delta(epsilon) `curve`, the same in both directions.
+    """Return the distribution of a mechanism with a known curve, the same in both directions.
 
-    highest: an epsilon from which on the curve is constant, or so small that its value there may count as a complete leak. A bound
-    that no mechanism attains, such as the conversion of zCDP, is no such curve.
+    Args:
+        curve: delta(epsilon). It must be attained by a mechanism: the conversion of zCDP, for
+            example, is not.
+        highest: An epsilon from which on the curve is constant, or so small that its value there
+            may count as a complete leak.
+        adjacency: The pairs of data sets that the curve compares.
+        interval: Width of the discretisation.
     """
-    library, pmf = _library(), importlib.import_module("dp_accounting.pld.pld_pmf")
+    library = _library()
+    pmf = importlib.import_module("dp_accounting.pld.pld_pmf")
     if not (highest <= WIDEST and interval > 0):
         raise LeakauditError(
-            f"expected a highest epsilon up to {WIDEST:g} and an interval above 0, got {highest} and {interval}"
+            f"expected a highest epsilon up to {WIDEST:g} and an interval above 0, "
+            f"got {highest} and {interval}"
         )
     top = max(1, math.ceil(at_least_zero("highest", highest) / interval))
     above = np.array([curve(k * interval) for k in range(top + 1)])
-    below = (
-        -np.expm1(-interval * np.arange(top, 0, -1))
-        + np.exp(-interval * np.arange(top, 0, -1)) * above[:0:-1]
-    )
+    # At negative epsilon: delta(-e) = 1 - e^-e + e^-e delta(e), see `guarantee`.
+    negative = -interval * np.arange(top, 0, -1)
+    below = -np.expm1(negative) + np.exp(negative) * above[:0:-1]
     made = pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
         interval, -top, top, np.concatenate([below, above])
     )
@@ -153,5 +188,6 @@ def _library() -> Any:
         return importlib.import_module("dp_accounting.pld.privacy_loss_distribution")
     except ImportError as error:
         raise LeakauditError(
-            f"privacy loss distributions need dp-accounting ({error}); install it with 'pip install leakaudit[pld]'"
+            f"privacy loss distributions need dp-accounting ({error}); "
+            "install it with 'pip install leakaudit[pld]'"
         ) from error

@@ -1,10 +1,12 @@
 """Reconstruction robustness: how often any attacker can succeed, from how often a blind guess does.
 
-A success is any event about the reconstruction that is fixed beforehand: PSNR >= p, SSIM >= s, or the true record picked out of m
-candidates. kappa is the best chance of a guess that has not seen the release. Then the success rate is at most 1 - f(kappa), f the
-trade-off curve of (target present, target absent) (Balle, Cherubin, Hayes 2022; Hayes, Mahloujifar, Balle 2023; for mu-GDP also
-Kaissis et al. 2023). The attacker may know everything but the target, whose prior is independent of the rest. kappa must not be too
-small, or the bound raises false alarms: the two functions here that return one are exact or certified. PSNR bounds nothing else.
+A success is any event about the reconstruction that is fixed beforehand: PSNR >= p, SSIM >= s, or
+the true record picked out of m candidates. kappa is the best success rate of a guess that has not
+seen the release. Then the success rate is at most 1 - f(kappa), f the trade-off curve of (target
+present, target absent) (Balle, Cherubin, Hayes 2022; Hayes, Mahloujifar, Balle 2023; for mu-GDP
+also Kaissis et al. 2023). The attacker may know everything but the target, whose prior is
+independent of the rest. A kappa that is too small raises false alarms, so both functions here that
+return one are exact or certified. PSNR has no other bound.
 """
 
 from __future__ import annotations
@@ -17,20 +19,32 @@ from numpy.typing import ArrayLike, NDArray
 from leakaudit.bounds.guarantee import Guarantee, at_least_zero, probability
 from leakaudit.errors import LeakauditError
 
-ROUNDING = 1e-9  # by which distances may be rounded, counted against the claim
+# Relative rounding of distances, counted against the claim. float64 loses 1e-16 for each of up to a
+# million coordinates.
+ROUNDING = 1e-9
 
 
 def success(guarantee: Guarantee, kappa: float) -> float:
-    """Return the largest success rate that the guarantee allows; its adjacency must compare the target with its absence.
+    """Return the largest success rate that the guarantee allows.
 
-    mu-GDP: Phi(Phi^-1(kappa) + mu). (eps, delta): min(e^eps kappa + delta, 1 - e^-eps (1 - delta - kappa)). RDP: the best order of
-    (kappa e^r)^{(a-1)/a}. Any curve: inf over epsilon. REPLACE compares with another record, so its bound holds as well.
+    mu-GDP: Phi(Phi^-1(kappa) + mu). (eps, delta): min(e^eps kappa + delta, 1 - e^-eps (1 - delta -
+    kappa)). RDP: the best order of (kappa e^r)^{(a-1)/a}. Any curve: inf over epsilon.
+
+    Args:
+        guarantee: Its adjacency must compare the target with its absence. REPLACE compares it with
+            another record, so its bound holds as well.
+        kappa: The best success rate of a blind guess.
     """
     return guarantee.power(probability("kappa", kappa))
 
 
 def kappa_identification(candidates: int, guesses: int = 1) -> float:
-    """Return guesses / candidates: the chance that a blind guess picks the record, drawn uniformly from known candidates."""
+    """Return guesses / candidates: the chance that a blind guess picks a uniformly drawn record.
+
+    Args:
+        candidates: How many there are.
+        guesses: Different candidates that the attack may name.
+    """
     if not 1 <= guesses <= candidates:
         raise LeakauditError(
             f"expected 1 to {candidates} guesses of at least one candidate, got {guesses}"
@@ -41,29 +55,35 @@ def kappa_identification(candidates: int, guesses: int = 1) -> float:
 def kappa_packing(
     distances: ArrayLike, tolerance: float, prior: ArrayLike | None = None, guesses: int = 1
 ) -> float:
-    """Return a certified upper bound on the blind chance to come within `tolerance` of a record drawn from known candidates.
+    """Return a certified upper bound on the blind chance to come within `tolerance` of a record.
 
-    distances: (m, m) between candidates, in a metric such as the root mean squared error. prior: (m,), uniform by default. Any guess
-    within the tolerance of two candidates proves them within twice of it of each other, so kappa <= max_i of the prior's mass within
-    2 tolerance of i. guesses: images that one attack hands in to be matched with the target; each may hit, so kappa grows by as much.
-    SSIM has no triangle inequality: use `kappa_identification` there.
+    The record is drawn from known candidates. A guess within the tolerance of two candidates proves
+    that these are within twice the tolerance of each other. Hence all candidates that one guess can
+    hit lie within 2 tolerance of any one of them, and kappa <= max_i of the prior's mass within 2
+    tolerance of i. SSIM has no triangle inequality: use `kappa_identification` for it.
+
+    Args:
+        distances: (m, m) Between candidates, in a metric such as the root mean squared error.
+        tolerance: Largest distance of a success.
+        prior: (m,) Chances of the candidates; uniform by default.
+        guesses: Images that one attack submits to be matched with the target; each may hit, so
+            kappa grows by this factor.
     """
     d = np.asarray(distances, dtype=np.float64)
     at_least_zero("tolerance", tolerance)
-    if (
-        d.ndim != 2
-        or d.shape[0] != d.shape[1]
-        or not d.size
-        or not (d >= 0).all()
-        or d.diagonal().any()
-    ):
+    square = d.ndim == 2 and d.shape[0] == d.shape[1] and d.size > 0
+    if not square or not (d >= 0).all() or d.diagonal().any():
         raise LeakauditError(
             f"expected distances (m, m) >= 0 with a diagonal of zeros, got shape {d.shape}"
         )
-    p = np.full(len(d), 1 / len(d)) if prior is None else np.asarray(prior, dtype=np.float64)
+    if prior is None:
+        p = np.full(len(d), 1 / len(d))
+    else:
+        p = np.asarray(prior, dtype=np.float64)
     if p.shape != (len(d),) or not (p >= 0).all() or abs(p.sum() - 1) > ROUNDING:
         raise LeakauditError(
-            f"expected a prior of {len(d)} chances that sum to 1, got {p.shape} with sum {p.sum():g}"
+            f"expected a prior of {len(d)} chances that sum to 1, "
+            f"got {p.shape} with sum {p.sum():g}"
         )
     if guesses < 1:
         raise LeakauditError(f"expected at least one guess, got {guesses}")
@@ -72,7 +92,11 @@ def kappa_packing(
 
 
 def distances(candidates: ArrayLike) -> NDArray[np.float64]:
-    """Return the root mean squared errors (m, m) between candidates (m, ...)."""
+    """Return the root mean squared errors (m, m) between candidates.
+
+    Args:
+        candidates: (m, ...) Finite numbers.
+    """
     x = np.asarray(candidates, dtype=np.float64)
     if x.ndim < 2 or not len(x) or not np.isfinite(x).all():
         raise LeakauditError(f"expected finite candidates (m, ...), got shape {x.shape}")
@@ -81,7 +105,12 @@ def distances(candidates: ArrayLike) -> NDArray[np.float64]:
 
 
 def tolerance(psnr: float, data_range: float) -> float:
-    """Return the root mean squared error at a PSNR in dB: data_range 10^(-psnr / 20)."""
+    """Return the root mean squared error at a PSNR: data_range 10^(-psnr / 20).
+
+    Args:
+        psnr: In dB.
+        data_range: Largest minus smallest possible value.
+    """
     if not data_range > 0 or math.isnan(psnr):
         raise LeakauditError(
             f"expected a data range above 0 and a PSNR in dB, got {data_range} and {psnr}"

@@ -22,18 +22,29 @@ from leakaudit.bounds.guarantee import (
 )
 from leakaudit.errors import LeakauditError
 
+# The default orders of dp-accounting, without 1024: tenths up to 10.9, integers up to 63, and three
+# large ones.
 ORDERS = (*(1 + k / 10 for k in range(1, 100)), *map(float, range(11, 64)), 128.0, 256.0, 512.0)
 
 
 @dataclass(frozen=True)
 class Rdp(Guarantee):
-    """Values (n,) of the Renyi divergence at orders (n,) > 1; adaptive releases add them (Mironov 2017, Proposition 1)."""
+    """Renyi divergences at several orders.
+
+    Adaptive releases add them (Mironov 2017, Proposition 1).
+
+    Attributes:
+        values: (n,) Upper bounds on the Renyi divergence; may be inf.
+        adjacency: The pairs of data sets that the divergences compare.
+        orders: (n,) Their orders, above 1.
+    """
 
     values: tuple[float, ...]
     adjacency: Adjacency
     orders: tuple[float, ...] = ORDERS
 
     def __post_init__(self) -> None:
+        """Check the orders and values."""
         if len(self.values) != len(self.orders) or not self.orders:
             raise LeakauditError(
                 f"expected one value for each of {len(self.orders)} orders, got {len(self.values)}"
@@ -50,7 +61,9 @@ class Rdp(Guarantee):
 
     def epsilon(self, delta: float) -> float:
         """Inverse of `delta`; inf at delta = 0 unless an order has divergence 0."""
-        return least_epsilon(self.delta, delta) if delta or not min(self.values) else math.inf
+        if delta == 0 and min(self.values):
+            return math.inf
+        return least_epsilon(self.delta, delta)
 
     def power(self, false_positives: float) -> float:
         """The smaller of the curve's bound and `hoelder` at the best order."""
@@ -65,60 +78,99 @@ class Rdp(Guarantee):
             raise LeakauditError(
                 "expected the same Renyi orders in both guarantees; give them the same `orders`"
             )
-        return Rdp(
-            tuple(a + b for a, b in zip(self.values, other.values, strict=True)),
-            self.adjacency,
-            self.orders,
-        )
+        total = tuple(a + b for a, b in zip(self.values, other.values, strict=True))
+        return Rdp(total, self.adjacency, self.orders)
 
     def order(
         self, delta: float, conversion: Callable[[float, float, float], float] | None = None
     ) -> tuple[float, float, bool]:
-        """Return the best order, its epsilon, and whether the order is the grid's first or last: then more orders may help."""
+        """Return the best order, its epsilon, and whether it is at an end of the grid.
+
+        At an end, more orders may help.
+
+        Args:
+            delta: Between 0 and 1.
+            conversion: Turns (delta, order, divergence) into an epsilon; `epsilon` of this module
+                by default.
+        """
         convert = conversion or epsilon
         found = [convert(delta, a, r) for a, r in zip(self.orders, self.values, strict=True)]
         k = found.index(min(found))
-        return self.orders[k], found[k], self.orders[k] in (min(self.orders), max(self.orders))
+        best = self.orders[k]
+        return best, found[k], best in (min(self.orders), max(self.orders))
 
 
 def delta(epsilon: float, order: float, value: float) -> float:
-    """Return e^{(a-1)(r - eps)} (1 - 1/a)^{a-1} / a at order a and divergence r (Canonne, Kamath, Steinke 2020, Proposition 12)."""
+    """Return e^{(a-1)(r - eps)} (1 - 1/a)^{a-1} / a.
+
+    Source: Canonne, Kamath, Steinke 2020, Proposition 12.
+
+    Args:
+        epsilon: At least 0.
+        order: a, above 1.
+        value: The divergence r; may be inf.
+    """
     if value == math.inf:
         return 1.0
-    return math.exp(
-        min((order - 1) * (value - epsilon + math.log1p(-1 / order)) - math.log(order), 0.0)
-    )
+    logarithm = (order - 1) * (value - epsilon + math.log1p(-1 / order)) - math.log(order)
+    return math.exp(min(logarithm, 0.0))
 
 
 def epsilon(delta: float, order: float, value: float) -> float:
-    """Return max(0, r + log(1 - 1/a) - log(a delta) / (a - 1)), the inverse of `delta`."""
+    """Return max(0, r + log(1 - 1/a) - log(a delta) / (a - 1)), the inverse of `delta`.
+
+    Args:
+        delta: Between 0 and 1.
+        order: a, above 1.
+        value: The divergence r; may be inf.
+    """
     if probability("delta", delta) == 0:
         return math.inf if value else 0.0
     return max(0.0, value + math.log1p(-1 / order) - math.log(delta * order) / (order - 1))
 
 
 def mironov(delta: float, order: float, value: float) -> float:
-    """Return r + log(1 / delta) / (a - 1), looser (Mironov 2017, Proposition 3)."""
+    """Return r + log(1 / delta) / (a - 1), a looser conversion (Mironov 2017, Proposition 3).
+
+    Args:
+        delta: Between 0 and 1.
+        order: a, above 1.
+        value: The divergence r; may be inf.
+    """
     if probability("delta", delta) == 0:
         return math.inf if value else 0.0
     return value - math.log(delta) / (order - 1)
 
 
 def hoelder(false_positives: float, order: float, value: float) -> float:
-    """Return min(1, (a e^r)^{(alpha-1)/alpha}), the largest true positive rate (Balle, Cherubin, Hayes 2022, reconstruction by RDP)."""
+    """Return min(1, (x e^r)^{(a-1)/a}), the largest true positive rate.
+
+    Source: Balle, Cherubin, Hayes 2022, reconstruction by RDP.
+
+    Args:
+        false_positives: The false positive rate x.
+        order: a, above 1.
+        value: The divergence r; may be inf.
+    """
     if probability("the false positive rate", false_positives) == 0:
         return 0.0 if value < math.inf else 1.0
     return math.exp(min((1 - 1 / order) * (value + math.log(false_positives)), 0.0))
 
 
 def randomised_response(epsilon: float, order: float) -> float:
-    """Return the divergence at `order` of randomised response, which no epsilon-DP mechanism exceeds (Mironov 2017, Proposition 5).
+    """Return the divergence of randomised response, which no epsilon-DP mechanism exceeds.
 
-    log(p^a (1-p)^{1-a} + (1-p)^a p^{1-a}) / (a - 1) with p = e^eps / (1 + e^eps).
+    Source: Mironov 2017, Proposition 5. log(p^a (1-p)^{1-a} + (1-p)^a p^{1-a}) / (a - 1) with p =
+    e^eps / (1 + e^eps).
+
+    Args:
+        epsilon: At least 0.
+        order: a, above 1.
     """
     at_least_zero("epsilon", epsilon)
-    p, q = float(expit(epsilon)), float(expit(-epsilon))
-    if q == 0:
+    p = float(expit(epsilon))
+    q = float(expit(-epsilon))
+    if q == 0:  # e^-epsilon underflows, and the divergence is epsilon to rounding
         return epsilon
     both = [
         order * math.log(p) + (1 - order) * math.log(q),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared, trust
+from leakaudit.cli._options import say, settings, shared, trust
 from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
 
@@ -20,10 +20,17 @@ INTERRUPTED = 130
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "attack",
-        help="reconstruct training inputs from a trace: the strongest attack that fits, pictures, results.json",
+        help=(
+            "reconstruct training inputs from a trace: the strongest attack that fits, pictures, "
+            "results.json"
+        ),
     )
     sub.add_argument("trace", type=Path, help="trace file or folder")
     sub.add_argument(
@@ -80,7 +87,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Attack, write the results, print them; 130 where interrupted."""
+    """Attack, write the results, print them; 130 where interrupted.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit import registry
     from leakaudit.pipeline.attack_run import Options, attack_file
     from leakaudit.rendering import console

@@ -8,16 +8,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import say, settings, shared, show
+from leakaudit.cli._options import say, settings, shared, show
 
 REFUTED, UNSETTLED, INTERRUPTED = 1, 3, 130
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "audit",
-        help="attack and test a scenario over a grid of epsilons: verdicts, PSNR and SSIM against epsilon",
+        help=(
+            "attack and test a scenario over a grid of epsilons: verdicts, PSNR and SSIM against "
+            "epsilon"
+        ),
     )
     sub.add_argument(
         "scenario",
@@ -46,7 +53,16 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Audit, write the results, print them; 1 where a promise was refuted, 3 where --strict and one is not settled."""
+    """Audit, write the results and print them.
+
+    1 if a promise was refuted; with --strict, 3 if one is not settled.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from dataclasses import replace
 
     from leakaudit.auditing.plan import AuditPlan

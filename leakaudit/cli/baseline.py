@@ -7,11 +7,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli._options import say, settings, shared
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb and its actions."""
+    """Describe the verb and its actions.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     actions = verbs.add_parser(
         "baseline", help="update, show or compare what 'check' compares with"
     ).add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -41,7 +45,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one action."""
+    """Do one action.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit.errors import LeakauditError
     from leakaudit.gate import baseline, files, judge
     from leakaudit.rendering import console

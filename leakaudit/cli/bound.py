@@ -1,38 +1,59 @@
-"""`leakaudit bound`: the mu and epsilon of one record in what every adversary sees, beside the paper's claim."""
+"""`leakaudit bound`: mu and epsilon of one record in every adversary's view, beside the claim."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli._options import say, settings, shared
 from leakaudit.errors import LeakauditError
+from leakaudit.verdict import Verdict
 
 if TYPE_CHECKING:
     from leakaudit.accounting.ledger import Entry
+    from leakaudit.accounting.listeners import Listener
     from leakaudit.accounting.pricing import Price
     from leakaudit.protocols.declared import Protocol
 
+COLUMNS: dict[str, Literal["left", "right"]] = {
+    "node": "right",
+    "adversary": "left",
+    "mu": "right",
+    "epsilon (delta)": "right",
+    "claim": "right",
+    "ratio": "right",
+    "noise for it": "left",
+    "what": "left",
+}
 SHOWN = 3  # leaking combinations in a table
 LARGE = 5000  # relations of a run from which views that miss messages take minutes
 NOTE = (
-    "mu: of Gaussian differential privacy, when one record changes that moves a gradient by the sensitivity at most (Euclidean), at the "
-    "same model. Start values count as public, and so does the order of mini-batches: secret sampling is not credited. Noise: what the "
-    "claimed epsilon (or --epsilon) needs, all noise of the run scaled alike, and the mu computed anew at it. NOT REFUTED is no proof "
+    "mu: of Gaussian differential privacy, when one record changes that moves a gradient by the "
+    "sensitivity at most (Euclidean), at the "
+    "same model. Start values count as public, and so does the order of mini-batches: secret "
+    "sampling is not credited. Noise: what the "
+    "claimed epsilon (or --epsilon) needs, all noise of the run scaled alike, and the mu computed "
+    "anew at it. NOT REFUTED is no proof "
     "of privacy."
 )
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "bound",
-        help="mu and epsilon of one record in what each adversary sees of each node, beside the claim",
+        help=(
+            "mu and epsilon of one record in what each adversary sees of each node, beside the "
+            "claim"
+        ),
     )
     sub.add_argument(
         "source", type=Path, help="a scenario (.toml) or a trace; its messages are not read"
@@ -42,7 +63,10 @@ def add(verbs: Any) -> None:
         dest="adversary",
         action="append",
         metavar="WHO",
-        help="as for 'attack'; repeatable (default: outsider, each wire and neighbour of a node, and coalitions)",
+        help=(
+            "as for 'attack'; repeatable (default: outsider, each wire and neighbour of a node, "
+            "and coalitions)"
+        ),
     )
     sub.add_argument(
         "--coalitions",
@@ -59,13 +83,19 @@ def add(verbs: Any) -> None:
     sub.add_argument(
         "--sensitivity",
         type=float,
-        help="how far a record moves one gradient, Euclidean norm (default: as the claim assumes, else by the declared clip, else 1)",
+        help=(
+            "how far a record moves one gradient, Euclidean norm (default: as the claim assumes, "
+            "else by the declared clip, else 1)"
+        ),
     )
     sub.add_argument(
         "--smoothness",
         type=float,
         metavar="L",
-        help="Lipschitz constant of a node's gradients; without it, protocols that do not release their models have no epsilon for records",
+        help=(
+            "Lipschitz constant of a node's gradients; without it, protocols that do not release "
+            "their models have no epsilon for records"
+        ),
     )
     sub.add_argument(
         "--delta", type=float, help="delta of the epsilon (default: the claim's, else 1e-5)"
@@ -81,80 +111,71 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each node and adversary."""
+    """Print a line for each node and adversary.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
+    from leakaudit.accounting import bounding
     from leakaudit.accounting.ledger import alike, entries, worst
-    from leakaudit.accounting.listeners import around, named
-    from leakaudit.adversary import Adversary
     from leakaudit.rendering import console
 
     chosen = settings(args)
-    _check(args)
-    protocol, last = _protocol(args, chosen)
-    if args.adversary:
-        listeners = named([Adversary.parse(who) for who in args.adversary], args.node, last)
-    else:
-        size = 1 if args.coalitions is None else args.coalitions
-        listeners = around(
-            protocol.graph, list(range(last)) if args.node is None else args.node, size
-        )
-        if args.coalitions is None and (count := _relations(protocol)) > LARGE:
-            listeners = [one for one in listeners if one.kind == "outsider"]
-            say(
-                f"{count} relations: only the outsider is priced; ask for the others with --coalitions or --as, or for fewer rounds",
-                args,
-            )
     asked = {
         name: getattr(args, name) for name in ("sensitivity", "delta", "epsilon", "smoothness")
     }
+    bounding.check(**asked)
+    if args.adversary and args.coalitions is not None:
+        raise LeakauditError("--coalitions lists adversaries and --as names them; give one of both")
+    protocol, last = bounding.protocol_of(args.source, chosen.data_root, chosen.download)
+    listeners = _listeners(args, protocol, last)
     with console.shown(chosen.progress):
         found = list(entries(protocol, listeners, **asked))
     if args.format == "json":
         sys.stdout.write(json.dumps([one.to_json() for one in found], indent=2) + "\n")
-    else:
-        same = alike(found)
-        shown = (
-            found
-            if args.all or args.adversary
-            else [one for one in worst(found) if one.price.node not in same]
-        )
-        _table(shown, same if len(shown) < len(found) else {}, len(found), protocol.begun)
+        return 0
+    same = alike(found)
+    shown = found
+    if not (args.all or args.adversary):
+        shown = [one for one in worst(found) if one.price.node not in same]
+    if len(shown) == len(found):
+        same = {}
+    _table(shown, same, len(found), protocol.begun)
     return 0
 
 
+def _listeners(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Listener]:
+    """Return whose views are priced, of the first `last` nodes, which hold data."""
+    from leakaudit.accounting.listeners import around, named
+    from leakaudit.adversary import Adversary
+
+    if args.adversary:
+        adversaries = [Adversary.parse(who) for who in args.adversary]
+        return named(adversaries, args.node, last)
+    nodes = list(range(last)) if args.node is None else args.node
+    if args.coalitions is not None:
+        return around(protocol.graph, nodes, args.coalitions)
+    listeners = around(protocol.graph, nodes, 1)
+    count = _relations(protocol)
+    if count <= LARGE:
+        return listeners
+    say(
+        f"{count} relations: only the outsider is priced; "
+        "ask for the others with --coalitions or --as, or for fewer rounds",
+        args,
+    )
+    return [one for one in listeners if one.kind == "outsider"]
+
+
 def _relations(protocol: Protocol) -> int:
-    """Return about how many relations all rounds have; views that miss messages need them all at once."""
+    """Return about how many relations all rounds have.
+
+    Views that miss messages need them all at once.
+    """
     return len(protocol.start.relations) * protocol.rounds // max(1, protocol.start.round)
-
-
-def _check(args: argparse.Namespace) -> None:
-    given = [v for v in (args.sensitivity, args.epsilon) if v is not None]
-    if args.smoothness is not None and not 0 <= args.smoothness < math.inf:
-        raise LeakauditError(f"expected --smoothness >= 0 and finite, got {args.smoothness}")
-    if not all(0 < v < math.inf for v in given) or not (args.delta is None or 0 < args.delta < 1):
-        raise LeakauditError(
-            f"expected --sensitivity and --epsilon > 0 and 0 < --delta < 1, got {args.sensitivity}, {args.epsilon} and {args.delta}"
-        )
-    if args.adversary and args.coalitions is not None:
-        raise LeakauditError("--coalitions lists adversaries and --as names them; give one of both")
-
-
-def _protocol(args: argparse.Namespace, chosen: argparse.Namespace) -> tuple[Protocol, int]:
-    """Return the protocol over all rounds, and the number of nodes that hold data."""
-    from leakaudit.protocols.declared import Protocol, played
-
-    if args.source.suffix == ".toml":
-        from leakaudit.protocols import recording
-        from leakaudit.protocols.scenario import Scenario
-
-        plan = recording.plan(
-            Scenario.from_toml(args.source), data_root=chosen.data_root, download=chosen.download
-        )
-        public = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
-        return Protocol(plan.victim, plan.graph, plan.scenario.rounds, public), plan.scenario.nodes
-    from leakaudit.traces import trace_file
-
-    protocol = played(trace_file.load(args.source))
-    return protocol, protocol.graph.nodes - protocol.victim.centralised
 
 
 def _table(found: Sequence[Entry], same: Mapping[int, int], views: int, begun: bool) -> None:
@@ -166,34 +187,18 @@ def _table(found: Sequence[Entry], same: Mapping[int, int], views: int, begun: b
 
     out = console.stdout()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    words = ("adversary", "noise for it", "what")
-    for name in (
-        "node",
-        "adversary",
-        "mu",
-        "epsilon (delta)",
-        "claim",
-        "ratio",
-        "noise for it",
-        "what",
-    ):
-        table.add_column(name, overflow="fold", justify="left" if name in words else "right")
+    for name, side in COLUMNS.items():
+        table.add_column(name, overflow="fold", justify=side)
     for one in found:
         table.add_row(*_row(one))
     out.print(table)
     if len(found) < views:
-        out.print(
-            Text(
-                f"the worst of each kind of adversary; {views} views were computed (--all, or -f json)"
-            )
-        )
+        which = "the worst of each kind of adversary"
+        out.print(Text(f"{which}; {views} views were computed (--all, or -f json)"))
     for node in dict.fromkeys(same.values()):
-        others = ", ".join(str(n) for n, of in same.items() if of == node)
-        out.print(
-            Text(
-                f"nodes {others}: the same as node {node}, proved by renaming nodes in the relations"
-            )
-        )
+        others = ", ".join(str(other) for other, of in same.items() if of == node)
+        how = "proved by renaming nodes in the relations"
+        out.print(Text(f"nodes {others}: the same as node {node}, {how}"))
     levels = dict.fromkeys(one.price.level for one in found if one.price.level)
     claims = dict.fromkeys(f"claim: {one.claim.source}" for one in found if one.claim)
     for line in (*_rounds(found, begun), *_sensitivities(found), *levels, *claims, NOTE):
@@ -202,21 +207,17 @@ def _table(found: Sequence[Entry], same: Mapping[int, int], views: int, begun: b
 
 def _rounds(found: Sequence[Entry], begun: bool) -> list[str]:
     """Say over how many rounds the figures are, and how many gradients a record enters."""
-    more = (
-        ", the last of which was begun and not ended: any of its messages may have been sent"
-        if begun
-        else ""
-    )
-    lines = [
-        f"rounds priced: {n}{more}" for n in dict.fromkeys(one.price.rounds_priced for one in found)
-    ]
-    shares = dict.fromkeys(
-        (p.enters, p.gradients) for p in (one.price for one in found) if p.enters != p.gradients
-    )
-    return lines + [
-        f"mini-batches: a record enters at most {some} of the {all} gradients of its node"
-        for some, all in shares
-    ]
+    more = ""
+    if begun:
+        more = ", the last of which was begun and not ended: any of its messages may have been sent"
+    lines = []
+    for rounds in dict.fromkeys(one.price.rounds_priced for one in found):
+        lines.append(f"rounds priced: {rounds}{more}")
+    for some, every in dict.fromkeys((one.price.enters, one.price.gradients) for one in found):
+        if some != every:
+            most = f"a record enters at most {some} of the {every} gradients of its node"
+            lines.append(f"mini-batches: {most}")
+    return lines
 
 
 def _sensitivities(found: Sequence[Entry]) -> list[str]:
@@ -228,31 +229,54 @@ def _sensitivities(found: Sequence[Entry]) -> list[str]:
 
 def _row(one: Entry) -> list[str]:
     price = one.price
-    who = {
-        "wire": f"one wire ({price.adversary})",
-        "outsider": "outsider, all wires",
-        "named": price.adversary,
-    }
-    more = f" and {len(price.leaking) - SHOWN} more" if len(price.leaking) > SHOWN else ""
-    what = (
-        f"without noise: {', '.join(price.leaking[:SHOWN])}{more}"
-        if price.leaking
-        else _level(price)
-    )
-    says = one.verdict.words if one.claim else ""
-    reason = f" ({one.why})" if one.verdict.name in ("INCONCLUSIVE", "UNSUPPORTED") else ""
+    epsilon = claim = advice = "-"
+    if price.epsilon is not None:
+        epsilon = f"{price.epsilon:.4g} ({price.delta:g})"
+    if one.claim:
+        claim = _number(one.claim.epsilon)
+    if one.advice:
+        advice = one.advice.words
     return [
         str(price.node),
-        who.get(one.listener.kind, f"{one.listener.kind} {price.adversary}"),
+        _who(one),
         _number(price.mu),
-        "-" if price.epsilon is None else f"{price.epsilon:.4g} ({price.delta:g})",
-        _number(one.claim.epsilon if one.claim else None),
+        epsilon,
+        claim,
         _number(one.ratio),
-        one.advice.words if one.advice else "-",
-        f"no bound: {price.refused}"
-        if price.refused
-        else "; ".join(filter(None, (says + reason, what))),
+        advice,
+        _what(one),
     ]
+
+
+def _who(one: Entry) -> str:
+    """Say who listens."""
+    who = one.price.adversary
+    if one.listener.kind == "wire":
+        return f"one wire ({who})"
+    if one.listener.kind == "outsider":
+        return "outsider, all wires"
+    if one.listener.kind == "named":
+        return who
+    return f"{one.listener.kind} {who}"
+
+
+def _what(one: Entry) -> str:
+    """Say what the claim is worth, and what leaks without noise or whose change is bounded."""
+    price = one.price
+    if price.refused:
+        return f"no bound: {price.refused}"
+    parts = []
+    if one.claim:
+        parts.append(one.verdict.words)
+    if one.verdict in (Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED):
+        parts.append(f"({one.why})")
+    verdict = " ".join(parts)
+    what = _level(price)
+    if price.leaking:
+        what = f"without noise: {', '.join(price.leaking[:SHOWN])}"
+    if len(price.leaking) > SHOWN:
+        what += f" and {len(price.leaking) - SHOWN} more"
+    return "; ".join(part for part in (verdict, what) if part)
 
 
 def _level(price: Price) -> str:
@@ -260,9 +284,13 @@ def _level(price: Price) -> str:
     level = price.level.partition(":")[0]
     if price.mu is not None:
         return level
-    node = "" if price.node_epsilon is None else f", of the whole node {price.node_epsilon:.4g}"
+    node = ""
+    if price.node_epsilon is not None:
+        node = f", of the whole node {price.node_epsilon:.4g}"
     return f"{level}: no epsilon for records{node}"
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:.4g}"

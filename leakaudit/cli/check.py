@@ -7,18 +7,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared, show
+from leakaudit.cli._options import say, settings, shared, show
 
 if TYPE_CHECKING:
     from leakaudit.gate.config import Gate
 
 INTERRUPTED = 130
-HELP = "gate of a CI run: budgets, growth over a baseline, controls; exit code 0, 1 leak, 2 mistake, 3 cannot tell, 4 the run broke"
+HELP = (
+    "gate of a CI run: budgets, growth over a baseline, controls; exit code 0, 1 leak, 2 mistake, "
+    "3 cannot tell, 4 the run broke"
+)
 OWN = ("text", "markdown")
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser("check", help=HELP)
     sub.add_argument(
         "check", nargs="*", metavar="CHECK", help="a check of leakaudit.toml (default all)"
@@ -37,14 +44,24 @@ def add(verbs: Any) -> None:
         metavar="FILE",
         help="append a Markdown report, e.g. to $GITHUB_STEP_SUMMARY",
     )
-    formats = "text (default), json, markdown, junit, sarif, github, …; FORMAT=FILE writes a file; repeatable"
+    formats = (
+        "text (default), json, markdown, junit, sarif, github, …; FORMAT=FILE writes a file; "
+        "repeatable"
+    )
     sub.add_argument("-f", "--format", action="append", metavar="FORMAT", help=formats)
     shared(sub, "seed", "threads", "output", "max_seconds")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the gate, write results.json, print what was found."""
+    """Run the gate, write results.json, print what was found.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     _prepare()
     from leakaudit.gate import files, judge
     from leakaudit.rendering import console
@@ -68,14 +85,20 @@ def run(args: argparse.Namespace) -> int:
     if args.summary:
         _append(args.summary, made)
     say(
-        f"{Path(chosen.output) / 'results.json'}: {made['gate']['verdict']}, {judged.seconds:.1f} s",
+        (
+            f"{Path(chosen.output) / 'results.json'}: {made['gate']['verdict']}, "
+            f"{judged.seconds:.1f} s"
+        ),
         args,
     )
     return INTERRUPTED if judged.interrupted else judged.code
 
 
 def _prepare() -> None:
-    """Start the process that programs under test are forked from: it imports torch while this one does."""
+    """Start the process that programs under test are forked from.
+
+    It imports torch while this one does.
+    """
     from leakaudit.gate import tables
 
     if any(check.run for check in tables.load(Path()).checks):
@@ -85,7 +108,7 @@ def _prepare() -> None:
 
 
 def _format(text: str) -> tuple[str, Path | None]:
-    """Read FORMAT or FORMAT=FILE; raises LeakauditError for a format that is not there, before anything is run."""
+    """Read FORMAT or FORMAT=FILE; an unknown format is refused before anything is run."""
     from leakaudit import registry
 
     name, equals, file = text.partition("=")
@@ -120,9 +143,13 @@ def _dry(gate: Gate, seed: int) -> int:
 
     found = cost.estimate(gate, seed)
     for one in found:
-        parts = f"{one.recording:.1f} s to record, {one.attacks:.1f} s to attack, {one.once:.1f} s for lint and controls"
+        parts = (
+            f"{one.recording:.1f} s to record, {one.attacks:.1f} s to attack, {one.once:.1f} s for "
+            "lint and controls"
+        )
         sys.stdout.write(f"{one.check}: {gate.seeds} seeds, {parts}\n")
     sys.stdout.write(
-        f"about {sum(one.total for one in found):.0f} s in all, by the time of one seed; nothing was judged or written\n"
+        f"about {sum(one.total for one in found):.0f} s in all, by the time of one seed; nothing "
+        "was judged or written\n"
     )
     return 0

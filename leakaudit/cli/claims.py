@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import settings, shared
+from leakaudit.cli._options import settings, shared
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -15,15 +15,25 @@ if TYPE_CHECKING:
     from leakaudit.papers import Judged, Row
     from leakaudit.verdict import Verdict
 
-NOTE = "NOT REFUTED means that nothing tried here exceeded the claim; it is no proof. A row begins with the claim as it is published."
+NOTE = (
+    "NOT REFUTED means that nothing tried here exceeded the claim; it is no proof. A row begins "
+    "with the claim as it is published."
+)
 STYLES = {"REFUTED": "bold red", "NOT_REFUTED": "green"}
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "claims",
-        help="judge published claims by computing: verdict, evidence, and the command that repeats it",
+        help=(
+            "judge published claims by computing: verdict, evidence, and the command that repeats "
+            "it"
+        ),
     )
     sub.add_argument(
         "--paper",
@@ -47,7 +57,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Judge the rows that are asked for and print them."""
+    """Judge the rows that are asked for and print them.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit.papers import judge, select
     from leakaudit.rendering import console
 
@@ -89,7 +106,7 @@ def _write(found: list[Judged]) -> None:
 
 
 def _origin(row: Row) -> list[str]:
-    """Return how well the claim is known, its words with their places, and what is assumed, one line each."""
+    """Return two lines: how well the claim is known, with its words, and what is assumed."""
     quoted = "; ".join(f'"{quote.text}" ({quote.place})' for quote in row.quotes)
     known = f"{row.quality.name.lower()}: {quoted}" if quoted else row.quality.value
     return [known, f"assumes: {'; '.join(row.assumes)}"]

@@ -1,4 +1,4 @@
-"""`leakaudit config`: effective settings and where they come from; a check of the configuration, the gate's tables included."""
+"""`leakaudit config`: effective settings and their sources; a check of the whole configuration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit._util.settings import SETTINGS, resolve
-from leakaudit.cli import shared
+from leakaudit.cli._options import shared
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "config", help="show effective settings and their sources, or check the configuration"
     )
@@ -30,7 +34,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line a setting, or what was checked."""
+    """Print one line a setting, or what was checked.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     found = resolve(vars(args))
     if args.action == "lint":
         return _lint()
@@ -55,6 +66,7 @@ def _lint() -> int:
     judge.validate(gate)
     cells = sum(len(check.cells) for check in gate.checks)
     sys.stdout.write(
-        f"{gate.source}: every key is known; {len(gate.checks)} checks, {cells} cells, {gate.seeds} seeds\n"
+        f"{gate.source}: every key is known; {len(gate.checks)} checks, {cells} cells, "
+        f"{gate.seeds} seeds\n"
     )
     return 0

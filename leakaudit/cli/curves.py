@@ -1,4 +1,4 @@
-"""`leakaudit trace curves`: loss, accuracy, consensus and norms of runs, round by round, as a table or a figure."""
+"""`leakaudit trace curves`: loss, accuracy, consensus and norms of runs, round by round."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import say, shared
+from leakaudit.cli._options import say, shared
 from leakaudit.errors import LeakauditError
 
 FORMATS = ("text", "json", "csv")
 
 
 def add(actions: Any) -> None:
-    """Describe the action."""
+    """Describe the action.
+
+    Args:
+        actions: The subparsers of `leakaudit trace`.
+    """
     sub = actions.add_parser(
         "curves", help="loss, accuracy, consensus and norms of runs recorded with --curves"
     )
@@ -44,7 +48,14 @@ def add(actions: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table, and draw the figure where one was asked for."""
+    """Print the table, and draw the figure where one was asked for.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit.protocols import training_curves
     from leakaudit.rendering import line_plot, pictures
     from leakaudit.traces import trace_file

@@ -6,22 +6,37 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import main, say, settings, shared
+from leakaudit.cli import main
+from leakaudit.cli._options import say, settings, shared
 from leakaudit.errors import LeakauditError
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "demo",
-        help="the whole path in a minute: ten nodes, one face each, every face recovered from the wire",
+        help=(
+            "the whole path in a minute: ten nodes, one face each, every face recovered from the "
+            "wire"
+        ),
     )
     shared(sub, "seed", "output")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record, attack, and point at the picture."""
+    """Record, attack, and point at the picture.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     chosen = settings(args)
     folder = Path(chosen.output)
     try:
@@ -31,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
     trace = folder / "demo.pt"
     common = ["--seed", str(chosen.seed), "--progress", chosen.progress]
     say(
-        "Ten nodes train a face classifier by differential PDMM. z^0 is random and secret; each node holds one face.",
+        (
+            "Ten nodes train a face classifier by differential PDMM. z^0 is random and secret; "
+            "each node holds one face."
+        ),
         args,
     )
     record = [

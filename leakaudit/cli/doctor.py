@@ -7,11 +7,15 @@ import json
 import sys
 from typing import Any
 
-from leakaudit.cli import settings, shared
+from leakaudit.cli._options import settings, shared
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "doctor", help="check torch, torchvision, CUDA, LPIPS weights and threads"
     )
@@ -23,7 +27,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was found; 0 where everything needed works."""
+    """Print what was found; 0 where everything needed works.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     chosen = settings(args)
     rows = [*_libraries(), *_machine(chosen), _weights(chosen.lpips_weights), _faces()]
     if args.format == "json":
@@ -51,16 +62,16 @@ def _libraries() -> list[tuple[str, bool, str]]:
     ]
     try:
         found = _torchvision.torchvision()
-        pair = f"{found.__version__}, {'its operators replaced (built for another torch)' if _torchvision.shimmed() else 'as installed'}"
-        rows.append(("torchvision", True, pair))
-    except (LeakauditError, ImportError, RuntimeError) as e:
-        rows.append(
-            ("torchvision", False, f"{str(e).splitlines()[0]}; install with -c constraints.txt")
-        )
-    return [
-        *rows,
-        *((name, True, version(name)) for name in ("scikit-image", "lpips", "numpy", "rich")),
-    ]
+        how = "as installed"
+        if _torchvision.shimmed():
+            how = "its operators replaced (built for another torch)"
+        rows.append(("torchvision", True, f"{found.__version__}, {how}"))
+    except (LeakauditError, ImportError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        rows.append(("torchvision", False, f"{reason}; install with -c constraints.txt"))
+    for name in ("scikit-image", "lpips", "numpy", "rich"):
+        rows.append((name, True, version(name)))
+    return rows
 
 
 def _machine(chosen: argparse.Namespace) -> list[tuple[str, bool, str]]:

@@ -8,21 +8,26 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli._options import say, settings, shared
 from leakaudit.cli.listen import listener, listening
 
 if TYPE_CHECKING:
-    from leakaudit.extraction.explanation import Explanation
+    from leakaudit.extraction.explanation import Explanation, Row
 
 NOTE = (
-    "g[i,t]: the gradient of node i that round t uses. Formulas are exact; -f json holds them whole. "
+    "g[i,t]: the gradient of node i that round t uses. Formulas are exact; -f json holds them "
+    "whole. "
     "What is not determined here is not proved to be private."
 )
 LONG = 160  # characters of a formula in a table
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "explain",
         help="what is determined of a node's gradients, by which formula, and how exactly",
@@ -57,7 +62,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a table a node, or a line a node where none is named."""
+    """Print a table a node, or a line a node where none is named.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit.extraction import explanation
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file
@@ -91,32 +103,41 @@ def _table(one: Explanation) -> None:
     from leakaudit.rendering import console
 
     out = console.stdout()
-    out.print(
-        Text(
-            f"{one.summary}, as {one.adversary} hears it" if one.rows else one.summary, style="bold"
-        )
-    )
+    heading = one.summary
+    if one.rows:
+        heading += f", as {one.adversary} hears it"
+    out.print(Text(heading, style="bold"))
     if one.scope:
         out.print(Text(one.scope))
     if not one.rows:
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("combination", "relative noise", "amplification", "computed as"):
-        table.add_column(
-            name,
-            overflow="fold",
-            justify="right" if name in ("relative noise", "amplification") else "left",
-        )
+    table.add_column("combination", overflow="fold")
+    table.add_column("relative noise", overflow="fold", justify="right")
+    table.add_column("amplification", overflow="fold", justify="right")
+    table.add_column("computed as", overflow="fold")
     for row in one.rows:
-        noise = f"{row.std / row.size:.1e}" if row.size else "-"
-        formula = (
-            row.formula if len(row.formula) <= LONG else f"{row.formula[:LONG].rsplit(' ', 1)[0]} …"
-        )
         table.add_row(
             row.combination,
-            noise + (" formal only" if row.formal else ""),
+            _noise(row),
             f"{row.amplification:.3g}",
-            formula,
+            _shortened(row.formula),
         )
     out.print(table)
     out.print(Text(NOTE, style="dim"))
+
+
+def _noise(row: Row) -> str:
+    """Return the noise relative to the value, and whether the value is lost in it."""
+    relative = f"{row.std / row.size:.1e}" if row.size else "-"
+    if row.formal:
+        return f"{relative} formal only"
+    return relative
+
+
+def _shortened(formula: str) -> str:
+    """Return a formula, cut after a whole term if it is too long for a table."""
+    if len(formula) <= LONG:
+        return formula
+    whole_terms = formula[:LONG].rsplit(" ", 1)[0]
+    return f"{whole_terms} …"

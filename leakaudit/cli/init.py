@@ -7,25 +7,27 @@ import json
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli._options import say, settings, shared
 from leakaudit.errors import LeakauditError
 
 SCENARIO = """\
-[check.main.scenario]              # as 'leakaudit record' takes it; put your own program in its place with run = "module:function"
+# As 'leakaudit record' takes it; put your own program in its place with run = "module:function".
+[check.main.scenario]
 victim = "dpsgd"                   # a protocol, see 'leakaudit list victims'
 nodes = 4
 graph = "ring"
 rounds = 10
 data = "faces"
 model = "logistic"
-set = { order = "adapt", noise = "message", sigma = 0.2 }   # constants of the protocol and arguments of the model"""
+# constants of the protocol and arguments of the model
+set = { order = "adapt", noise = "message", sigma = 0.2 }"""
 
 STARTER = """\
 # The gate of 'leakaudit check': what an attack may get out of this training program.
 # A pass means that these attacks stayed within these limits; it is no proof of privacy.
 
 [gate]
-seeds = 16                         # runs of every check; the least p-value of a comparison is 2^-seeds
+seeds = 16                  # runs of every check; the least p-value of a comparison is 2^-seeds
 alpha = 0.01                       # chance of one false regression in a whole run
 baseline = "leakage-baseline.json" # what was accepted last; "" for budgets alone
 # compare = ["gain", "exact", "identified", "labels"]   # measures that may not grow
@@ -34,14 +36,14 @@ baseline = "leakage-baseline.json" # what was accepted last; "" for budgets alon
 
 [check.main]                       # one table a program under test
 {program}adversaries = ["eavesdropper"]     # also node:3, nodes:3,5, edges:0-1,1-0, joined by '+'
-attacks = ["exact"]                # see 'leakaudit list attacks'; name those that fit your model and batch
+attacks = ["exact"]         # see 'leakaudit list attacks'; name those that fit your model and batch
 # nodes = [0, 1]                   # whose inputs (default all that the adversary does not hold)
-# lint = "error"                   # where a recording refutes what it declares; or strict, warn, off
+# lint = "error"            # where a recording refutes what it declares; or strict, warn, off
 # [check.main.set.exact]           # hyper-parameters of one attack
 # visits = 2
 {scenario}
-[[budget]]                         # the last budget that fits a cell (check/adversary/attack) and measure holds
-measure = "exact"                  # gain, psnr, ssim, recovered, exact, identified, labels or epsilon
+[[budget]]    # the last budget that fits a cell (check/adversary/attack) and measure holds
+measure = "exact"           # gain, psnr, ssim, recovered, exact, identified, labels or epsilon
 most = 0.0                         # no record bit for bit
 # cells = "main/*"
 # level = "error"                  # or warn, off
@@ -62,7 +64,11 @@ most = 25.0
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "init", help="write a commented leakaudit.toml for 'check', and a first baseline"
     )
@@ -84,7 +90,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the configuration, check it, run it once for the baseline."""
+    """Write the configuration, check it, run it once for the baseline.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit.gate import files, judge
     from leakaudit.rendering import console
 
@@ -102,26 +115,30 @@ def run(args: argparse.Namespace) -> int:
     say(f"{path}: written; read it and set the budgets", args)
     if args.no_baseline:
         return 0
-    if (beside := gate.baseline_path) is not None and beside.exists():
+    beside = gate.baseline_path
+    if beside is not None and beside.exists():
         raise LeakauditError(
             f"{beside} is there already; 'leakaudit baseline update --reason TEXT' changes it"
         )
     with console.shown(chosen.progress, chosen.max_seconds):
         judged, _, _ = files.update(gate, judge.Options(chosen.seed), "first baseline")
-    say(
-        f"{gate.baseline_path}: written, {len(judged.cells)} cells; commit both files, then run 'leakaudit check'",
-        args,
-    )
+    cells = f"{gate.baseline_path}: written, {len(judged.cells)} cells"
+    say(f"{cells}; commit both files, then run 'leakaudit check'", args)
     return 0
 
 
 def starter(function: str | None, scenario: Path | None) -> str:
-    """Return the text of a first configuration."""
-    program = (
-        f"run = {json.dumps(function)}\n"
-        if function
-        else f"scenario = {json.dumps(str(scenario))}\n"
-        if scenario
-        else ""
-    )
-    return STARTER.format(program=program, scenario="" if program else f"\n{SCENARIO}\n")
+    """Return the text of a first configuration.
+
+    Args:
+        function: The program under test, ``module:function``; None if a scenario is.
+        scenario: The scenario file under test; with neither, a scenario stands in the text.
+
+    Returns:
+        The text of leakaudit.toml.
+    """
+    if function:
+        return STARTER.format(program=f"run = {json.dumps(function)}\n", scenario="")
+    if scenario:
+        return STARTER.format(program=f"scenario = {json.dumps(str(scenario))}\n", scenario="")
+    return STARTER.format(program="", scenario=f"\n{SCENARIO}\n")

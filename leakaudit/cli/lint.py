@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import settings, shared
+from leakaudit.cli._options import settings, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,11 @@ NOTE = "Nothing found is no proof: a trace cannot show every pitfall (docs/lint.
 
 
 def add(actions: Any) -> None:
-    """Describe the action."""
+    """Describe the action.
+
+    Args:
+        actions: The subparsers of `leakaudit trace`.
+    """
     sub = actions.add_parser(
         "lint",
         help="pitfalls that a trace shows: what is declared and claimed against what was recorded",
@@ -44,7 +48,14 @@ def add(actions: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the findings."""
+    """Print the findings.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit.lint import lint
     from leakaudit.rendering import console
     from leakaudit.traces import trace_file

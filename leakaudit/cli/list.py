@@ -7,13 +7,17 @@ import json
 import sys
 from typing import Any
 
-from leakaudit.cli import say, shared
+from leakaudit.cli._options import say, shared
 
 GROUPS = ("victims", "attacks", "reports", "models", "data", "graphs")
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "list", help="list victims, attacks, reports, models, data sets or graphs"
     )
@@ -26,7 +30,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one table."""
+    """Print one table.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     rows = _rows(args.what)
     if args.format == "json":
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")

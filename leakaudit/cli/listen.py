@@ -1,4 +1,4 @@
-"""The options that say who listens, shared by the verbs that read a trace as an adversary hears it."""
+"""The options that name the adversary, shared by the verbs that read a trace as one hears it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def listening(sub: argparse.ArgumentParser) -> None:
-    """Add them."""
+    """Add the options.
+
+    Args:
+        sub: The verb's parser.
+    """
     sub.add_argument(
         "--as",
         dest="adversary",
@@ -30,18 +34,37 @@ def listening(sub: argparse.ArgumentParser) -> None:
 
 
 def listener(args: argparse.Namespace) -> Adversary:
-    """Return who listens."""
+    """Return the adversary that the options name.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The adversary.
+
+    Raises:
+        LeakauditError: An option cannot be read.
+    """
     from leakaudit.adversary import Adversary
 
-    return Adversary.parse(
-        args.adversary,
-        window(args.rounds),
-        frozenset(args.knows.split(",")) if args.knows else "all",
-    )
+    rounds = window(args.rounds)
+    if args.knows:
+        return Adversary.parse(args.adversary, rounds, frozenset(args.knows.split(",")))
+    return Adversary.parse(args.adversary, rounds)
 
 
 def window(text: str | None) -> range | None:
-    """Read A:B, A: or :B as rounds A to B - 1."""
+    """Read a window of rounds.
+
+    Args:
+        text: A:B, A: or :B for the rounds A to B - 1; None for all.
+
+    Returns:
+        The rounds, or None for all.
+
+    Raises:
+        LeakauditError: It is not of that form, or holds no round.
+    """
     if text is None:
         return None
     first, colon, last = text.partition(":")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import plugins, say, settings, shared, trust
+from leakaudit.cli._options import plugins, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ CHOICES = {
     "rounds": (int, "rounds of communication"),
     "data": (
         str,
-        "faces, faces-detect, photos, fashion, mnist, cifar10, gaussians, npz:FILE, images:FOLDER or libsvm:FILE",
+        (
+            "faces, faces-detect, photos, fashion, mnist, cifar10, gaussians, npz:FILE, "
+            "images:FOLDER or libsvm:FILE"
+        ),
     ),
     "samples": (int, "records a node"),
     "split": (str, "iid, classes:C or dirichlet:A"),
@@ -56,13 +59,18 @@ class _Help(argparse.Action):
                     else ""
                 )
                 sys.stdout.write(
-                    f"  {name + '=' + str(f.default):22} {f.metadata.get('help', '')}{choices}{symbol}\n"
+                    f"  {name + '=' + str(f.default):22} "
+                    f"{f.metadata.get('help', '')}{choices}{symbol}\n"
                 )
         parser.exit()
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "record", help="run a protocol on data and record its channels", add_help=False
     )
@@ -78,7 +86,10 @@ def add(verbs: Any) -> None:
         "-o",
         "--output",
         default="trace.pt",
-        help="trace file, or a folder ('name/') for shards (default trace.pt); the truth goes beside it",
+        help=(
+            "trace file, or a folder ('name/') for shards (default trace.pt); the truth goes "
+            "beside it"
+        ),
     )
     sub.add_argument(
         "--scenario", type=Path, help="TOML file with the options below; flags go before it"
@@ -111,7 +122,10 @@ def add(verbs: Any) -> None:
         action="store_true",
         help="let a model package.module:factory of --scenario run its code",
     )
-    engines = "all nodes in this process (inline, default), in real processes (gloo), or in threads; see docs/engines.md"
+    engines = (
+        "all nodes in this process (inline, default), in real processes (gloo), or in threads; see "
+        "docs/engines.md"
+    )
     sub.add_argument(
         "--engine", choices=("inline", "gloo", "threads"), default="inline", help=engines
     )
@@ -132,7 +146,10 @@ def add(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="WHAT",
-        help="stop:3@5 (node 3 ends after round 5), late:2@4:0.5 (half a second late) or drop:0-1@6 (a lost message); repeatable",
+        help=(
+            "stop:3@5 (node 3 ends after round 5), late:2@4:0.5 (half a second late) or drop:0-1@6 "
+            "(a lost message); repeatable"
+        ),
     )
     sub.add_argument(
         "--dry-run", action="store_true", help="print the scenario and its size, record nothing"
@@ -142,11 +159,24 @@ def add(verbs: Any) -> None:
 
 
 def pairs(texts: list[str]) -> dict[str, Any]:
-    """Read repeated NAME=VALUE; numbers and true or false are read as such."""
+    """Read settings given as NAME=VALUE.
+
+    Args:
+        texts: One for each time that the option is given.
+
+    Returns:
+        Values by name; numbers and true or false are read as such.
+
+    Raises:
+        LeakauditError: One of them has no "=".
+    """
+    found = {}
     for text in texts:
-        if "=" not in text:
+        name, equals, value = text.partition("=")
+        if not equals:
             raise LeakauditError(f"--set: expected NAME=VALUE, got {text!r}")
-    return {name: _value(value) for name, value in (text.split("=", 1) for text in texts)}
+        found[name] = _value(value)
+    return found
 
 
 def _value(text: str) -> Any:
@@ -161,7 +191,14 @@ def _value(text: str) -> Any:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Record, and say where."""
+    """Record, and say where.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit.protocols.recording import plan, record
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.rendering import console
@@ -191,7 +228,8 @@ def run(args: argparse.Namespace) -> int:
     spread = _spread(args, ready)
     if args.dry_run:
         sys.stdout.write(
-            f"{scenario.to_toml()}\n# {human(ready.size())}, {len(ready.wires)} wires, {ready.task.layout.size} parameters\n"
+            f"{scenario.to_toml()}\n# {human(ready.size())}, {len(ready.wires)} wires, "
+            f"{ready.task.layout.size} parameters\n"
         )
         return 0
     path = args.output if args.output.endswith("/") else Path(args.output)
@@ -205,7 +243,10 @@ def run(args: argparse.Namespace) -> int:
             trace = engine.record(
                 ready, path, spread, chosen.max_bytes, told, trusted, args.engine == "threads"
             ).trace
-    size = f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, {len(trace)} messages"
+    size = (
+        f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
+        f"{len(trace)} messages"
+    )
     say(f"{args.output}: {scenario.victim}, {size}", args)
     for sentence in gaps.sentences(trace):
         say(f"missing: {sentence}", args)
@@ -225,7 +266,8 @@ def _spread(args: argparse.Namespace, plan: Plan) -> Options | None:
         ]
         if given:
             raise LeakauditError(
-                f"{', '.join(given)}: for nodes in several processes; add --engine gloo, or --engine threads"
+                f"{', '.join(given)}: for nodes in several processes; add --engine gloo, or "
+                "--engine threads"
             )
         return None
     from leakaudit.capture.gloo import engine

@@ -1,4 +1,4 @@
-"""`leakaudit report`: results.json as HTML, Markdown, JUnit, SARIF, text or annotations, alone or against earlier results."""
+"""`leakaudit report`: results.json in another form, alone or compared with earlier results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say
+from leakaudit.cli._options import say
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -17,10 +17,17 @@ RECORD = "results.json"
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "report",
-        help="results.json as HTML, Markdown, JUnit, SARIF, text or annotations; compared with earlier results",
+        help=(
+            "results.json as HTML, Markdown, JUnit, SARIF, text or annotations; compared with "
+            "earlier results"
+        ),
     )
     sub.add_argument(
         "results",
@@ -62,12 +69,26 @@ def add(verbs: Any) -> None:
         metavar="FILE",
         help="file of your repository that SARIF points at (default leakaudit.toml)",
     )
+    sub.add_argument(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="module of your own with reports, of the current folder or installed; its code runs; repeatable",
+    )
     sub.add_argument("-q", "--quiet", action="store_true", help="no notes on stderr")
     sub.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Render, and then write all of it or nothing."""
+    """Render, and then write all of it or nothing.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit import registry
     from leakaudit._util.files import replacing
     from leakaudit.rendering import gallery
@@ -82,22 +103,28 @@ def run(args: argparse.Namespace) -> int:
         args.against is not None or args.redact or args.redact_key is not None
     ):
         raise LeakauditError(
-            "a sweep's record holds neither pictures nor labels, and is compared with none; leave --against and --redact out"
+            "a sweep's record holds neither pictures nor labels, and is compared with none; leave "
+            "--against and --redact out"
         )
+    earlier = None
     if args.against is not None:
         if shown["kind"] == "check":
             raise LeakauditError(
                 "a gate compares with its baseline; --against takes results of 'attack' and 'audit'"
             )
-        shown = comparison.compare(shown, results.read(file_of(args.against)))
+        earlier = results.read(file_of(args.against))
     if args.location is not None:
         shown = {**shown, "location": args.location}
     redacted = args.redact or args.redact_key is not None
     if not redacted:
         results.whole(shown, source.parent)
-    if redacted:
+    if redacted and earlier is not None:
+        shown = redaction.redact_compared(shown, earlier, args.redact_key)
+    elif redacted:
         shown = redaction.redact(shown, args.redact_key)
-    elif args.format == "html" and shown["kind"] != "sweep":
+    elif earlier is not None:
+        shown = comparison.compare(shown, earlier)
+    if not redacted and args.format == "html" and shown["kind"] != "sweep":
         shown = gallery.with_pictures(shown, source.parent)
     page = render(shown).encode("utf-8", "backslashreplace")
     if args.output is None:
@@ -110,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _renderer(kind: str, name: str) -> Callable[[Any], str]:
-    """Return the function that renders; audits, gates and sweeps have a text and a Markdown of their own."""
+    """Return the function that renders; audits, gates and sweeps have forms of their own."""
     from leakaudit import registry
     from leakaudit.results import comparison
 
@@ -144,5 +171,14 @@ def _renderer(kind: str, name: str) -> Callable[[Any], str]:
 
 
 def file_of(path: Path) -> Path:
-    """Return the record of a folder, or the file itself."""
-    return path / RECORD if path.is_dir() else path
+    """Return where a record is.
+
+    Args:
+        path: The file, or the folder that holds it.
+
+    Returns:
+        The file.
+    """
+    if path.is_dir():
+        return path / RECORD
+    return path

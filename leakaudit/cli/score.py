@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared
+from leakaudit.cli._options import say, settings, shared
 from leakaudit.cli.report import RECORD, file_of
 from leakaudit.errors import LeakauditError
 
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "score",
         help="score stored reconstructions again: with a truth that came later, or one more metric",
@@ -58,7 +62,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Score, write results.json, the picture and report.md, and print the table."""
+    """Score, write results.json, the picture and report.md, and print the table.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit import registry
     from leakaudit.pipeline import attack_run as run
     from leakaudit.pipeline import rescoring
@@ -107,6 +118,7 @@ def _named(record: dict[str, Json]) -> Path:
         raise LeakauditError("these results name no truth file; give it with --truth FILE")
     if not Path(name).is_file():
         raise LeakauditError(
-            f"truth file {name}, with which these results were scored, is not there; give it with --truth FILE"
+            f"truth file {name}, with which these results were scored, is not there; give it with "
+            "--truth FILE"
         )
     return Path(name)

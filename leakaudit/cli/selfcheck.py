@@ -1,4 +1,4 @@
-"""`leakaudit selfcheck`: false alarms and power of the estimators, measured on mechanisms whose privacy is known."""
+"""`leakaudit selfcheck`: false alarms and power of the estimators where the truth is known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import settings, shared
+from leakaudit.cli._options import settings, shared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "selfcheck", help="audit the auditor: false alarms and power of the estimators, with limits"
     )
@@ -44,7 +48,16 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print a line for each estimator and mechanism; exit code 1 where a rate is not shown to be within its limit."""
+    """Print a line for each estimator and mechanism.
+
+    1 if a rate is not shown to be within its limit.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit.rendering import console
     from leakaudit.selfcheck import check
 
@@ -105,7 +118,8 @@ def _note(rows: Sequence[Row]) -> str:
     """Say what the rates are of, and what to do about one that is not within its limit."""
     first = rows[0]
     said = (
-        f"refuted: share of {first.runs} audits at level {first.alpha:g}, false alarms where the claim is true and power where a mistake "
+        f"refuted: share of {first.runs} audits at level {first.alpha:g}, false alarms where the "
+        "claim is true and power where a mistake "
         "makes it false. limits: Clopper and Pearson's, each at confidence .95."
     )
     if all(row.ok for row in rows):
@@ -114,5 +128,8 @@ def _note(rows: Sequence[Row]) -> str:
     return f"{said} " + (
         "A rate of false alarms is above alpha beyond doubt: an estimator is wrong."
         if proved
-        else "A rate outside may be chance: more --runs narrow its limits, more --trials raise the power."
+        else (
+            "A rate outside may be chance: more --runs narrow its limits, more --trials raise the "
+            "power."
+        )
     )

@@ -1,4 +1,4 @@
-"""`leakaudit sweep`: attack x victim x epsilon x any setting x seed in parallel, resumed after a kill, in parts that are merged."""
+"""`leakaudit sweep`: attack x victim x epsilon x any setting x seed, in parallel and resumable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared, trust
+from leakaudit.cli._options import say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -19,7 +19,11 @@ TOLD = 10  # cells without a result that are named
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb."""
+    """Describe the verb.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "sweep",
         help="attack x victim x epsilon x any setting x seed, in parallel, resumed after a kill",
@@ -73,7 +77,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Sweep or merge; 3 where a cell failed or is missing, 130 after Ctrl-C."""
+    """Sweep or merge; 3 where a cell failed or is missing, 130 after Ctrl-C.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     if (
         args.what[0] != "merge"
         and args.backend == "process"
@@ -91,7 +102,8 @@ def run(args: argparse.Namespace) -> int:
         return _merge(args)
     if len(args.what) > 1:
         raise LeakauditError(
-            f"expected one plan, got {' '.join(args.what)}; to put parts together: leakaudit sweep merge DIR ..."
+            f"expected one plan, got {' '.join(args.what)}; to put parts together: leakaudit sweep "
+            "merge DIR ..."
         )
     chosen = settings(args)
     plan = tables.with_device(tables.load(Path(args.what[0])), str(chosen.device))
@@ -129,7 +141,10 @@ def _tell(swept: Swept, folder: Path, options: Options, args: argparse.Namespace
         say(f"{swept.left} cells are left; the same command goes on", args)
     if options.shard[1] > 1:
         say(
-            f"part {options.shard[0]} of {options.shard[1]}; when all are there: leakaudit sweep merge DIR ... -o results.json",
+            (
+                f"part {options.shard[0]} of {options.shard[1]}; when all are there: leakaudit "
+                "sweep merge DIR ... -o results.json"
+            ),
             args,
         )
 
@@ -143,7 +158,10 @@ def _merge(args: argparse.Namespace) -> int:
     found = merge.write([Path(folder) for folder in args.what[1:]], path)
     _print(found, args)
     say(
-        f"{path}: {len(found['sweep']['cells'])} cells, {found['sweep']['missing']} missing; {merge.FIGURE}, {merge.REPORT}",
+        (
+            f"{path}: {len(found['sweep']['cells'])} cells, {found['sweep']['missing']} missing; "
+            f"{merge.FIGURE}, {merge.REPORT}"
+        ),
         args,
     )
     failed = any(cell["status"] != "done" for cell in found["sweep"]["cells"])

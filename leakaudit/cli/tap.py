@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leakaudit.cli import say, settings, shared, tapped
+from leakaudit.cli import tapped
+from leakaudit.cli._options import say, settings, shared
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -20,7 +21,11 @@ USAGE = """leakaudit tap [options] -- torchrun --nproc-per-node 4 program.py
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb; 'describe' and 'merge' have parsers of their own."""
+    """Describe the verb; 'describe' and 'merge' have parsers of their own.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     sub = verbs.add_parser(
         "tap", help="record what a torch.distributed program sends, unmodified", usage=USAGE
     )
@@ -55,7 +60,16 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the program and write the trace; the exit code is the program's, or 3 where its messages need a description."""
+    """Run the program and write the trace.
+
+    The exit code is the program's, or 3 if its messages need a description.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     if args.command and args.command[0] in ACTIONS:
         return (
             tapped.describe(args.command[1:])
@@ -65,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise LeakauditError(
-            "expected a program after --, for example: leakaudit tap -o trace.pt -- torchrun --nproc-per-node 4 train.py"
+            "expected a program after --, for example: leakaudit tap -o trace.pt -- torchrun "
+            "--nproc-per-node 4 train.py"
         )
     from leakaudit.capture.tap import description, launch
 

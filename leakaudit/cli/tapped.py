@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leakaudit.cli import Parser, say, settings, shared, trust
+from leakaudit.cli._options import Parser, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 def written(sub: argparse.ArgumentParser) -> None:
-    """Add what says where a trace goes, and where its truth comes from."""
+    """Add what says where a trace goes, and where its truth comes from.
+
+    Args:
+        sub: The verb's parser.
+    """
     sub.add_argument(
         "-o", "--output", type=Path, default=Path("trace.pt"), help="trace file (default trace.pt)"
     )
@@ -28,7 +32,14 @@ def written(sub: argparse.ArgumentParser) -> None:
 
 
 def describe(argv: list[str]) -> int:
-    """Write a description to start from."""
+    """Write a description to start from.
+
+    Args:
+        argv: The arguments after ``tap describe``.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit.cli.record import pairs
 
     sub = Parser(
@@ -72,20 +83,21 @@ def describe(argv: list[str]) -> int:
     else:
         with replacing(args.output) as file:
             file.write(found.toml.encode())
-    say(
-        "\n".join(
-            [
-                f"{args.output or 'description'}: {found.said}",
-                *(f"  {line}" for line in found.evidence),
-            ]
-        ),
-        args,
-    )
+    say(f"{args.output or 'description'}: {found.said}", args)
+    for line in found.evidence:
+        say(f"  {line}", args)
     return 0
 
 
 def merge(argv: list[str]) -> int:
-    """Make a trace of a log that was kept."""
+    """Make a trace of a log that was kept.
+
+    Args:
+        argv: The arguments after ``tap merge``.
+
+    Returns:
+        The exit code.
+    """
     sub = Parser(
         prog="leakaudit tap merge", description="Make a trace of a log, as a description says."
     )
@@ -114,7 +126,15 @@ def write(
     described: Description,
     code: int = 0,
 ) -> None:
-    """Write the trace, and say what it holds and lacks; code: with which the program ended."""
+    """Write the trace, and say what it holds and lacks.
+
+    Args:
+        args: The parsed arguments; those of `written` are read.
+        chosen: The effective settings.
+        folder: Of the log.
+        described: What its messages are.
+        code: Exit code of the program.
+    """
     from leakaudit.capture.tap import merge, wires
     from leakaudit.capture.tap.reading import read_logs
     from leakaudit.rendering import console
@@ -122,16 +142,17 @@ def write(
 
     logs = wires.latest(read_logs(folder))
     plan = wires.plan(described, logs)
-    truth = (
-        merge.read_truth(args.truth, described.task.spec.shape, plan.graph.nodes)
-        if args.truth
-        else None
-    )
+    truth = None
+    if args.truth:
+        truth = merge.read_truth(args.truth, described.task.spec.shape, plan.graph.nodes)
     with console.shown(chosen.progress):
         trace = merge.write(
             plan, logs, args.output, code, truth, chosen.max_bytes, provenance.command()
         )
-    size = f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, {len(trace)} messages"
+    size = (
+        f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
+        f"{len(trace)} messages"
+    )
     share = trace.provenance["tap"]["share"]
     say(
         f"{args.output}: {trace.protocol}, {size}; the tap took {share:.1%} of the processes' time",
@@ -142,19 +163,42 @@ def write(
 
 
 def log(trace: Path) -> Path:
-    """Return where the raw log of a trace stands."""
+    """Return where the raw log of a trace is.
+
+    Args:
+        trace: The trace file.
+
+    Returns:
+        The log's folder, beside it.
+
+    Raises:
+        LeakauditError: `trace` has no file name.
+    """
     if not trace.name:
         raise LeakauditError(f"expected the name of a trace file, got {str(trace)!r}")
     return trace.with_name(f"{trace.name.removesuffix('.pt')}.tap")
 
 
 def _folder(given: Path) -> Path:
-    """Return the log that is meant, where somebody names the trace beside it."""
-    return log(given) if given.suffix == ".pt" else given
+    """Return the log that is meant, if somebody names the trace beside it."""
+    if given.suffix == ".pt":
+        return log(given)
+    return given
 
 
 def numbers(text: str | None, flag: str) -> tuple[int, ...] | None:
-    """Read whole numbers joined by commas."""
+    """Read whole numbers joined by commas.
+
+    Args:
+        text: The numbers; None if not given.
+        flag: The option, for the message.
+
+    Returns:
+        The numbers; None if not given.
+
+    Raises:
+        LeakauditError: One of them is not a whole number.
+    """
     if text is None:
         return None
     try:

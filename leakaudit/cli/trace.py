@@ -8,11 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from leakaudit.cli import curves, lint, say, settings, shared, trust
+from leakaudit.cli import curves, lint
+from leakaudit.cli._options import say, settings, shared, trust
 
 
 def add(verbs: Any) -> None:
-    """Describe the verb and its actions."""
+    """Describe the verb and its actions.
+
+    Args:
+        verbs: The subparsers of `leakaudit`.
+    """
     actions = verbs.add_parser(
         "trace", help="info, verify, lint or convert a trace; curves of a run"
     ).add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -31,7 +36,9 @@ def add(verbs: Any) -> None:
     verify.add_argument(
         "--relations",
         action="store_true",
-        help="check the protocol's declared relations on the run's private states (record --states)",
+        help=(
+            "check the protocol's declared relations on the run's private states (record --states)"
+        ),
     )
     verify.add_argument(
         "--truth",
@@ -59,7 +66,14 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one action."""
+    """Do one action.
+
+    Args:
+        args: The parsed arguments.
+
+    Returns:
+        The exit code.
+    """
     from leakaudit.rendering import console
     from leakaudit.traces import convert, trace_file, trace_info
 
@@ -92,7 +106,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _relations(path: Path, truth: Path | None, trusted: bool) -> dict[str, Any]:
-    """Check the declaration on the run; the worst residual is relative to the terms of its relation. scope: what gaps leave out."""
+    """Check the declaration on the run.
+
+    The worst residual is relative to the terms of its relation; ``scope`` says what gaps leave out.
+    """
     from dataclasses import asdict
 
     from leakaudit.protocols import declared

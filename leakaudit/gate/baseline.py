@@ -1,21 +1,23 @@
-"""The committed baseline: what every cell measured when somebody last accepted it, with a reason."""
+"""The committed baseline: what every cell measured when it was last accepted, with a reason."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 
+import msgspec
+
 from leakaudit._util.files import replacing
 from leakaudit._util.schema import Pattern, departure
 from leakaudit.errors import LeakauditError
 from leakaudit.gate import measures
-from leakaudit.trace import Json
 
-FORMAT, VERSION = "leakaudit.baseline", 1
+FORMAT = "leakaudit.baseline"
+VERSION = 1
 DIGITS = 6  # significant ones of a sample
 _CELL = {
     "digest": Pattern("a sha256 in hexadecimal", r"[0-9a-f]{64}"),
@@ -34,7 +36,13 @@ _SCHEMA = {
 
 @dataclass(frozen=True)
 class Block:
-    """One cell. samples: one number a seed under each measure."""
+    """What one cell measured.
+
+    Attributes:
+        digest: sha256 of how it was measured.
+        seeds: of its runs.
+        samples: measure -> one number per seed.
+    """
 
     digest: str
     seeds: tuple[int, ...]
@@ -43,7 +51,14 @@ class Block:
 
 @dataclass(frozen=True)
 class Baseline:
-    """All cells by name, and who changed them last, why and with which versions."""
+    """All cells, and who changed them last.
+
+    Attributes:
+        cells: name of a cell -> what it measured.
+        reason: why they were changed.
+        updated: when, in ISO format.
+        versions: package -> version with which they were measured, None if it was not installed.
+    """
 
     cells: Mapping[str, Block] = field(default_factory=dict)
     reason: str = ""
@@ -53,118 +68,179 @@ class Baseline:
     def merged(
         self, cells: Mapping[str, Block], reason: str, versions: Mapping[str, str | None]
     ) -> Baseline:
-        """Return the baseline with some cells anew; the others stay."""
+        """Return the baseline with some cells replaced or added; the others stay.
+
+        Args:
+            cells: the new ones, by name.
+            reason: of the change, not empty.
+            versions: of the packages that measured the new ones.
+
+        Raises:
+            LeakauditError: no reason is given.
+        """
         if not reason.strip():
             raise LeakauditError("a baseline changes for a reason: say it with --reason TEXT")
-        return Baseline(
-            {**self.cells, **cells},
-            reason.strip(),
-            datetime.now(UTC).isoformat(timespec="seconds"),
-            versions,
-        )
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return Baseline({**self.cells, **cells}, reason.strip(), now, versions)
 
     def write(self, path: Path) -> None:
-        """Write whole or not at all, keys sorted and one line a measure, so that a pull request shows the change."""
+        """Write the file, whole or not at all.
+
+        Args:
+            path: of the file, which is replaced.
+        """
         with replacing(path) as file:
             file.write(self.text().encode())
 
     def text(self) -> str:
-        """Return the file's text."""
-        head = {
-            "format": FORMAT,
-            "version": VERSION,
-            "updated": self.updated,
-            "reason": self.reason,
-            "versions": dict(self.versions),
+        """Return the file's text, keys sorted and one line per measure, for readable diffs."""
+        entries = {
+            "format": _json(FORMAT),
+            "version": _json(VERSION),
+            "updated": _json(self.updated),
+            "reason": _json(self.reason),
+            "versions": _json(dict(self.versions)),
+            "cells": self._cells_text(),
         }
-        lines = [
-            f'  "{k}": {json.dumps(v, sort_keys=True, allow_nan=False)}' for k, v in head.items()
+        lines = [f'  "{key}": {value}' for key, value in sorted(entries.items())]
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    def _cells_text(self) -> str:
+        if not self.cells:
+            return "{}"
+        blocks = [
+            f"    {json.dumps(name)}: {_block_text(block)}"
+            for name, block in sorted(self.cells.items())
         ]
-        blocks = [f"    {json.dumps(name)}: {_block(b)}" for name, b in sorted(self.cells.items())]
-        cells = "{\n" + ",\n".join(blocks) + "\n  }" if blocks else "{}"
-        return "{\n" + ",\n".join(sorted([*lines, f'  "cells": {cells}'])) + "\n}\n"
+        return "{\n" + ",\n".join(blocks) + "\n  }"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, allow_nan=False)
+
+
+def _block_text(cell: Block) -> str:
+    samples = [
+        f"        {json.dumps(measure)}: {_json(list(values))}"
+        for measure, values in sorted(cell.samples.items())
+    ]
+    lines = [
+        f'      "digest": {json.dumps(cell.digest)}',
+        '      "samples": {\n' + ",\n".join(samples) + "\n      }",
+        f'      "seeds": {json.dumps(list(cell.seeds))}',
+    ]
+    return "{\n" + ",\n".join(lines) + "\n    }"
 
 
 def read(path: Path) -> Baseline:
-    """Read a baseline; raises LeakauditError where it is not there or not what it should be."""
+    """Read a baseline.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        LeakauditError: the file does not exist, or is not a baseline.
+    """
     try:
-        values: Json = json.loads(path.read_bytes())
+        values: object = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise _unreadable(path, "it is not there") from None
     except (OSError, ValueError, RecursionError) as error:
-        why = (
-            "it is not there"
-            if isinstance(error, FileNotFoundError)
-            else str(error)[:200] or type(error).__name__
-        )
-        raise LeakauditError(
-            f"baseline {path}: {why}; write one with 'leakaudit baseline update --reason TEXT'"
-        ) from None
-    if wrong := departure(values, _SCHEMA):
+        raise _unreadable(path, str(error)[:200] or type(error).__name__) from None
+    wrong = departure(values, _SCHEMA)
+    if wrong:
         raise LeakauditError(
             f"baseline {path}: {wrong}; restore it from version control, or update it"
         )
-    for name, cell in values["cells"].items():
-        if any(len(s) != len(cell["seeds"]) for s in cell["samples"].values()):
+    base = msgspec.convert(values, Baseline)
+    for name, cell in base.cells.items():
+        count = len(cell.seeds)
+        if any(len(samples) != count for samples in cell.samples.values()):
             raise LeakauditError(
-                f"baseline {path}: {name}: expected one sample a seed, {len(cell['seeds'])} each"
+                f"baseline {path}: {name}: expected one sample a seed, {count} each"
             )
-    cells = {
-        n: Block(c["digest"], tuple(c["seeds"]), {m: tuple(s) for m, s in c["samples"].items()})
-        for n, c in values["cells"].items()
-    }
-    return Baseline(cells, values["reason"], values["updated"], values["versions"])
+    return base
 
 
-def block(digest: str, seeds: list[int], samples: Mapping[str, list[float]]) -> Block:
-    """Return a cell as it is stored: samples rounded to 6 significant digits."""
-    return Block(
-        digest, tuple(seeds), {m: tuple(rounded(v) for v in s) for m, s in samples.items()}
-    )
+def _unreadable(path: Path, why: str) -> LeakauditError:
+    hint = "write one with 'leakaudit baseline update --reason TEXT'"
+    return LeakauditError(f"baseline {path}: {why}; {hint}")
+
+
+def block(digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]) -> Block:
+    """Return a cell as it is stored.
+
+    Args:
+        digest: sha256 of how it was measured.
+        seeds: of its runs.
+        samples: measure -> one number per seed.
+
+    Returns:
+        The cell, its samples rounded to 6 significant digits.
+    """
+    stored = {measure: tuple(map(rounded, values)) for measure, values in samples.items()}
+    return Block(digest, tuple(seeds), stored)
 
 
 def rounded(value: float) -> float:
-    """Round to the digits that are stored."""
+    """Return a number rounded to the digits that are stored.
+
+    Args:
+        value: any sample.
+    """
     return float(f"{value:.{DIGITS}g}")
 
 
 def shown(base: Baseline) -> str:
-    """Return the means of all cells as text."""
+    """Return the means of all cells as text.
+
+    Args:
+        base: a baseline.
+    """
     lines = [f"updated {base.updated}: {base.reason}"]
     for name, cell in sorted(base.cells.items()):
         means = ", ".join(
-            f"{m} {measures.text(m, fmean(s))}" for m, s in sorted(cell.samples.items()) if s
+            f"{measure} {_mean_text(measure, samples)}"
+            for measure, samples in sorted(cell.samples.items())
+            if samples
         )
         lines.append(f"{name} ({len(cell.seeds)} seeds): {means}")
     return "\n".join(lines) + "\n"
 
 
 def difference(old: Baseline, new: Baseline) -> str:
-    """Return what changed from one to the other, one line a measure, means before and after; "" where nothing did."""
+    """Return what changed between two baselines, one line per measure.
+
+    Args:
+        old: the one before.
+        new: the one after.
+
+    Returns:
+        The lines, with the means before and after; "" if nothing changed.
+    """
     lines = [f"- {name}" for name in sorted(old.cells.keys() - new.cells.keys())]
     for name, cell in sorted(new.cells.items()):
         before = old.cells.get(name)
         if before is None:
             lines.append(f"+ {name}")
-            continue
-        if before.digest != cell.digest:
+        elif before.digest != cell.digest:
             lines.append(f"~ {name}: measured in another way, not comparable")
-            continue
-        for measure, samples in sorted(cell.samples.items()):
-            was = before.samples.get(measure)
-            if was is None:
-                lines.append(f"+ {name} {measure}")
-            elif was != samples or before.seeds != cell.seeds:
-                means = " -> ".join(measures.text(measure, fmean(s)) for s in (was, samples))
-                seeds = "" if before.seeds == cell.seeds else ", other seeds"
-                lines.append(f"~ {name} {measure}: {means}{seeds}")
-    return "".join(line + "\n" for line in lines)
+        else:
+            lines += _changes(name, before, cell)
+    return "".join(f"{line}\n" for line in lines)
 
 
-def _block(cell: Block) -> str:
-    lines = [f'      "digest": {json.dumps(cell.digest)}']
-    rows = [
-        f"        {json.dumps(m)}: {json.dumps(list(s), allow_nan=False)}"
-        for m, s in sorted(cell.samples.items())
-    ]
-    lines.append('      "samples": {\n' + ",\n".join(rows) + "\n      }")
-    lines.append(f'      "seeds": {json.dumps(list(cell.seeds))}')
-    return "{\n" + ",\n".join(lines) + "\n    }"
+def _changes(name: str, before: Block, cell: Block) -> Iterator[str]:
+    """Yield a line for each measure of a cell that is new or has other samples."""
+    for measure, samples in sorted(cell.samples.items()):
+        was = before.samples.get(measure)
+        if was is None:
+            yield f"+ {name} {measure}"
+        elif was != samples or before.seeds != cell.seeds:
+            means = f"{_mean_text(measure, was)} -> {_mean_text(measure, samples)}"
+            seeds = "" if before.seeds == cell.seeds else ", other seeds"
+            yield f"~ {name} {measure}: {means}{seeds}"
+
+
+def _mean_text(measure: str, samples: Sequence[float]) -> str:
+    return measures.text(measure, fmean(samples))

@@ -7,28 +7,41 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from torch import Generator
-
 from leakaudit import registry
+from leakaudit._util.seeds import generator
 from leakaudit.adversary import Adversary
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.gate import measures
-from leakaudit.gate.config import Check
+from leakaudit.gate.config import Check, cell_name
 from leakaudit.gate.runs import Recorded
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.results.provenance import digest
 from leakaudit.scoring.scoring import Score, score
-from leakaudit.trace import Json, Truth
+from leakaudit.trace import Truth
+
+Rank = tuple[float, float]  # how near an input is, then the share of the labels; larger is better
 
 
 @dataclass(frozen=True)
 class Worst:
-    """The record that an attack got best, of a node or of a whole cell: what a reader is told leaked, from whom, to whom."""
+    """The record that an attack recovered best, of one node or of a whole cell.
+
+    Attributes:
+        seed: of the run.
+        node: to which the record belongs.
+        psnr: in dB; None if the data has none.
+        relative_error: None if no input was recovered.
+        exact: whether it is bit-identical.
+        labels: share of the node's labels that were found; None if there are none.
+        kind: of the leak.
+        first: first round of the leak.
+        last: last round of the leak.
+        formula: of the leak.
+    """
 
     seed: int
     node: int
@@ -46,9 +59,20 @@ class Worst:
 class Cell:
     """What was measured so far.
 
-    samples: one number a seed under each measure. found: what was reconstructed of each seed and node, and that run's truth; planted:
-    the same of planted records; leak: the first that was attacked. nodes: node -> what was got best of it, worst: of all.
-    reasons: node -> why nothing of it is determined, or why the attack cannot use what is. tried: how many leaks were attacked.
+    Attributes:
+        check: of which it is.
+        who: the adversary, in the words of the configuration.
+        attack: name of the attack.
+        seeds: of the runs that were attacked.
+        samples: measure -> one number per seed.
+        found: reconstructions of each seed and node, with the truth of that run.
+        planted: reconstructions of planted records, with their truth.
+        leak: the first that was attacked.
+        nodes: node -> the record of it that was recovered best.
+        reasons: node -> why nothing of it is determined, or why the attack cannot use what is.
+        worst: the record of all nodes that was recovered best.
+        tried: number of leaks that were attacked.
+        seconds: of all attacks.
     """
 
     check: Check
@@ -64,108 +88,152 @@ class Cell:
     worst: Worst | None = None
     tried: int = 0
     seconds: float = 0.0
-    _ranks: dict[int | None, tuple[float, float]] = field(default_factory=dict)
-    _got: dict[int, Score] = field(default_factory=dict)
+    _ranks: dict[int, Rank] = field(default_factory=dict)  # node -> rank of its record in `nodes`
+    _best: Rank = (-math.inf, 0.0)  # rank of `worst`
+    _scores: dict[int, Score] = field(default_factory=dict)  # node -> score in the current run
 
     @property
     def name(self) -> str:
-        """``check/adversary/attack``, in the words of the configuration."""
-        return f"{self.check.name}/{self.who}/{self.attack}"
+        """Name of the cell, ``check/adversary/attack``, in the words of the configuration."""
+        return cell_name(self.check.name, self.who, self.attack)
 
     @property
     def adversary(self) -> Adversary:
-        """Who listens."""
+        """The adversary."""
         return Adversary.parse(self.who)
 
     @property
-    def settings(self) -> dict[str, Json]:
+    def settings(self) -> dict[str, object]:
         """Hyper-parameters that the configuration sets."""
         return dict(self.check.set.get(self.attack, {}))
 
     def digest(self) -> str:
-        """sha256 of how is measured: attack with all its hyper-parameters, adversary, nodes, and the measures' version."""
+        """Return a sha256 of the way of measuring.
+
+        A baseline that was measured in another way is not compared. The sha256 depends on the
+        attack with all its hyper-parameters, the adversary, the nodes, and the version of the
+        measures.
+        """
         settings = self.settings
         if self.attack != "auto":
-            settings = registry.values(
-                registry.configure(registry.get("attacks", self.attack), settings)
-            )
+            configured = registry.configure(registry.get("attacks", self.attack), settings)
+            settings = registry.values(configured)
         nodes = None if self.check.nodes is None else list(self.check.nodes)
-        about = {
-            "attack": self.attack,
-            "settings": settings,
-            "adversary": str(self.adversary),
-            "gradients": self.check.gradients,
-        }
-        return digest({**about, "nodes": nodes, "measures": measures.VERSION})
+        return digest(
+            {
+                "attack": self.attack,
+                "settings": settings,
+                "adversary": str(self.adversary),
+                "gradients": self.check.gradients,
+                "nodes": nodes,
+                "measures": measures.VERSION,
+            }
+        )
 
     def attack_one(self, run: Recorded, leak: GradientLeak) -> None:
-        """Attack one node of a run, and keep what was found until `close`."""
+        """Attack one node of a run, and keep what was found until `close`.
+
+        Args:
+            run: the recording.
+            leak: what the adversary learns of the node.
+        """
         start = time.perf_counter()
         self.leak = self.leak or leak
+        random = generator(run.seed, leak.node)
         try:
-            found = attacking.attack_one(
-                leak, run.task, self.attack, generator(run.seed, leak.node), **self.settings
-            )
-        except AttackError as e:
-            self.reasons[leak.node] = str(e)
+            found = attacking.attack_one(leak, run.task, self.attack, random, **self.settings)
+        except AttackError as error:
+            self.reasons[leak.node] = str(error)
             return
         self.tried += 1
-        (self._got[leak.node],) = score(found, run.truth)
+        (scored,) = score(found, run.truth)
+        self._scores[leak.node] = scored
         self.found.append((found, run.truth))
-        self._note(leak, self._got[leak.node], run.seed)
+        self._keep_best(leak, scored, run.seed)
         self.seconds += time.perf_counter() - start
 
     def close(self, run: Recorded, nodes: Sequence[int]) -> None:
-        """Turn what was found in a run into one number a measure."""
-        columns = [measures.values(run.guess(n), self._got.get(n)) for n in nodes]
-        for name in columns[0]:
-            self.samples.setdefault(name, []).append(
-                measures.sample(name, [v for c in columns for v in c[name]])
-            )
-        self.seeds.append(run.seed)
-        self._got.clear()
+        """Turn what was found in a run into one number per measure.
 
-    def _note(self, leak: GradientLeak, scored: Score, seed: int) -> None:
-        """Keep the record that was got best: by PSNR where there is one, else by relative error; labels alone count less than any input."""
-        errors = scored.relative_error or (None,)
-        near = (
-            scored.psnr if scored.psnr is not None else [None if e is None else -e for e in errors]
-        )
-        gains = [-math.inf if v is None else float(v) for v in near]
+        Args:
+            run: the recording.
+            nodes: all that were to be attacked; one without a reconstruction counts as not
+                recovered.
+        """
+        columns = [measures.values(run.guess(node), self._scores.get(node)) for node in nodes]
+        for name in columns[0]:
+            records = [value for column in columns for value in column[name]]
+            self.samples.setdefault(name, []).append(measures.sample(name, records))
+        self.seeds.append(run.seed)
+        self._scores.clear()
+
+    def _keep_best(self, leak: GradientLeak, scored: Score, seed: int) -> None:
+        """Keep the record that was recovered best, of this node and of all.
+
+        Records are ranked by PSNR if the data has one, else by relative error. Labels only break
+        ties, because any recovered input tells more than the labels do.
+        """
+        gains = _gains(scored)
         at = gains.index(max(gains))
         rank = gains[at], scored.labels_found or 0.0
-        psnr, error, exact = (
-            None if (c := getattr(scored, m)) is None else c[at]
-            for m in ("psnr", "relative_error", "exact")
-        )
-        span = int(leak.rounds.min()), int(leak.rounds.max())
         made = Worst(
-            seed,
-            leak.node,
-            psnr,
-            error,
-            bool(exact),
-            scored.labels_found,
-            leak.kind,
-            *span,
-            leak.formula,
+            seed=seed,
+            node=leak.node,
+            psnr=_at(scored.psnr, at),
+            relative_error=_at(scored.relative_error, at),
+            exact=bool(_at(scored.exact, at)),
+            labels=scored.labels_found,
+            kind=leak.kind,
+            first=int(leak.rounds.min()),
+            last=int(leak.rounds.max()),
+            formula=leak.formula,
         )
         if leak.node not in self.nodes or rank > self._ranks[leak.node]:
-            self._ranks[leak.node], self.nodes[leak.node] = rank, made
-        if rank > self._ranks.get(None, (-math.inf, 0.0)):
-            self._ranks[None], self.worst = rank, made
+            self._ranks[leak.node] = rank
+            self.nodes[leak.node] = made
+        if rank > self._best:
+            self._best = rank
+            self.worst = made
+
+
+def _gains(scored: Score) -> list[float]:
+    """Return how near each record is, larger is nearer: its PSNR, else minus its relative error."""
+    if scored.psnr is not None:
+        return [-math.inf if value is None else float(value) for value in scored.psnr]
+    errors = scored.relative_error or (None,)
+    return [-math.inf if error is None else float(-error) for error in errors]
+
+
+def _at(column: Sequence[float | None] | None, place: int) -> float | None:
+    return None if column is None else column[place]
 
 
 def empty(check: Check) -> list[Cell]:
-    """Return the cells of a check, in which nothing is measured yet."""
+    """Return the cells of a check before anything is measured.
+
+    Args:
+        check: any check.
+
+    Returns:
+        One cell for each adversary and attack.
+    """
     return [Cell(check, who, attack) for who in check.adversaries for attack in check.attacks]
 
 
 def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
-    """Attack one run; what an adversary learns of a node is deduced once for all attacks, and held for one node at a time."""
-    for who in dict.fromkeys(c.who for c in cells):
-        mine = [c for c in cells if c.who == who]
-        heard, nodes = Deduction(made.trace, mine[0].adversary), held(mine[0], made)
+    """Attack one run by all cells of its check.
+
+    What an adversary learns of a node is deduced once for all attacks, and held for one node at a
+    time.
+
+    Args:
+        cells: of one check.
+        made: a recording of its program.
+    """
+    for who in dict.fromkeys(cell.who for cell in cells):
+        mine = [cell for cell in cells if cell.who == who]
+        heard = Deduction(made.trace, mine[0].adversary)
+        nodes = held(mine[0], made)
         for node in nodes:
             leaks = hearing.deduce(heard, [node], mine[0].check.gradients)
             for cell in mine:
@@ -177,20 +245,23 @@ def attack_all(cells: Sequence[Cell], made: Recorded) -> None:
 
 
 def held(cell: Cell, made: Recorded) -> tuple[int, ...]:
-    """Return the nodes that are attacked: those named, else all that hold data and are not the adversary's."""
+    """Return the nodes to attack.
+
+    Args:
+        cell: names the nodes and the adversary.
+        made: a recording with its truth.
+
+    Returns:
+        The nodes that the check names, else all that hold data and do not belong to the adversary.
+
+    Raises:
+        LeakauditError: there is no such node.
+    """
     if cell.check.nodes is not None:
         return cell.check.nodes
     own = set(made.truth.node.tolist())
-    nodes = tuple(n for n in hearing.targets(made.trace, cell.adversary) if n in own)
+    nodes = tuple(node for node in hearing.targets(made.trace, cell.adversary) if node in own)
     if not nodes:
-        raise LeakauditError(
-            f"{cell.name}: expected a node with records in the truth that is not the adversary's, found none"
-        )
+        expected = "expected a node with records in the truth that is not the adversary's"
+        raise LeakauditError(f"{cell.name}: {expected}, found none")
     return nodes
-
-
-def generator(seed: int, node: int) -> Generator:
-    """Return the generator of an attack on one node of one run."""
-    return Generator().manual_seed(
-        int(np.random.SeedSequence([seed, node]).generate_state(1, np.uint64)[0] >> 1)
-    )

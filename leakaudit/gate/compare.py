@@ -1,4 +1,15 @@
-"""Whether a measure grew over the baseline: one-sided permutation tests with a tolerance, shared by Holm over all comparisons."""
+"""Whether a measure grew over the baseline: one-sided permutation tests with a tolerance.
+
+Under the null hypothesis the labels "new" and "old" are exchangeable once the tolerance is
+subtracted. So the observed growth is ranked among the growths of all relabellings, and the p-value
+is the share of those that reach it.
+
+`scipy.stats.permutation_test` computes the same tests, and the tests compare with it. It is not
+used here for two reasons. Its exact paired test of 16 seeds takes 0.33 s instead of 0.01 s, and a
+run makes one for each measure of each cell. And it counts sums as equal within 1e-14 of their size,
+less than the rounding error of summing 16 numbers in another order: on 300 pairs of sides with
+values of one or two decimals, as stored in a baseline, its p-value differed in 5 by whole ties.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +18,113 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
+from numpy.typing import NDArray
 
-EXACT = 1 << 17  # arrangements that are listed; above it as many are drawn, with a fixed seed
-_SLACK = 1e-12  # of sums that are equal but for rounding
+Floats = NDArray[np.float64]
+
+# Relabellings that are listed one by one. Above it as many are drawn, from a generator with a fixed
+# seed so that a run repeats. A choice: 2^17 sums of 17 numbers take some hundredths of a second,
+# and p-values down to 1e-5 can be reached.
+EXACT = 1 << 17
+# Unpaired samples are permuted whole, which costs more a relabelling, so fewer are drawn. A choice
+# as well.
+_DRAWN_UNPAIRED = EXACT // 8
+# Sums within this of each other, relative to their size, count as equal: their terms were added in
+# another order. Summing n numbers errs by at most about n * 2^-53, which is 2e-15 for 16 seeds and
+# 1e-12 for ten thousand.
+_SLACK = 1e-12
 
 
 def paired(new: Sequence[float], old: Sequence[float], tolerance: float) -> float:
-    """Return the p-value of "the samples of the same seeds did not grow by more than `tolerance`".
+    """Return the p-value of "samples of the same seeds grew by no more than the tolerance".
 
-    The signs of new - old - tolerance are flipped in all 2^k ways (Fisher 1935), so the least p-value is 2^-k. Valid where these
-    differences are symmetric about their centre under the null hypothesis.
+    The signs of new - old - tolerance are flipped in all 2^k ways (Fisher 1935), so the smallest
+    p-value is 2^-k. The test is valid if these differences are symmetric about their centre under
+    the null hypothesis.
+
+    Args:
+        new: one sample per seed.
+        old: samples of the same seeds in the same order.
+        tolerance: growth that is not counted.
+
+    Returns:
+        The one-sided p-value.
     """
-    d = np.asarray(new, float) - np.asarray(old, float) - tolerance
-    if 2 ** len(d) <= EXACT:
-        signs = 1.0 - 2.0 * ((np.arange(2 ** len(d))[:, None] >> np.arange(len(d))) & 1)
-        return _share(signs @ d, float(d.sum()), drawn=False)
-    signs = 1.0 - 2.0 * np.random.default_rng(0).integers(0, 2, (EXACT, len(d)))
-    return _share(signs @ d, float(d.sum()), drawn=True)
+    differences = np.asarray(new, float) - np.asarray(old, float) - tolerance
+    count = len(differences)
+    observed = float(differences.sum())
+    if 2**count <= EXACT:
+        # Row r holds the binary digits of r, one sign per digit.
+        digits = (np.arange(2**count)[:, None] >> np.arange(count)) & 1
+        signs = 1.0 - 2.0 * digits
+        return _share(signs @ differences, observed, drawn=False)
+    digits = np.random.default_rng(0).integers(0, 2, (EXACT, count))
+    signs = 1.0 - 2.0 * digits
+    return _share(signs @ differences, observed, drawn=True)
 
 
 def unpaired(new: Sequence[float], old: Sequence[float], tolerance: float) -> float:
-    """Return the p-value of the same where the seeds differ: samples change sides in all ways (Pitman 1937)."""
+    """Return the same p-value for samples of different seeds.
+
+    They change sides in all ways (Pitman 1937).
+
+    Args:
+        new: samples of one side.
+        old: samples of the other side; the number may differ.
+        tolerance: growth that is not counted.
+
+    Returns:
+        The one-sided p-value.
+    """
     pool = np.concatenate([np.asarray(new, float) - tolerance, np.asarray(old, float)])
-    n, size = len(new), len(pool)
-    observed = float(pool[:n].sum())
-    if math.comb(size, n) <= EXACT:
-        return _share(
-            np.array([pool[list(c)].sum() for c in combinations(range(size), n)]),
-            observed,
-            drawn=False,
-        )
-    drawn = np.random.default_rng(0).permuted(np.tile(pool, (EXACT // 8, 1)), axis=1)[:, :n].sum(1)
-    return _share(drawn, observed, drawn=True)
+    count = len(new)
+    size = len(pool)
+    observed = float(pool[:count].sum())
+    if math.comb(size, count) <= EXACT:
+        sums = np.array([pool[list(chosen)].sum() for chosen in combinations(range(size), count)])
+        return _share(sums, observed, drawn=False)
+    copies = np.tile(pool, (_DRAWN_UNPAIRED, 1))
+    permuted = np.random.default_rng(0).permuted(copies, axis=1)
+    return _share(permuted[:, :count].sum(1), observed, drawn=True)
 
 
 def least(new: int, old: int, same: bool) -> float:
-    """Return the smallest p-value that so many samples can give."""
-    ways = 2**new if same else math.comb(new + old, new)
-    return 1 / ways if ways <= EXACT else 1 / (1 + (EXACT if same else EXACT // 8))
+    """Return the smallest p-value that so many samples can give.
 
+    Args:
+        new: number of new samples.
+        old: number of old samples.
+        same: whether they are of the same seeds, so that `paired` compares them.
 
-def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for all of them together (Holm 1979): reject where one is at most alpha."""
-    order = sorted(range(len(p)), key=p.__getitem__)
-    out, top = [0.0] * len(p), 0.0
-    for rank, k in enumerate(order):
-        top = max(top, min(1.0, p[k] * (len(p) - rank)))
-        out[k] = top
-    return out
+    Returns:
+        The share of a single relabelling.
+    """
+    ways = math.comb(new + old, new)
+    draws = _DRAWN_UNPAIRED
+    if same:
+        ways = 1 << new
+        draws = EXACT
+    return 1 / (ways if ways <= EXACT else 1 + draws)
 
 
 def seeds_for(alpha: float, comparisons: int) -> int:
-    """Return how many paired samples let the first of so many comparisons be significant."""
+    """Return how many paired samples let the first of several comparisons be significant.
+
+    Args:
+        alpha: probability of a false alarm that all comparisons share.
+        comparisons: number of them.
+
+    Returns:
+        The smallest k with 2^-k * comparisons <= alpha: the first step of Holm's procedure.
+    """
     return math.ceil(math.log2(max(1, comparisons) / alpha))
 
 
-def _share(sums: np.ndarray, observed: float, *, drawn: bool) -> float:
+def _share(sums: Floats, observed: float, *, drawn: bool) -> float:
+    """Return the share of sums that reach the observed one.
+
+    If the relabellings were drawn, the observed one counts as a further draw: otherwise the p-value
+    could be 0, and the test would raise more false alarms than alpha.
+    """
     reached = int((sums >= observed - _SLACK * (1 + abs(observed))).sum())
     return (reached + drawn) / (len(sums) + drawn)

@@ -1,47 +1,59 @@
-"""What a gate checks, as written in leakaudit.toml or under ``[tool.leakaudit]``: frozen values, every key validated."""
+"""What a gate checks, as written in leakaudit.toml: frozen values, every key validated."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.gate.measures import AGGREGATES, MEASURES
 
-if TYPE_CHECKING:
-    from leakaudit.trace import Json
-
 LEVELS = ("off", "warn", "error")
 LINT = (*LEVELS, "strict")
+
+Function = Callable[[int, Path], object]  # a program under test, called with a seed and a path
 
 
 @dataclass(frozen=True)
 class Check:
-    """One program under test and who attacks it how.
+    """One program under test, who attacks it, and how.
 
-    run: ``module:function``, called with a seed and the path of the trace that it writes, or a
-    function of the same arguments. scenario: a scenario's file name or its values, in place of run.
-    attacks: names or ``auto``; set: their hyper-parameters by attack. adversaries: as for
-    ``leakaudit attack --as``. nodes: whose inputs, None for all. gradients: used at most.
-    sensitivity, delta: of epsilon. smoothness: Lipschitz constant of a node's gradients, without
-    which protocols that do not release their models have no epsilon for records. lint: what the
-    recording says of its own declarations; ``error`` fails where it refutes them and warns where
-    they do not follow, ``strict`` fails on both, ``warn`` on neither, ``off`` does not look.
-    secure: kinds of messages that are encrypted where the program runs; no recording can show that,
-    so it is declared here. undetermined: adversaries for whom it is expected that the protocol
-    determines nothing, so that nothing can be attacked. timeout: seconds that one run may take.
+    Attributes:
+        name: of the check, without "/".
+        run: ``module:function``, called with a seed and the path of the trace that it writes, or
+            such a function itself.
+        scenario: file name of a scenario, or its values; in place of `run`.
+        adversaries: as for ``leakaudit attack --as``.
+        attacks: names of attacks, or ``auto``.
+        set: hyper-parameters of each attack.
+        nodes: nodes to attack; None for all that hold data.
+        gradients: largest number of gradients that an attack may use; None for no limit.
+        sensitivity: by how much one record moves a gradient; epsilon is for this sensitivity.
+        delta: of the (epsilon, delta) guarantee.
+        smoothness: Lipschitz constant of a node's gradients; without it, a protocol that does not
+            release its models has no epsilon for records.
+        lint: what to do if the recording contradicts its own declarations. ``error`` fails if they
+            are refuted and warns if they do not follow, ``strict`` fails in both cases, ``warn`` in
+            neither, ``off`` does not lint.
+        secure: kinds of messages that are encrypted where the program runs; no recording can show
+            that.
+        undetermined: adversaries for whom the protocol is expected to determine nothing, so that
+            nothing is attacked.
+        timeout: seconds that one run may take.
+
+    Raises:
+        LeakauditError: a value is out of range, or two of them contradict each other.
     """
 
     name: str
-    run: Any = ""
-    scenario: str | Mapping[str, Json] = ""
+    run: str | Function = ""
+    scenario: str | Mapping[str, object] = ""
     adversaries: tuple[str, ...] = ("eavesdropper",)
     attacks: tuple[str, ...] = ("auto",)
-    set: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    set: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     nodes: tuple[int, ...] | None = None
     gradients: int | None = None
     sensitivity: float = 1.0
@@ -53,81 +65,116 @@ class Check:
     timeout: float = 3600.0
 
     def __post_init__(self) -> None:
+        where = f"check {self.name}"
         if self.smoothness is not None and not 0 <= self.smoothness < math.inf:
             raise LeakauditError(
-                f"check {self.name}: smoothness: expected a number >= 0, got {self.smoothness}"
+                f"{where}: smoothness: expected a number >= 0, got {self.smoothness}"
             )
-        self._numbers()
-        _one_of(f"check {self.name}", "lint", self.lint, LINT)
-        if bool(self.run) == bool(self.scenario):
-            raise LeakauditError(
-                f"check {self.name}: expected either run = 'module:function' or scenario = 'file.toml'"
-            )
-        if (
-            isinstance(self.run, str)
-            and self.run
-            and (":" not in self.run or not all(self.run.split(":", 1)))
-        ):
-            raise LeakauditError(
-                f"check {self.name}: run: expected 'module:function', got {self.run!r}"
-            )
+        self._check_numbers(where)
+        self._check_nodes(where)
+        _one_of(where, "lint", self.lint, LINT)
+        self._check_program(where)
         if "/" in self.name or not self.name:
             raise LeakauditError(f"check {self.name!r}: expected a name without '/'")
         if not self.timeout > 0:
-            raise LeakauditError(
-                f"check {self.name}: timeout: expected seconds > 0, got {self.timeout:g}"
-            )
+            raise LeakauditError(f"{where}: timeout: expected seconds > 0, got {self.timeout:g}")
         for who in self.undetermined:
             if who not in self.adversaries:
-                raise LeakauditError(
-                    f"check {self.name}: undetermined: no adversary {who!r} here{suggest(who, self.adversaries)}"
-                )
+                near = suggest(who, self.adversaries)
+                raise LeakauditError(f"{where}: undetermined: no adversary {who!r} here{near}")
         if not self.adversaries or not self.attacks:
-            raise LeakauditError(
-                f"check {self.name}: expected at least one adversary and one attack"
-            )
+            raise LeakauditError(f"{where}: expected at least one adversary and one attack")
         for attack in self.set:
             if attack not in self.attacks:
-                raise LeakauditError(
-                    f"check {self.name}: set.{attack}: no such attack in this check{suggest(attack, self.attacks)}"
-                )
+                near = suggest(attack, self.attacks)
+                raise LeakauditError(f"{where}: set.{attack}: no such attack in this check{near}")
 
-    def _numbers(self) -> None:
-        """Refuse values with which epsilon would mean nothing, or nothing would be attacked."""
+    def _check_numbers(self, where: str) -> None:
+        """Reject values for which epsilon would mean nothing, or nothing would be attacked."""
         if not 0 < self.sensitivity < math.inf:
             raise LeakauditError(
-                f"check {self.name}: sensitivity: expected a number > 0, got {self.sensitivity:g}"
+                f"{where}: sensitivity: expected a number > 0, got {self.sensitivity:g}"
             )
         if not 0 < self.delta < 1:
-            raise LeakauditError(
-                f"check {self.name}: delta: expected 0 < delta < 1, got {self.delta:g}"
-            )
+            raise LeakauditError(f"{where}: delta: expected 0 < delta < 1, got {self.delta:g}")
         if self.gradients is not None and self.gradients < 1:
             raise LeakauditError(
-                f"check {self.name}: gradients: expected a number from 1 on, got {self.gradients}"
+                f"{where}: gradients: expected a number from 1 on, got {self.gradients}"
             )
+
+    def _check_nodes(self, where: str) -> None:
         if self.nodes is None:
             return
         if not self.nodes:
             raise LeakauditError(
-                f"check {self.name}: nodes: expected at least one node, got none; leave it out for all"
+                f"{where}: nodes: expected at least one node, got none; leave it out for all"
             )
         if len(set(self.nodes)) < len(self.nodes) or min(self.nodes) < 0:
             raise LeakauditError(
-                f"check {self.name}: nodes: expected different numbers from 0 on, got {list(self.nodes)}"
+                f"{where}: nodes: expected different numbers from 0 on, got {list(self.nodes)}"
             )
+
+    def _check_program(self, where: str) -> None:
+        """Require one program, either a function or a scenario."""
+        if bool(self.run) == bool(self.scenario):
+            expected = "expected either run = 'module:function' or scenario = 'file.toml'"
+            raise LeakauditError(f"{where}: {expected}")
+        if not isinstance(self.run, str) or not self.run:
+            return
+        module, colon, function = self.run.partition(":")
+        if not (module and colon and function):
+            raise LeakauditError(f"{where}: run: expected 'module:function', got {self.run!r}")
 
     @property
     def cells(self) -> list[str]:
         """Names of the cells, ``check/adversary/attack``."""
         return [
-            f"{self.name}/{who}/{attack}" for who in self.adversaries for attack in self.attacks
+            cell_name(self.name, adversary, attack)
+            for adversary in self.adversaries
+            for attack in self.attacks
         ]
+
+
+def cell_name(check: str, adversary: str, attack: str) -> str:
+    """Return the name of a cell in the configuration, the baseline and the record.
+
+    Args:
+        check: its name, without "/".
+        adversary: as written in the configuration.
+        attack: its name.
+
+    Returns:
+        ``check/adversary/attack``.
+    """
+    return f"{check}/{adversary}/{attack}"
+
+
+def check_of(cell: str) -> str:
+    """Return the name of the check in the name of a cell, the inverse of `cell_name`.
+
+    Args:
+        cell: such as a key of a baseline's file.
+
+    Returns:
+        The name before the first "/", which is in no check's name.
+    """
+    return cell.split("/")[0]
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The largest value of a measure that is allowed. cells: a glob; the last budget that fits a cell and measure holds."""
+    """The largest allowed value of a measure; the last budget that fits a cell and a measure holds.
+
+    Attributes:
+        measure: name of a measure, or ``epsilon``.
+        most: largest allowed value.
+        cells: glob over names of cells.
+        level: ``error``, ``warn`` or ``off``.
+        aggregate: how one number is made of those of all seeds.
+
+    Raises:
+        LeakauditError: a value is unknown, or `most` is not finite.
+    """
 
     measure: str
     most: float
@@ -144,7 +191,20 @@ class Budget:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """A finding that somebody answers for until a date. cells, measure: globs. most: the value up to which, None for any."""
+    """A finding for which somebody takes responsibility until a date.
+
+    Attributes:
+        id: name of the acceptance.
+        reason: why the finding is accepted.
+        owner: who accepts it.
+        expires: last day on which it holds.
+        cells: glob over names of cells.
+        measure: glob over measures.
+        most: value up to which it holds; None for any.
+
+    Raises:
+        LeakauditError: `most` is not finite.
+    """
 
     id: str
     reason: str
@@ -163,8 +223,20 @@ class Acceptance:
 class Gate:
     """Everything that a gate does.
 
-    seeds: runs of a check. alpha: chance of a false regression in a whole run. baseline: file beside the configuration, "" for none.
-    compare: measures that may not grow. tolerance: growth of each that is none. folder: where names of files and modules begin.
+    Attributes:
+        checks: programs under test.
+        budgets: limits on measures.
+        accepted: findings that do not fail the gate.
+        seeds: number of runs of each check.
+        alpha: probability of a false regression in a whole run of the gate.
+        baseline: file beside the configuration, "" for none.
+        compare: measures that may not grow over the baseline.
+        tolerance: growth of each measure that is not counted; a measure's own tolerance by default.
+        folder: folder of the configuration, to which names of files and modules are relative.
+        source: name of the configuration's file, for messages.
+
+    Raises:
+        LeakauditError: a value is out of range or unknown.
     """
 
     checks: tuple[Check, ...] = ()
@@ -174,7 +246,7 @@ class Gate:
     alpha: float = 0.01
     baseline: str = "leakage-baseline.json"
     compare: tuple[str, ...] = ("gain", "exact", "identified", "labels")
-    tolerance: Mapping[str, float] = field(default_factory=dict)
+    tolerance: Mapping[str, int | float] = field(default_factory=dict)
     folder: Path = Path()
     source: str = "leakaudit.toml"
 
@@ -187,28 +259,33 @@ class Gate:
             _finite("gate", f"tolerance.{name}", growth)
         for name in (*self.compare, *self.tolerance):
             _one_of("gate", "compare and tolerance", name, MEASURES)
-        if repeated := sorted(
-            {a.id for a in self.accepted if [b.id for b in self.accepted].count(a.id) > 1}
-        ):
+        ids = [acceptance.id for acceptance in self.accepted]
+        repeated = sorted(one for one in set(ids) if ids.count(one) > 1)
+        if repeated:
             raise LeakauditError(f"accept: the id {repeated[0]!r} is there twice")
 
     @property
     def baseline_path(self) -> Path | None:
-        """Where the baseline lies, None for none."""
+        """Path of the baseline, None for none."""
         return self.folder / self.baseline if self.baseline else None
 
     def only(self, names: Iterable[str]) -> Gate:
-        """Return the gate with these checks alone, all of them where no name is given; raises LeakauditError for one that is not there."""
+        """Return the gate with some of its checks.
+
+        Args:
+            names: of the checks to keep; all are kept if there are none.
+
+        Raises:
+            LeakauditError: a check does not exist.
+        """
         wanted = list(names)
-        known = [c.name for c in self.checks]
+        known = [check.name for check in self.checks]
         for name in wanted:
             if name not in known:
                 raise LeakauditError(f"there is no check {name!r}{suggest(name, known)}")
-        return (
-            replace(self, checks=tuple(c for c in self.checks if c.name in wanted))
-            if wanted
-            else self
-        )
+        if not wanted:
+            return self
+        return replace(self, checks=tuple(check for check in self.checks if check.name in wanted))
 
 
 def _finite(where: str, key: str, value: float) -> None:

@@ -1,4 +1,4 @@
-"""Whether a gate can tell: the attack must solve leaks that were planted for it, and must not match the records of others."""
+"""Whether a gate can tell: attacks solve planted leaks, and match no records of others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
+from leakaudit._util.seeds import generator
 from leakaudit.errors import AttackError
 from leakaudit.gate import measures
-from leakaudit.gate.cells import Cell, generator
+from leakaudit.gate.cells import Cell
+from leakaudit.gate.rule import Kind
 from leakaudit.gate.runs import Recorded
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
@@ -19,104 +21,120 @@ from leakaudit.reconstruction import Reconstruction
 from leakaudit.scoring.scoring import score
 from leakaudit.trace import Truth
 
-NEAR_DB, NEAR = (
-    20.0,
-    0.1,
-)  # PSNR of an image, relative error of anything else, from which a planted record counts as recovered
-CHANCE = (
-    1e-3  # of so many matches by guessing; fewer than that and the scores are not to be trusted
-)
-ROUNDS, STEP = (
-    4,
-    0.05,
-)  # gradients of a planted leak where there is none to copy, and how far models move between them
+# From these on a planted record counts as recovered: PSNR of an image in dB, relative error of
+# anything else. A choice: 20 dB is a root mean square error of a tenth of the range, so both ask
+# for about the same.
+NEAR_DB = 20.0
+NEAR = 0.1
+# Probability of so many matches by guessing, below which scores are not to be trusted. A choice: a
+# tenth of the gate's default alpha.
+CHANCE = 1e-3
+# Gradients of a planted leak if there is none to copy, and by how much each number of the model
+# moves between them. Choices: a few gradients at models that differ as they do between rounds of
+# training.
+ROUNDS = 4
+STEP = 0.05
 BATCH = "batch"  # what the control of several records at once is about
 GAIN = 6.0  # dB nearer to the best record of a planted batch than a guess is: half of its error
-TWO, MOST = (
-    2,
-    10,
-)  # records that are planted for an attack on inputs, and at most for one on labels alone
+TWO = 2  # records that are planted for an attack on inputs: two that differ need two answers
+# Records that are planted at most for an attack on labels. Of 2 classes, a guess finds the labels
+# of all of them with a probability of 1 / 1024, less than `CHANCE`.
+MOST = 10
 
 
 @dataclass(frozen=True)
 class Control:
     """The outcome of one control.
 
-    ok: None where there was nothing to test it on. says: in words, what was expected and what came. about: which of several of a name.
+    Attributes:
+        kind: of the rule that it becomes.
+        ok: None if there was nothing to test it on.
+        says: what was expected and what came, in words.
+        about: which of several of a kind.
     """
 
-    name: str
+    kind: Kind
     ok: bool | None
     says: str
     about: str = ""
 
 
-def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
-    """Plant gradients of known records, without noise, where the program's own leak stands, and see whether the attack recovers each.
+# --- planted leaks --------------------------------------------------------------------------------
 
-    Two records for an attack on inputs; for one on labels alone as many as leave guessing a chance of `CHANCE`, with labels that are drawn.
+
+def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
+    """Plant noise-free gradients of known records, and see whether the attack recovers each.
+
+    They take the place of the program's own leak. An attack on inputs gets two records. One on
+    labels gets as many as leave guessing a probability of `CHANCE`, with labels that are drawn.
     What it recovers is kept in ``cell.planted`` for `negative`.
+
+    Args:
+        cell: names the attack.
+        run: a recording of its program.
+        nodes: that are attacked; the leak is planted for the first.
     """
+    says = ""
     for number in range(MOST):
         leak, truth = planted(cell.leak, run, nodes[0], number)
         try:
-            found = attacking.attack_one(
-                leak, run.task, cell.attack, generator(run.seed, leak.node), **cell.settings
-            )
-        except AttackError as e:
-            return Control(
-                "positive", False, f"{cell.attack} cannot use this leak, so it tells nothing: {e}"
-            )
+            found = _attack(cell, run, leak)
+        except AttackError as error:
+            says = f"{cell.attack} cannot use this leak, so it tells nothing: {error}"
+            return Control(Kind.POSITIVE, False, says)
         ok, says = _solved(found, truth)
         if not ok:
-            return Control(
-                "positive",
-                False,
-                f"{cell.attack} on gradients of a planted record without noise: {says}",
-            )
+            what = f"{cell.attack} on gradients of a planted record without noise"
+            return Control(Kind.POSITIVE, False, f"{what}: {says}")
         cell.planted.append((found, truth))
-        if number + 1 >= TWO and (
-            len(found.x) or run.trace.task.classes ** -(number + 1.0) <= CHANCE
-        ):
+        guessed = run.trace.task.classes ** -(number + 1.0)  # probability of guessing all labels
+        if number + 1 >= TWO and (len(found.x) or guessed <= CHANCE):
             break
-    return Control(
-        "positive",
-        True,
-        f"{cell.attack} solves {len(cell.planted)} leaks that were planted without noise, the last: {says}",
-    )
+    solved = f"{cell.attack} solves {len(cell.planted)} leaks that were planted without noise"
+    return Control(Kind.POSITIVE, True, f"{solved}, the last: {says}")
 
 
 def batched(cell: Cell, run: Recorded, nodes: tuple[int, ...], hidden: bool) -> Control | None:
-    """Plant the gradient of as many records at once as the run's own gradients are of, and see whether the attack gets near one.
+    """Plant a gradient of several records, and see whether the attack comes near one of them.
 
-    None where these are of one record, which `positive` plants, where the data set is too small, or for an attack on labels alone.
-    hidden: whether noise is declared, which the recording and the lint hold the program to. Without it all depends on the attack, and
-    one that is too weak for such batches says nothing; with it, that is told and counts neither for nor against.
+    It is of as many records as the run's own gradients are.
+
+    Args:
+        cell: names the attack; `positive` was called before.
+        run: a recording of its program.
+        nodes: that are attacked; the leak is planted for the first.
+        hidden: whether noise is declared, to which the recording and the lint hold the program.
+            Without noise all depends on the attack, so one that is too weak for such batches makes
+            the control fail. With noise its weakness is told and counts neither for nor against.
+
+    Returns:
+        None if the gradients are of one record, which `positive` plants, if the data set is too
+        small, or for an attack on labels only.
     """
     size = _records(cell.leak, run, nodes[0])
-    others = run.truth.pool if len(run.truth.pool) else run.truth.x
-    if (
-        size < TWO
-        or len(others) <= size
-        or not cell.planted
-        or not any(len(found.x) for found, _ in cell.planted)
-    ):
+    inputs = any(len(found.x) for found, _ in cell.planted)
+    if size < TWO or len(_others(run)) <= size or not inputs:
         return None
     leak, truth = planted(cell.leak, run, nodes[0], size=size)
-    what = f"{cell.attack} on the gradient of {size} planted records without noise, as many as the program's gradients are of"
+    what = (
+        f"{cell.attack} on the gradient of {size} planted records without noise, "
+        "as many as the program's gradients are of"
+    )
     weak = None if hidden else False
     try:
-        found = attacking.attack_one(
-            leak, run.task, cell.attack, generator(run.seed, leak.node), **cell.settings
-        )
-    except AttackError as e:
-        return Control(
-            "positive", weak, f"{what}: it cannot use this leak, so it tells nothing: {e}", BATCH
-        )
+        found = _attack(cell, run, leak)
+    except AttackError as error:
+        says = f"{what}: it cannot use this leak, so it tells nothing: {error}"
+        return Control(Kind.POSITIVE, weak, says, BATCH)
     guess = Recorded(run.seed, run.trace, truth, run.task).guess(leak.node)
     gain = max(measures.values(guess, score(found, truth)[0])["gain"])
     says = f"{what}: {gain:.1f} dB nearer to the best one than a guess, expected {GAIN:g} dB"
-    return Control("positive", True if gain >= GAIN else weak, says, BATCH)
+    return Control(Kind.POSITIVE, True if gain >= GAIN else weak, says, BATCH)
+
+
+def _attack(cell: Cell, run: Recorded, leak: GradientLeak) -> Reconstruction:
+    random = generator(run.seed, leak.node)
+    return attacking.attack_one(leak, run.task, cell.attack, random, **cell.settings)
 
 
 def _records(like: GradientLeak | None, run: Recorded, node: int) -> int:
@@ -128,105 +146,78 @@ def _records(like: GradientLeak | None, run: Recorded, node: int) -> int:
     return batch if 0 < batch < held_there else held_there
 
 
+def _others(run: Recorded) -> Tensor:
+    """Return records of the data set that nobody trained on; those of the run if there are none."""
+    return run.truth.pool if len(run.truth.pool) else run.truth.x
+
+
 def planted(
     like: GradientLeak | None, run: Recorded, node: int, number: int = 0, size: int = 1
 ) -> tuple[GradientLeak, Truth]:
-    """Return noise-free gradients of records of the data set, combined like a leak of the run, and the truth that goes with them.
+    """Return noise-free gradients of some records, combined like a leak, and their truth.
 
-    like: the leak whose rounds, models and combination are copied; without one, single gradients at models near the first. number: of
-    the first record; size: how many follow on it. Each bears a label that is drawn.
+    Args:
+        like: the leak whose rounds, models and combination are copied; None for single gradients at
+            models near the first.
+        run: the recording.
+        node: to which the records are said to belong.
+        number: of the first record in the data set.
+        size: number of records. Each has a label that is drawn.
     """
-    others = run.truth.pool if len(run.truth.pool) else run.truth.x
+    others = _others(run)
     rows = (number + torch.arange(size)) % len(others)
-    left = torch.ones(len(others), dtype=torch.bool)
-    left[rows] = False
-    x, rest, y = (
-        others[rows].to(run.truth.x),
-        others[left],
-        run.truth.y[:1].expand(size, *run.truth.y.shape[1:]),
-    )
-    if not y.is_floating_point():
-        y = torch.randint(
-            run.trace.task.classes,
-            y.shape,
-            generator=generator(run.seed, run.trace.graph.nodes + number),
-            dtype=y.dtype,
-        )
+    unused = torch.ones(len(others), dtype=torch.bool)
+    unused[rows] = False
+    x = others[rows].to(run.truth.x)
+    y = _labels(run, number, size)
+
     rounds = torch.arange(1, ROUNDS + 1) if like is None else like.rounds
-    combination = torch.eye(len(rounds), dtype=torch.float64) if like is None else like.combination
-    models = (
-        _models(run, len(rounds)) if like is None or like.theta is None else like.theta.double()
-    )
     columns = run.trace.columns if like is None else like.columns
-    gradients = [run.task.gradient(m, x.to(m), y) for m in models.to(run.task.device)]
-    value = combination.double() @ torch.stack(gradients)[:, slice(*columns)].double().cpu()
     dtype = run.trace.dtype if like is None else like.value.dtype
-    std = torch.full(
-        (len(value),),
-        float(value.square().mean().sqrt()) * torch.finfo(torch.float32).eps,
-        dtype=torch.float64,
-    )
-    theta = models if like is None or like.theta is not None else None
+    if like is None:
+        combination = torch.eye(len(rounds), dtype=torch.float64)
+    else:
+        combination = like.combination
+    if like is None or like.theta is None:
+        models = _models(run, len(rounds))
+    else:
+        models = like.theta.double()
+
+    gradients = [run.task.gradient(model, x.to(model), y) for model in models.to(run.task.device)]
+    value = combination.double() @ torch.stack(gradients)[:, slice(*columns)].double().cpu()
+    # Without noise only rounding is left, as of a message in float32.
+    rounding = float(value.square().mean().sqrt()) * torch.finfo(torch.float32).eps
     made = GradientLeak(
         node,
         rounds,
         combination,
         value.to(dtype),
-        std,
+        torch.full((len(value),), rounding, dtype=torch.float64),
         columns,
-        theta=theta,
+        theta=models if like is None or like.theta is not None else None,
         batch=size,
         formula="planted",
     )
     index = torch.arange(size)
-    return made, replace(
+    truth = replace(
         run.truth,
         x=x,
         y=y,
         node=torch.full_like(index, node),
         index=index,
-        pool=torch.cat([rest.to(x), run.truth.x]),
+        pool=torch.cat([others[unused].to(x), run.truth.x]),
     )
+    return made, truth
 
 
-def negative(cell: Cell) -> Control:
-    """Score each reconstruction, of the program's records and of planted ones, against another record: it may match by chance alone."""
-    hits, bits, trials, chance = 0, 0, 0, 0.0
-    for found, truth in (*_shuffled(cell.found), *_shuffled(cell.planted)):
-        (scored,) = score(found, truth)
-        for match, rank in zip(
-            scored.exact or [False] * len(scored.matched), scored.rank or (), strict=False
-        ):
-            trials, hits, bits = trials + 1, hits + (rank == 1), bits + bool(match)
-            chance = max(chance, scored.chance or 0.0)
-    if not trials:
-        return Control(
-            "negative",
-            None,
-            f"nothing to score against the records of others: {cell.attack} reconstructed no input",
-        )
-    ok = bits == 0 and float(binom.sf(hits - 1, trials, chance)) >= CHANCE
-    says = f"against the records of others, {hits} of {trials} identified (chance {chance:.2g}) and {bits} identical"
-    return Control(
-        "negative",
-        ok,
-        says
-        if ok
-        else f"{says}; expected chance: the attack or the scores do not depend on the leak",
-    )
-
-
-def _solved(found: Reconstruction, truth: Truth) -> tuple[bool, str]:
-    (scored,) = score(found, truth)
-    if not len(found.x) and found.y is not None:
-        share = scored.labels_found or 0.0
-        return share == 1.0, f"{share:.0%} of the labels found, expected all"
-    error = (scored.relative_error or (None,))[0]
-    if error is None:
-        return False, f"nothing recovered ({found.note or 'no reason given'})"
-    if scored.psnr is not None and (psnr := scored.psnr[0]) is not None:
-        return psnr >= NEAR_DB, f"recovered at {psnr:.1f} dB, expected at least {NEAR_DB:g} dB"
-    return error <= NEAR, f"recovered with relative error {error:.2g}, expected at most {NEAR:g}"
+def _labels(run: Recorded, number: int, size: int) -> Tensor:
+    """Return labels of planted records: drawn classes, or the target of the run's first record."""
+    y = run.truth.y[:1].expand(size, *run.truth.y.shape[1:])
+    if y.is_floating_point():
+        return y
+    # Seeds beyond those of the nodes, so that no attack draws the same numbers.
+    random = generator(run.seed, run.trace.graph.nodes + number)
+    return torch.randint(run.trace.task.classes, y.shape, generator=random, dtype=y.dtype)
 
 
 def _models(run: Recorded, count: int) -> Tensor:
@@ -239,11 +230,67 @@ def _models(run: Recorded, count: int) -> Tensor:
     return first.double().cpu() + STEP * move
 
 
+def _solved(found: Reconstruction, truth: Truth) -> tuple[bool, str]:
+    """Return whether a planted record was recovered, and how well, in words."""
+    (scored,) = score(found, truth)
+    if not len(found.x) and found.y is not None:
+        share = scored.labels_found or 0.0
+        return share == 1.0, f"{share:.0%} of the labels found, expected all"
+    error = (scored.relative_error or (None,))[0]
+    if error is None:
+        return False, f"nothing recovered ({found.note or 'no reason given'})"
+    psnr = None if scored.psnr is None else scored.psnr[0]
+    if psnr is not None:
+        return psnr >= NEAR_DB, f"recovered at {psnr:.1f} dB, expected at least {NEAR_DB:g} dB"
+    return error <= NEAR, f"recovered with relative error {error:.2g}, expected at most {NEAR:g}"
+
+
+# --- records of others ----------------------------------------------------------------------------
+
+
+def negative(cell: Cell) -> Control:
+    """Score each reconstruction against another record, which it may match only by chance.
+
+    Reconstructions of planted records are scored as well as those of the program's own.
+
+    Args:
+        cell: after its runs were attacked and its leaks were planted.
+    """
+    hits = 0  # records that were identified
+    bits = 0  # records that are bit-identical
+    trials = 0
+    chance = 0.0  # largest probability that a guess identifies a record
+    for found, truth in (*_shuffled(cell.found), *_shuffled(cell.planted)):
+        (scored,) = score(found, truth)
+        exact = scored.exact or [False] * len(scored.matched)
+        for match, rank in zip(exact, scored.rank or (), strict=False):
+            trials += 1
+            hits += rank == 1
+            bits += bool(match)
+            chance = max(chance, scored.chance or 0.0)
+    if not trials:
+        says = "nothing to score against the records of others"
+        return Control(Kind.NEGATIVE, None, f"{says}: {cell.attack} reconstructed no input")
+    # The probability of so many matches or more, if each had the largest chance.
+    likely = float(binom.sf(hits - 1, trials, chance)) >= CHANCE
+    says = (
+        f"against the records of others, {hits} of {trials} identified "
+        f"(chance {chance:.2g}) and {bits} identical"
+    )
+    if bits == 0 and likely:
+        return Control(Kind.NEGATIVE, True, says)
+    why = "expected chance: the attack or the scores do not depend on the leak"
+    return Control(Kind.NEGATIVE, False, f"{says}; {why}")
+
+
 def _shuffled(
     pairs: Sequence[tuple[Reconstruction, Truth]],
 ) -> Iterator[tuple[Reconstruction, Truth]]:
-    """Yield each reconstruction with the next one's records, where these are others than its own."""
-    for (found, truth), (other, their) in zip(pairs, [*pairs[1:], *pairs[:1]], strict=True):
-        own, strange = truth.of(found.node)[0], their.of(other.node)[0]
-        if len(found.x) and not any(bool((o == s).all()) for o in own for s in strange):
+    """Yield each reconstruction with the next one's records, if these differ from its own."""
+    following = [*pairs[1:], *pairs[:1]]
+    for (found, truth), (other, their) in zip(pairs, following, strict=True):
+        own = truth.of(found.node)[0]
+        strange = their.of(other.node)[0]
+        same = any(bool((one == another).all()) for one in own for another in strange)
+        if len(found.x) and not same:
             yield replace(found, node=other.node, y=None), their

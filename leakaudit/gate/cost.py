@@ -1,11 +1,10 @@
-"""What a gate would take, from one seed of each check; nothing is judged or kept."""
+"""Estimated duration of a gate, from one seed of each check; nothing is judged or kept."""
 
 from __future__ import annotations
 
 import time
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 
 from leakaudit.gate import controls, judge, linted
 from leakaudit.gate.cells import attack_all, empty, held
@@ -15,7 +14,14 @@ from leakaudit.gate.runs import ready
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of one check: to record and to attack all seeds, and for what is done once, lint and controls."""
+    """Seconds of one check.
+
+    Attributes:
+        check: its name.
+        recording: to record all seeds.
+        attacks: to attack all seeds.
+        once: for the lint and the controls, which are done for one seed only.
+    """
 
     check: str
     recording: float
@@ -24,26 +30,44 @@ class Cost:
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Seconds of the whole check."""
         return self.recording + self.attacks + self.once
 
 
 def estimate(gate: Gate, seed: int) -> list[Cost]:
-    """Run one seed of each check, and multiply."""
+    """Run one seed of each check, and multiply by the number of seeds.
+
+    Args:
+        gate: its checks and seeds.
+        seed: that is run.
+
+    Returns:
+        One estimate for each check.
+
+    Raises:
+        LeakauditError: the configuration names something that does not exist.
+        ProgramError: a program failed.
+    """
     judge.validate(gate)
-    out = []
+    costs = []
     for check in gate.checks:
-        times = [time.perf_counter()]
+        start = time.perf_counter()
         with closing(ready(check, gate.folder)) as run:
             made = run(seed)
-        times.append(time.perf_counter())
+        recorded = time.perf_counter()
         cells = empty(check)
         attack_all(cells, made)
-        times.append(time.perf_counter())
+        attacked = time.perf_counter()
         linted.rules(check, made)
         for cell in cells:
             controls.positive(cell, made, held(cell, made))
-        times.append(time.perf_counter())
-        recording, attacks, once = (b - a for a, b in pairwise(times))
-        out.append(Cost(check.name, gate.seeds * recording, gate.seeds * attacks, once))
-    return out
+        end = time.perf_counter()
+        costs.append(
+            Cost(
+                check=check.name,
+                recording=gate.seeds * (recorded - start),
+                attacks=gate.seeds * (attacked - recorded),
+                once=end - attacked,
+            )
+        )
+    return costs

@@ -1,67 +1,97 @@
-"""Whether noise that is declared independent and normal is so, in all messages, rounds and runs of a check together.
+"""Whether noise that is declared independent and normal is so.
 
-A message less what its declaration predicts without noise is a draw of the noise. Divided by the declared standard deviation, all draws
-are vectors of independent standard normal numbers, whatever nodes, rounds and runs they are of. That has consequences with known laws:
+All messages, rounds and runs of a check are tested together.
 
-- Size. The squares of any fixed set of numbers sum up to a chi-square: of a message, of a layer in it, of a coordinate in all messages.
-  Noise that was left out somewhere makes one of these sums too small. Numbers that are almost 0 are counted besides, since a few numbers
-  without noise are lost in every sum. A gradient that is not quite the truth's makes sums larger and numbers less often small (Anderson
-  1955), so it raises no alarm.
-- Pairs. The cosine of two draws depends on no size, and its square is Beta(1/2, (n - 1)/2). One that is too large is noise that two
-  messages share. So is one of two coordinates, over all draws.
-- Lags. In one vector that is repeated along a draw, numbers a fixed distance apart are alike. With x = log(1/p), M products of
-  neighbours at one distance have a sum beyond sqrt(2 M x) + 2 x with probability at most p (Laurent, Massart 2000, lemma 1: the
-  quadratic form has Frobenius norm sqrt(M/2) and spectral norm at most 1).
-- Combinations. An N x n matrix of independent standard normal numbers has its singular values between sqrt(n) - sqrt(N) - t and
-  sqrt(n) + sqrt(N) + t except with probability 2 exp(-t^2/2) (Davidson, Szarek 2001, theorem II.13). Noise whose sum over the nodes
-  is 0, or that fills fewer dimensions than the message has, leaves a singular value that is too small.
+A message less what its declaration predicts without noise is a draw of the noise. Divided by the
+declared standard deviation, all draws are vectors of independent standard normal numbers, whatever
+nodes, rounds and runs they are of. That has consequences with known laws:
 
-Each family of tests shares `LEVEL` among all its tests (Bonferroni), so all of them together raise a false alarm on about one check in a
-million.
+- Size. The squares of any fixed set of numbers sum up to a chi-square: of a message, of a layer in
+  it, of a coordinate in all messages. Noise that was left out somewhere makes one of these sums too
+  small. Numbers that are almost 0 are counted as well, since a few numbers without noise are lost
+  in every sum. A gradient that is not quite the truth's makes sums larger and numbers less often
+  small (Anderson 1955), so it raises no alarm.
+- Pairs. The cosine of two draws depends on no size, and its square is Beta(1/2, (n - 1)/2). One
+  that is too large is noise that two messages share. The same holds for two coordinates, over all
+  draws.
+- Lags. In one vector that is repeated along a draw, numbers a fixed distance apart are alike. With
+  x = log(1/p), M products of neighbours at one distance have a sum beyond sqrt(2 M x) + 2 x with
+  probability at most p (Laurent, Massart 2000, lemma 1: the quadratic form has Frobenius norm
+  sqrt(M/2) and spectral norm at most 1).
+- Combinations. An N x n matrix of independent standard normal numbers has its singular values
+  between sqrt(n) - sqrt(N) - t and sqrt(n) + sqrt(N) + t except with probability 2 exp(-t^2/2)
+  (Davidson, Szarek 2001, theorem II.13). Noise whose sum over the nodes is 0, or that fills fewer
+  dimensions than the message has, leaves a singular value that is too small.
+
+Each family of tests shares `LEVEL` among all its tests (Bonferroni), so all of them together raise
+a false alarm in about one check in a million.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import beta, binom, chi2
 
+from leakaudit.gate.deviation import Deviation
 from leakaudit.gate.substitute import Floats, Noise
 
-LEVEL = 1e-7  # chance of a false alarm of each family of tests
-TOLERANCE = 1e-2  # part of the gradients by which honest ones may differ, such as those of another framework in half precision
-WIDTH = 1024  # columns of a draw that are kept
-KEPT = 1 << 25  # numbers that are kept of all draws
-PRODUCTS = 1 << 35  # multiplications that comparing all pairs of draws may take: some seconds
-FEWEST = 64  # columns that are left of a draw if there are that many pairs
-SEARCHED = 1 << 24  # numbers that are searched for repetitions along a draw
-HELD = 1 << 22  # sums of squares that are held for nodes one by one
-JOINT = 256  # coordinates that are tested for combinations
-MATRICES = 5  # whose combinations are tested
-LONGER = 4  # times as many columns as rows, from which on combinations are tested
-SMALL = tuple(
-    2.0 ** (-4 * k) for k in range(1, 12)
-)  # standard deviations: below each of these, numbers are counted ...
-ROUNDINGS = (
-    64.0  # ... if it is so many roundings of a message; on a coarse grid, noise can be 0 by chance
-)
+# Probability of a false alarm of each family of tests: with the handful of families here about 1e-6
+# for a check, a ten-thousandth of the gate's default alpha.
+LEVEL = 1e-7
+# Part of the gradients by which honest ones may differ from those of the truth. Another framework
+# in half precision has roundings of 2^-11, which a few layers add up to less than this.
+TOLERANCE = 1e-2
+
+# Limits of memory and time; all are choices. WIDTH columns of a draw are kept, KEPT numbers of all
+# draws (128 MiB of float32), and HELD sums of squares for nodes one by one (32 MiB). Comparing all
+# pairs of draws takes PRODUCTS multiplications at most (some seconds), on at least FEWEST columns.
+# SEARCHED numbers are searched for repetitions along a draw, and JOINT coordinates are tested for
+# combinations.
+WIDTH = 1024
+KEPT = 1 << 25
+HELD = 1 << 22
+PRODUCTS = 1 << 35
+FEWEST = 64
+SEARCHED = 1 << 24
+JOINT = 256
+
+MATRICES = 5  # whose combinations are tested, see `_matrices`
+# Columns for each row from which on combinations are tested. From 4 on the smallest singular value
+# of honest noise is at least half of what it would be of many columns, so that one near 0 stands
+# out.
+LONGER = 4
+# Standard deviations below each of which numbers are counted: 2^-4, 2^-8, ..., 2^-44.
+SMALL = tuple(2.0 ** (-4 * power) for power in range(1, 12))
+# Numbers below a level are counted if the level is at least this many roundings of a message: on a
+# coarse grid, noise can be 0 by chance. At 64 the grid moves the expected count by less than two
+# per cent.
+ROUNDINGS = 64.0
 COARSE = 0.01  # rounding, in standard deviations, from which on noise is no longer told from it
 
-Found = tuple[str, str]  # what it is about, and the sentence
 Places = NDArray[np.int64]
-Names = Callable[[int], str]  # how the k-th sum of a family is called
-TWICE, QUIET = "P06", "P20"  # pitfalls of the lint
-RUNS, PROCESS, ALONG = "seeds", "process", "along"
+
+# What a deviation is about: pitfalls of the lint, or keys of `fidelity.TITLES`.
+TWICE = "P06"
+QUIET = "P20"
+RUNS = "seeds"
+PROCESS = "process"
+ALONG = "along"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One call of a program. process: which of its processes was called; the second starts anew."""
+    """One call of a program.
+
+    Attributes:
+        seed: with which it was called.
+        process: which of its processes was called; 1 is the one that starts anew.
+    """
 
     seed: int
     process: int = 0
@@ -69,7 +99,14 @@ class Run:
 
 @dataclass(frozen=True)
 class _Draw:
-    """Whose noise, of which run, and the place in its node's noise."""
+    """One draw of the noise.
+
+    Attributes:
+        run: in which it was drawn.
+        node: that drew it.
+        place: among the draws of its node.
+        label: name of the noise in the declaration.
+    """
 
     run: Run
     node: int
@@ -81,48 +118,86 @@ class _Draw:
         return f"{self.label} of node {self.node} with seed {self.run.seed}"
 
 
-@dataclass
-class Draws:
-    """All draws of a check: `add` those of every run, then ask what is `wrong` with them."""
+@dataclass(frozen=True)
+class _Named:
+    """What a sum of squares is of. nodes: that the name contains."""
 
-    _draws: list[_Draw] = field(default_factory=list)
-    _rows: list[Floats] = field(default_factory=list)  # columns of each draw that are kept
-    _signals: list[float] = field(default_factory=list)  # norm of the gradients in them
-    _columns: Places = field(default_factory=lambda: np.zeros(0, np.int64))  # which these are
-    _width: int = 0
-    _layers: dict[str, slice] = field(default_factory=dict)
-    _energy: list[Floats] = field(default_factory=list)  # of each draw, one number a layer
-    _named: list[_Draw] = field(default_factory=list)
-    _coordinates: Floats = field(
-        default_factory=lambda: np.zeros(0)
-    )  # sum of squares of every coordinate
-    _of_node: dict[int, Floats] = field(default_factory=dict)  # the same of each node
-    _counts: dict[int, int] = field(default_factory=dict)  # node -> draws
-    _small: dict[float, list[int]] = field(
-        default_factory=dict
-    )  # level -> how many numbers lie below it, and of how many
-    _spectra: dict[str, Floats] = field(
-        default_factory=dict
-    )  # layer -> sum of squared Fourier transforms
-    _searched: int = 0  # draws in them
-    _loose: float = (
-        0.0  # by how much gradients within the tolerance may move a sum of products in them
-    )
+    name: str
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """A family of sums of squares.
+
+    Attributes:
+        named: what the k-th sum is of.
+        energy: (k,) the sums.
+        numbers: (k,) how many squares are in each.
+    """
+
+    named: Callable[[int], _Named]
+    energy: Floats
+    numbers: Floats
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """Draws as a matrix whose rows should be independent.
+
+    Attributes:
+        rows: what the rows are, in words.
+        values: (N, n) the numbers.
+        loose: by how much gradients within the tolerance may move its singular values.
+    """
+
+    rows: str
+    values: Floats
+    loose: float
+
+
+class Draws:
+    """All draws of a check: `add` those of every run, then ask what is `shared` and `wrong`."""
+
+    def __init__(self) -> None:
+        # Draws of which some columns are kept, for comparisons of pairs.
+        self._draws: list[_Draw] = []
+        self._rows: list[Floats] = []
+        self._signals: list[float] = []  # norm of the gradients in each
+        self._columns: Places = np.zeros(0, np.int64)  # those that are kept
+        self._width = 0  # of a whole draw
+        self._layers: dict[str, slice[int, int, None]] = {}
+        # Sums of squares: of each draw, one number for each layer ...
+        self._named: list[_Draw] = []
+        self._energy: list[Floats] = []
+        # ... and of every coordinate, over all nodes and over the draws of each node.
+        self._coordinates: Floats = np.zeros(0)
+        self._of_node: dict[int, Floats] = {}
+        self._counts: dict[int, int] = {}  # node -> draws
+        # Level -> numbers below it, and numbers that were compared with it.
+        self._below: dict[float, int] = {}
+        self._looked: dict[float, int] = {}
+        # Layer -> sum of squared Fourier transforms of the draws that were searched.
+        self._spectra: dict[str, Floats] = {}
+        self._searched = 0
+        # By how much gradients within the tolerance may move a sum of products in them.
+        self._loose = 0.0
 
     def add(
         self,
         run: Run,
         noise: Sequence[Noise],
-        layers: Mapping[str, slice],
+        layers: Mapping[str, slice[int, int, None]],
         rounding: Mapping[int, float],
     ) -> None:
         """Take the noise of one run.
 
         Args:
-            run: which.
+            run: which one.
             noise: of its nodes; what is not declared normal is left out.
             layers: name of a parameter -> its columns.
-            rounding: node -> roundoff of one number of a message, in standard deviations of its noise.
+            rounding: node -> roundoff of one number of a message, in standard deviations of its
+                noise.
         """
         for one in noise:
             width = one.rest.shape[1]
@@ -133,20 +208,37 @@ class Draws:
             if width == self._width:
                 self._add(run, one, rounding[one.node])
 
-    def _start(self, width: int, layers: Mapping[str, slice]) -> None:
+    def shared(self) -> Iterator[Deviation]:
+        """Yield two draws that are one; what other tests show may well follow from it."""
+        if self._rows:
+            yield from self._pairs()
+
+    def wrong(self) -> Iterator[Deviation]:
+        """Yield the first other thing that independent normal noise does not show."""
+        if not self._named:
+            return
+        for family in (self._lags, self._coordinate_pairs, self._sizes, self._combinations):
+            found = next(family(), None)
+            if found is not None:
+                yield found
+                return
+
+    # --- collecting -------------------------------------------------------------------------------
+
+    def _start(self, width: int, layers: Mapping[str, slice[int, int, None]]) -> None:
         chosen = np.random.default_rng(0).permutation(width)[:WIDTH]
-        self._columns, self._width = np.sort(chosen), width
+        self._columns = np.sort(chosen)
+        self._width = width
         self._coordinates = np.zeros(width)
         self._layers = {"": slice(0, width)}
         if len(layers) > 1:
             self._layers |= layers
 
     def _add(self, run: Run, one: Noise, rounding: float) -> None:
-        """Take one node's noise; what a seed draws that is run again is compared with other seeds only."""
-        names = [_Draw(run, one.node, k, label) for k, label in enumerate(one.labels)]
-        room = (
-            KEPT if run.process else KEPT - KEPT // 8
-        )  # some is left for the process that starts anew, which comes last
+        """Take one node's noise; that of a second process is compared with other seeds only."""
+        names = [_Draw(run, one.node, place, label) for place, label in enumerate(one.labels)]
+        # An eighth is left for the process that starts anew, which comes last.
+        room = KEPT if run.process else KEPT - KEPT // 8
         if (len(self._rows) + len(names)) * len(self._columns) <= room:
             self._draws += names
             self._rows += list(one.rest[:, self._columns].astype(np.float32))
@@ -154,14 +246,15 @@ class Draws:
         if run.process:
             return
         squares = one.rest**2
+        energy = np.stack([squares[:, part].sum(1) for part in self._layers.values()], axis=1)
         self._named += names
-        self._energy += list(
-            np.stack([squares[:, part].sum(1) for part in self._layers.values()], axis=1)
-        )
+        self._energy += list(energy)
         total = squares.sum(0)
         self._coordinates += total
-        if one.node in self._of_node or (len(self._of_node) + 1) * self._width <= HELD:
-            self._of_node[one.node] = self._of_node.get(one.node, np.zeros(self._width)) + total
+        if one.node in self._of_node:
+            self._of_node[one.node] = self._of_node[one.node] + total
+        elif (len(self._of_node) + 1) * self._width <= HELD:
+            self._of_node[one.node] = total
         self._counts[one.node] = self._counts.get(one.node, 0) + len(names)
         self._count_small(one.rest, rounding)
         self._search(one)
@@ -170,163 +263,211 @@ class Draws:
         size = np.abs(rest)
         for level in SMALL:
             if level >= ROUNDINGS * rounding:
-                seen = self._small.setdefault(level, [0, 0])
-                seen[0] += int((size < level).sum())
-                seen[1] += size.size
+                below = int((size < level).sum())
+                self._below[level] = self._below.get(level, 0) + below
+                self._looked[level] = self._looked.get(level, 0) + size.size
 
     def _search(self, one: Noise) -> None:
-        """Add to the spectra, from which the sums of products at all distances follow at once."""
-        room = SEARCHED // self._width - self._searched
-        rest, signal = one.rest[: max(0, room)], one.signal[: max(0, room)]
+        """Add to the spectra.
+
+        The sums of products at all distances follow from them at once (Wiener, Khinchin).
+        """
+        room = max(0, SEARCHED // self._width - self._searched)
+        rest = one.rest[:room]
+        signal = one.signal[:room]
         if not len(rest):
             return
         self._searched += len(rest)
-        long, moved = np.linalg.norm(rest, axis=1), TOLERANCE * np.linalg.norm(signal, axis=1)
+        # A draw r that honest gradients move by e changes any sum of its products by at most 2 |r|
+        # |e| + |e|^2.
+        long = np.linalg.norm(rest, axis=1)
+        moved = TOLERANCE * np.linalg.norm(signal, axis=1)
         self._loose += float((2 * long * moved + moved**2).sum())
         for name, part in self._layers.items():
             some = rest[:, part]
-            size = 2 * some.shape[1]
+            size = 2 * some.shape[1]  # padded with zeros, so that no end meets the other
             for row in some:
                 spectrum = np.abs(np.fft.rfft(row, size)) ** 2
-                self._spectra[name] = (
-                    self._spectra[name] + spectrum if name in self._spectra else spectrum
-                )
+                if name in self._spectra:
+                    self._spectra[name] = self._spectra[name] + spectrum
+                else:
+                    self._spectra[name] = spectrum
 
-    # --- what is wrong ------------------------------------------------------------------------------------------------
+    # --- size -------------------------------------------------------------------------------------
 
-    def shared(self) -> Iterator[Found]:
-        """Yield two draws that are one, if there are any; then what other tests of this noise show may well follow from it."""
-        if self._rows:
-            yield from self._pairs()
+    def _sizes(self) -> Iterator[Deviation]:
+        """Yield the sum of squares that is least likely, and too many small numbers."""
+        yield from self._small_sums()
+        yield from self._small_numbers()
 
-    def wrong(self) -> Iterator[Found]:
-        """Yield the first other thing that no independent normal noise of the declared size shows."""
-        if not self._named:
-            return
-        for family in (self._lags, self._coordinate_pairs, self._sizes, self._combinations):
-            if found := next(family(), None):
-                yield found
-                return
-
-    # --- size ---
-
-    def _sizes(self) -> Iterator[Found]:
-        """Yield the sum of squares that is least likely to be so small, and too many small numbers."""
-        sums = list(self._sums())
-        tests = sum(len(energy) for _, energy, _ in sums)
-        worst = (LEVEL / (2 * tests), "")
-        for names, energy, many in sums:
-            chances = chi2.cdf(energy, many)
+    def _small_sums(self) -> Iterator[Deviation]:
+        families = list(self._sums())
+        tests = sum(len(family.energy) for family in families)
+        least = LEVEL / (2 * tests)  # half of the level is for sums, half for small numbers
+        found: Deviation | None = None
+        for family in families:
+            chances = chi2.cdf(family.energy, family.numbers)
             at = int(np.argmin(chances))
-            if chances[at] < worst[0]:
-                size = math.sqrt(float(energy[at]) / float(many[at]))
-                worst = (
-                    float(chances[at]),
-                    f"the noise of {names(at)} is {size:.3g} of what is declared",
-                )
-        if worst[1]:
-            yield QUIET, f"{worst[1]} (chance {worst[0]:.1g})"
-            return
+            if chances[at] < least:
+                least = float(chances[at])
+                size = math.sqrt(float(family.energy[at]) / float(family.numbers[at]))
+                named = family.named(at)
+                says = f"the noise of {named.name} is {size:.3g} of what is declared"
+                found = Deviation(QUIET, f"{says} (chance {least:.1g})", named.nodes)
+        if found is not None:
+            yield found
+
+    def _small_numbers(self) -> Iterator[Deviation]:
         level = LEVEL / (2 * len(SMALL))
-        for below, (count, numbers) in sorted(self._small.items()):
+        for below, count in sorted(self._below.items()):
+            numbers = self._looked[below]
+            # A standard normal number lies within +-b with probability 2 Phi(b) - 1.
             chance = float(binom.sf(count - 1, numbers, 2 * ndtr(below) - 1))
             if chance < level:
-                says = f"{count} of {numbers} numbers hold less than {below:.2g} of the declared noise, which is expected of"
-                yield (
-                    QUIET,
-                    f"{says} {numbers * (2 * float(ndtr(below)) - 1):.2g} (chance {chance:.1g})",
+                usual = numbers * (2 * float(ndtr(below)) - 1)
+                says = (
+                    f"{count} of {numbers} numbers hold less than {below:.2g} of the declared "
+                    f"noise, which is expected of {usual:.2g} (chance {chance:.1g})"
                 )
+                yield Deviation(QUIET, says)
                 return
 
-    def _sums(self) -> Iterator[tuple[Names, Floats, Floats]]:
-        """Yield sums of squares: how each is called, the sums, and how many numbers are in them."""
+    def _sums(self) -> Iterator[_Sums]:
+        """Yield all families of sums of squares."""
         energy = np.stack(self._energy)
         wide = np.array([part.stop - part.start for part in self._layers.values()], float)
         layers = [f" in {name}" if name else "" for name in self._layers]
-        yield (
-            (lambda k: f"{self._named[k // len(wide)]}{layers[k % len(wide)]}"),
-            energy.ravel(),
-            np.tile(wide, len(energy)),
-        )
-        yield (lambda k: f"all messages{layers[k]}"), energy.sum(0), wide * len(energy)
+
+        def message(place: int) -> _Named:
+            draw = self._named[place // len(wide)]
+            return _Named(f"{draw}{layers[place % len(wide)]}", (draw.node,))
+
+        def layer(place: int) -> _Named:
+            return _Named(f"all messages{layers[place]}")
+
+        yield _Sums(message, energy.ravel(), np.tile(wide, len(energy)))
+        yield _Sums(layer, energy.sum(0), wide * len(energy))
+        yield from self._coordinate_sums()
+        first = energy[:, 0]  # the first layer is the whole message
+        nodes = [draw.node for draw in self._named]
+        yield self._grouped(first, nodes, lambda node: _Named(f"node {node}", (node,)))
+        places = [draw.place for draw in self._named]
+        yield self._grouped(first, places, lambda place: _Named(f"draw {place} of every node"))
+        seeds = [draw.run.seed for draw in self._named]
+        yield self._grouped(first, seeds, lambda seed: _Named(f"the run with seed {seed}"))
+
+    def _coordinate_sums(self) -> Iterator[_Sums]:
+        """Yield the sums of every coordinate, over all nodes and for each node."""
+
+        def coordinate(place: int) -> _Named:
+            return _Named(f"coordinate {place} in all messages")
+
         total = sum(self._counts.values())
-        yield (
-            (lambda k: f"coordinate {k} in all messages"),
-            self._coordinates,
-            np.full(self._width, float(total)),
-        )
+        yield _Sums(coordinate, self._coordinates, np.full(self._width, float(total)))
         for node, squares in self._of_node.items():
-            yield _coordinate_of(node), squares, np.full(self._width, float(self._counts[node]))
-        for about, says in (
-            ("node", "node {}"),
-            ("place", "draw {} of every node"),
-            ("seed", "the run with seed {}"),
-        ):
-            keys = np.array(
-                [one.run.seed if about == "seed" else getattr(one, about) for one in self._named]
-            )
-            known, inverse, count = np.unique(keys, return_inverse=True, return_counts=True)
-            sums = np.zeros(len(known))
-            np.add.at(sums, inverse, energy[:, 0])
-            yield _called(says, known.tolist()), sums, count.astype(np.float64) * self._width
+            count = float(self._counts[node])
+            yield _Sums(_coordinate_of(node), squares, np.full(self._width, count))
 
-    # --- pairs ---
-
-    def _pairs(self) -> Iterator[Found]:
-        """Yield two draws that are one."""
-        chosen = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)[
-            : math.isqrt(PRODUCTS // FEWEST)
-        ]
-        some, count = [self._draws[k] for k in chosen], len(chosen)
-        rows, signals = (
-            np.stack([self._rows[k] for k in chosen]),
-            np.array([self._signals[k] for k in chosen]),
+    def _grouped(
+        self, energy: Floats, keys: Sequence[int], named: Callable[[int], _Named]
+    ) -> _Sums:
+        """Return sums of the energies of all messages of one key; named: what such a sum is of."""
+        known, inverse, count = np.unique(np.array(keys), return_inverse=True, return_counts=True)
+        sums = np.zeros(len(known))
+        np.add.at(sums, inverse, energy)
+        values: list[int] = known.tolist()
+        return _Sums(
+            lambda place: named(values[place]), sums, count.astype(np.float64) * self._width
         )
+
+    # --- pairs ------------------------------------------------------------------------------------
+
+    def _pairs(self) -> Iterator[Deviation]:
+        """Yield two draws that are one.
+
+        All pairs are compared in blocks of `WIDTH` rows. With many draws fewer columns are, and
+        with very many fewer draws, those of the process that starts anew first.
+        """
+        latest = sorted(range(len(self._draws)), key=lambda k: -self._draws[k].run.process)
+        chosen = latest[: math.isqrt(PRODUCTS // FEWEST)]
+        count = len(chosen)
+        draws = [self._draws[k] for k in chosen]
+        rows = np.stack([self._rows[k] for k in chosen])
+        signals = np.array([self._signals[k] for k in chosen])
         width = min(rows.shape[1], max(FEWEST, PRODUCTS // count**2))
         if count < 2 or width < 2:
             return
-        rows = rows[:, np.linspace(0, rows.shape[1] - 1, width).astype(int)]
+        rows = rows[:, _spread(rows.shape[1], width)]
         size = np.linalg.norm(rows, axis=1)
-        limit = _cosine(LEVEL, count * (count - 1) // 2, width)
-        runs = [one.run for one in some]
-        number = {run: k for k, run in enumerate(dict.fromkeys(runs))}
-        run = np.array([number[one] for one in runs])
-        repeated = np.array([[a.seed == b.seed and a != b for b in number] for a in number])
-        worst, found = 0.0, (0, 0)
+        allowed = _may_be_equal([draw.run for draw in draws])
+        worst = 0.0
+        found = (0, 0)
         for start in range(0, count, WIDTH):
             stop = min(start + WIDTH, count)
             products = np.abs(rows[start:stop] @ rows[:stop].T).astype(float)
+            # Gradients within the tolerance move a product <r, s> by at most |e| |s| + |r| |f|.
             loose = TOLERANCE * (
                 np.outer(signals[start:stop], size[:stop])
                 + np.outer(size[start:stop], signals[:stop])
             )
             scale = np.maximum(np.outer(size[start:stop], size[:stop]), 1e-300)
             cosine = (products - loose) / scale
-            cosine[repeated[run[start:stop]][:, run[:stop]]] = (
-                0.0  # a seed that is run again may draw the same
-            )
+            cosine[allowed(start, stop)] = 0.0
+            # Each pair once, and no draw with itself.
             cosine[np.arange(start, stop)[:, None] <= np.arange(stop)[None, :]] = 0.0
             at = np.unravel_index(int(np.argmax(cosine)), cosine.shape)
             if cosine[at] > worst:
-                worst, found = float(cosine[at]), (int(at[1]), start + int(at[0]))
-        if worst > limit:
-            first, second = sorted((some[k] for k in found), key=lambda one: one.run.process)
+                worst = float(cosine[at])
+                found = (int(at[1]), start + int(at[0]))
+        if worst > _largest_cosine(LEVEL, count * (count - 1) // 2, width):
+            first, second = sorted((draws[k] for k in found), key=lambda draw: draw.run.process)
             yield _same(first, second, worst)
 
-    # --- along a draw ---
+    def _coordinate_pairs(self) -> Iterator[Deviation]:
+        """Yield two coordinates that hold the same noise in all messages."""
+        rows, signals = self._distinct()
+        count, width = rows.shape
+        if count < 2 or width < 2:
+            return
+        size = np.linalg.norm(rows, axis=0)
+        loose = TOLERANCE * float(np.linalg.norm(signals))  # of a column, at most
+        limit = _largest_cosine(LEVEL, width * (width - 1) // 2, count)
+        products = np.abs(rows.T @ rows).astype(float) - loose * (size[:, None] + size[None, :])
+        cosine = products / np.maximum(np.outer(size, size), 1e-300)
+        np.fill_diagonal(cosine, 0.0)
+        at = np.unravel_index(int(np.argmax(cosine)), cosine.shape)
+        if cosine[at] > limit:
+            one, other = sorted(int(self._columns[k]) for k in at)
+            says = f"coordinates {one} and {other} hold the same noise in all messages"
+            yield Deviation(ALONG, f"{says} (correlation {cosine[at]:.2f})")
 
-    def _lags(self) -> Iterator[Found]:
+    def _distinct(self) -> tuple[Floats, Floats]:
+        """Return the draws that are kept, and the norms of their gradients.
+
+        Those of seeds that were run again are left out.
+        """
+        keep = [k for k, draw in enumerate(self._draws) if not draw.run.process]
+        signals = np.array([self._signals[k] for k in keep])
+        if not keep:
+            return np.zeros((0, 0)), signals
+        return np.stack([self._rows[k] for k in keep]), signals
+
+    # --- lags -------------------------------------------------------------------------------------
+
+    def _lags(self) -> Iterator[Deviation]:
         """Yield a distance at which the numbers of a draw are alike."""
         tests = sum((part.stop - part.start) - 1 for part in self._layers.values())
         if tests < 1 or not self._searched:
             return
-        x = math.log(2 * tests / LEVEL)
-        worst, says = 0.0, ""
+        x = math.log(2 * tests / LEVEL)  # sums may be too large in either direction
+        worst = 0.0
+        says = ""
         for name, part in self._layers.items():
             width = part.stop - part.start
             if width < 2:
                 continue
             sums = np.fft.irfft(self._spectra[name], 2 * width)[:width]
+            # Noise that is louder than declared makes all sums larger.
             scale = max(1.0, float(sums[0]) / (self._searched * width))
             products = self._searched * (width - np.arange(1, width, dtype=float))
             over = (np.abs(sums[1:]) - self._loose) / scale - np.sqrt(2 * products * x) - 2 * x
@@ -335,130 +476,128 @@ class Draws:
                 worst = float(over[at] / products[at])
                 alike = float(sums[1 + at]) / float(products[at]) / scale
                 where = f" in {name}" if name else ""
-                says = f"numbers of a message that are {at + 1} apart{where} hold the same noise (correlation {alike:.2f})"
+                says = (
+                    f"numbers of a message that are {at + 1} apart{where} "
+                    f"hold the same noise (correlation {alike:.2f})"
+                )
         if says:
-            yield ALONG, says
+            yield Deviation(ALONG, says)
 
-    def _coordinate_pairs(self) -> Iterator[Found]:
-        """Yield two coordinates that hold the same noise in all messages."""
-        rows, signals = self._distinct()
-        count, width = rows.shape
-        if count < 2 or width < 2:
-            return
-        size = np.linalg.norm(rows, axis=0)
-        loose = TOLERANCE * float(np.linalg.norm(signals))  # of a column, at most
-        limit = _cosine(LEVEL, width * (width - 1) // 2, count)
-        products = np.abs(rows.T @ rows).astype(float) - loose * (size[:, None] + size[None, :])
-        cosine = products / np.maximum(np.outer(size, size), 1e-300)
-        np.fill_diagonal(cosine, 0.0)
-        at = np.unravel_index(int(np.argmax(cosine)), cosine.shape)
-        if cosine[at] > limit:
-            one, other = sorted(int(self._columns[k]) for k in at)
-            yield (
-                ALONG,
-                f"coordinates {one} and {other} hold the same noise in all messages (correlation {cosine[at]:.2f})",
-            )
+    # --- combinations -----------------------------------------------------------------------------
 
-    def _distinct(self) -> tuple[Floats, Floats]:
-        """Return the draws that are kept, without those of seeds that were run again, and the norms of the gradients in them."""
-        keep = [k for k, one in enumerate(self._draws) if not one.run.process]
-        rows = np.stack([self._rows[k] for k in keep]) if keep else np.zeros((0, 0))
-        return rows, np.array([self._signals[k] for k in keep])
-
-    # --- combinations ---
-
-    def _combinations(self) -> Iterator[Found]:
-        """Yield what of nodes, rounds, runs or coordinates is tied together by a fixed combination."""
-        for says, matrix, loose in self._matrices():
-            short, long = matrix.shape
+    def _combinations(self) -> Iterator[Deviation]:
+        """Yield nodes, rounds, runs or coordinates that a fixed combination ties together."""
+        for matrix in self._matrices():
+            short, long = matrix.values.shape
             if short < 2 or long < LONGER * short:
                 continue
-            scale = max(1.0, float(np.linalg.norm(matrix)) / math.sqrt(matrix.size))
-            values = (
-                np.sqrt(np.maximum(np.linalg.eigvalsh((matrix @ matrix.T).astype(float)), 0.0))
-                / scale
-            )
-            slack = math.sqrt(short) + math.sqrt(2 * math.log(2 * MATRICES / LEVEL)) + loose
+            scale = max(1.0, float(np.linalg.norm(matrix.values)) / math.sqrt(matrix.values.size))
+            gram = (matrix.values @ matrix.values.T).astype(float)
+            values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0.0)) / scale
+            # The t of the theorem, at the level of each of `MATRICES` tests.
+            t = math.sqrt(2 * math.log(2 * MATRICES / LEVEL))
+            slack = math.sqrt(short) + t + matrix.loose
+            tied = f"{matrix.rows} are not independent: a combination of them holds"
             if values[0] < math.sqrt(long) - slack:
                 part = values[0] / math.sqrt(long)
-                yield (
-                    TWICE,
-                    f"{says} are not independent: a combination of them holds {part:.2g} of the noise that it should",
-                )
+                yield Deviation(TWICE, f"{tied} {part:.2g} of the noise that it should")
                 return
             if values[-1] > math.sqrt(long) + slack:
                 part = values[-1] / math.sqrt(long)
-                yield (
-                    TWICE,
-                    f"{says} are not independent: a combination of them holds {part:.3g} times the noise that it should",
-                )
+                yield Deviation(TWICE, f"{tied} {part:.3g} times the noise that it should")
                 return
 
-    def _matrices(self) -> Iterator[tuple[str, Floats, float]]:
-        """Yield draws as matrices whose rows should be independent, and by how much gradients may move their singular values."""
+    def _matrices(self) -> Iterator[_Matrix]:
+        """Yield the draws of all runs that have every node and round, as matrices in five ways.
+
+        The draws form a cube of runs, nodes, draws of a node, and coordinates. Its rows are taken
+        along each of these, and along nodes and draws together.
+        """
         at = {
-            (one.run.seed, one.node, one.place): k
-            for k, one in enumerate(self._draws)
-            if not one.run.process
+            (draw.run.seed, draw.node, draw.place): k
+            for k, draw in enumerate(self._draws)
+            if not draw.run.process
         }
         runs: dict[int, set[tuple[int, int]]] = {}
         for seed, node, place in at:
             runs.setdefault(seed, set()).add((node, place))
         nodes = sorted({node for _, node, _ in at})
-        places = min(
-            (
-                sum(1 for one in at if one[0] == seed and one[1] == node)
-                for seed in runs
-                for node in nodes
-            ),
-            default=0,
-        )
+        counts = [
+            sum(owner == node for owner, _ in drawn) for drawn in runs.values() for node in nodes
+        ]
+        places = min(counts, default=0)
         shape = [(node, place) for node in nodes for place in range(places)]
-        whole = [seed for seed, some in runs.items() if some.issuperset(shape)]
+        whole = [seed for seed, drawn in runs.items() if drawn.issuperset(shape)]
         known = [at[seed, node, place] for seed in whole for node, place in shape]
         if not known:
             return
         loose = TOLERANCE * float(np.linalg.norm([self._signals[k] for k in known]))
         flat = np.stack([self._rows[k] for k in known])
         cube = flat.reshape(len(whole), len(nodes), places, -1)
-        for axis, says in enumerate(
-            ("the noise of different runs", "the noise of different nodes", "the draws of a node")
-        ):
-            yield says, np.moveaxis(cube, axis, 0).reshape(cube.shape[axis], -1), loose
-        yield (
-            "the noise of different messages",
-            np.moveaxis(cube, 0, 2).reshape(len(nodes) * places, -1),
-            loose,
+        axes = (
+            "the noise of different runs",
+            "the noise of different nodes",
+            "the draws of a node",
         )
+        for axis, rows in enumerate(axes):
+            values = np.moveaxis(cube, axis, 0).reshape(cube.shape[axis], -1)
+            yield _Matrix(rows, values, loose)
+        messages = np.moveaxis(cube, 0, 2).reshape(len(nodes) * places, -1)
+        yield _Matrix("the noise of different messages", messages, loose)
         some = min(flat.shape[1], JOINT, len(flat) // LONGER)
-        yield (
-            "the coordinates of the noise",
-            flat[:, np.linspace(0, flat.shape[1] - 1, some).astype(int)].T,
-            loose,
-        )
+        coordinates = flat[:, _spread(flat.shape[1], some)].T
+        yield _Matrix("the coordinates of the noise", coordinates, loose)
 
 
-def _cosine(level: float, pairs: int, numbers: int) -> float:
-    """Return the absolute cosine that one of so many pairs of independent vectors exceeds with a chance of `level` at most."""
+def _spread(width: int, some: int) -> Places:
+    """Return some of the columns 0 to width - 1, evenly spaced."""
+    return np.linspace(0, width - 1, some).astype(int)
+
+
+def _may_be_equal(runs: Sequence[Run]) -> Callable[[int, int], NDArray[np.bool_]]:
+    """Return which pairs of draws may be equal: a seed that is run again may draw the same.
+
+    Args:
+        runs: of each draw.
+
+    Returns:
+        A function of a block of rows, start and stop, to a mask (stop - start, stop) over the pairs
+        with earlier draws.
+    """
+    number = {run: k for k, run in enumerate(dict.fromkeys(runs))}
+    of_draw = np.array([number[run] for run in runs])
+    again = np.array([[a.seed == b.seed and a != b for b in number] for a in number])
+
+    def block(start: int, stop: int) -> NDArray[np.bool_]:
+        mask: NDArray[np.bool_] = again[of_draw[start:stop]][:, of_draw[:stop]]
+        return mask
+
+    return block
+
+
+def _largest_cosine(level: float, pairs: int, numbers: int) -> float:
+    """Return the cosine that any of several pairs exceeds with a probability of `level` at most.
+
+    The pairs are of independent vectors of so many standard normal numbers.
+    """
     return math.sqrt(float(beta.isf(level / pairs, 0.5, (numbers - 1) / 2)))
 
 
-def _same(first: _Draw, second: _Draw, cosine: float) -> Found:
+def _same(first: _Draw, second: _Draw, cosine: float) -> Deviation:
     """Say that two draws are alike, and how that may have come about."""
+    nodes = (first.node, second.node)
     says = f"the noise of {second} is that of {first} (correlation {cosine:.2f})"
     if first.run.process != second.run.process:
-        return (
-            PROCESS,
-            f"{says}, each the first run of a process: whoever starts the program knows the noise",
-        )
+        why = "each the first run of a process: whoever starts the program knows the noise"
+        return Deviation(PROCESS, f"{says}, {why}", nodes)
     if first.run.seed != second.run.seed:
-        return RUNS, f"{says}: it is not drawn anew, so whoever knows one run can take it away"
-    return TWICE, says
+        why = "it is not drawn anew, so whoever knows one run can take it away"
+        return Deviation(RUNS, f"{says}: {why}", nodes)
+    return Deviation(TWICE, says, nodes)
 
 
-def _coordinate_of(node: int) -> Names:
-    return lambda k: f"coordinate {k} in all messages of node {node}"
+def _coordinate_of(node: int) -> Callable[[int], _Named]:
+    def named(place: int) -> _Named:
+        return _Named(f"coordinate {place} in all messages of node {node}", (node,))
 
-
-def _called(says: str, known: Sequence[int]) -> Names:
-    return lambda k: says.format(known[k])
+    return named

@@ -1,39 +1,99 @@
-"""The messages that a protocol declares, and in what a recording differs from them."""
+"""The messages that a protocol declares, and how a recording differs from them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from leakaudit.adversary import Adversary
+from leakaudit.gate.deviation import Deviation
 from leakaudit.protocols.declared import protocol_of
 from leakaudit.relations import Relations
-from leakaudit.trace import Trace
+from leakaudit.trace import Messages, Trace
 from leakaudit.traces import gaps
 
-Key = tuple[int, int, int, str]  # round, src, dst, kind
-Finding = tuple[str, str]  # what it is about, and the sentence
-
-LONG = 64  # rounds that are declared one by one; of a protocol whose rounds are alike, later ones are compared with the last of them
-LOOKED, PART = 64, 1 << 16  # payloads whose number format is looked at, and how much of one
+# Rounds that are declared one by one. If a protocol's rounds are alike, later ones are compared
+# with the last of them. A choice.
+LONG = 64
+# Payloads of a part of a trace whose number format is looked at, and numbers of each: a choice,
+# four million at most.
+LOOKED = 64
+PART = 1 << 16
 FEW = 64  # numbers from which on a format is recognised: one float32 in 2^13 is a float16 by chance
-ROWS = 1 << 32  # more than a part of a trace has payloads
 NARROW = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Key(NamedTuple):
+    """What identifies a message.
+
+    Attributes:
+        round: in which it was sent.
+        src: sender.
+        dst: receiver.
+        kind: as the protocol names it.
+    """
+
+    round: int
+    src: int
+    dst: int
+    kind: str
+
+    def __str__(self) -> str:
+        """Name the message in a sentence."""
+        return f"{self.kind!r} {self.src} -> {self.dst} of round {self.round}"
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """Nodes that the name contains."""
+        return self.src, self.dst
+
+
+class Post(NamedTuple):
+    """What identifies a message on a public board, which has no receivers.
+
+    Attributes:
+        round: in which it was sent.
+        src: sender.
+        kind: as the protocol names it.
+    """
+
+    round: int
+    src: int
+    kind: str
 
 
 @dataclass(frozen=True)
 class Message:
-    """One declared message. dst: its receivers, None for a public board. secure: closed to a tap by the protocol itself."""
+    """One declared message.
+
+    Attributes:
+        round: in which it is sent.
+        src: sender.
+        dst: receivers, None for a public board.
+        kind: as the protocol names it.
+        secure: whether the protocol itself closes it to a tap.
+    """
 
     round: int
     src: int
     dst: tuple[int, ...] | None
     kind: str
     secure: bool
+
+    @property
+    def post(self) -> Post:
+        """What identifies it whatever its receivers."""
+        return Post(self.round, self.src, self.kind)
+
+    @property
+    def keys(self) -> list[Key]:
+        """What identifies each copy; none on a public board."""
+        return [Key(self.round, self.src, dst, self.kind) for dst in self.dst or ()]
 
 
 @dataclass(frozen=True)
@@ -45,7 +105,8 @@ class Expected:
         last: the last of these rounds.
         repeats: whether each later round sends what the last one does.
         relations: the declaration itself.
-        coarse: kinds whose channel is declared to round, so that few distinct numbers are no surprise.
+        coarse: kinds whose channel is declared to round, so that few distinct numbers are no
+            surprise.
     """
 
     messages: tuple[Message, ...]
@@ -56,219 +117,276 @@ class Expected:
 
     @classmethod
     def of(cls, trace: Trace) -> Expected:
-        """Return what the protocol of a trace sends at the constants and the schedule that the trace names.
+        """Return what the protocol of a trace sends at the trace's constants and schedule.
+
+        Args:
+            trace: the recording.
 
         Raises:
-            LeakauditError: the protocol is not registered, or cannot be declared with these constants.
+            LeakauditError: the protocol is not registered, or cannot be declared with these
+                constants.
         """
         protocol = protocol_of(trace, trace.rounds)
         repeats = protocol.victim.stationary and trace.rounds > LONG
-        relations = (
-            protocol.victim.relations(trace.graph, LONG, trace.public)
-            if repeats
-            else protocol.whole
-        )
-        sent = [v for v in relations.vectors if v.kind == "message"]
-        messages = tuple(Message(v.round, v.owner or 0, v.dst, v.name, v.secure) for v in sent)
-        return cls(
-            messages,
-            LONG if repeats else trace.rounds,
-            repeats,
-            relations,
-            frozenset(v.name for v in sent if v.std),
-        )
+        if repeats:
+            relations = protocol.victim.relations(trace.graph, LONG, trace.public)
+        else:
+            relations = protocol.whole
+        sent = [vector for vector in relations.vectors if vector.kind == "message"]
+        messages = [
+            Message(vector.round, vector.owner or 0, vector.dst, vector.name, vector.secure)
+            for vector in sent
+        ]
+        coarse = frozenset(vector.name for vector in sent if vector.std)
+        last = LONG if repeats else trace.rounds
+        return cls(tuple(messages), last, repeats, relations, coarse)
+
+    @property
+    def boards(self) -> set[Post]:
+        """Messages on public boards."""
+        return {message.post for message in self.messages if message.dst is None}
 
 
 def differences(
     trace: Trace, expected: Expected, adversaries: Sequence[Adversary], secure: Sequence[str]
-) -> Iterator[Finding]:
-    """Yield in what a recording differs from what its protocol sends, whatever the messages hold.
+) -> Iterator[Deviation]:
+    """Yield how a recording differs from what its protocol sends, whatever the messages hold.
 
     Args:
         trace: the recording.
         expected: of the same protocol, constants and schedule.
-        adversaries: a recording may leave out what none of them hears.
-        secure: kinds of messages that somebody says are encrypted.
+        adversaries: a recording may leave out what none of them observes.
+        secure: kinds of messages that are said to be encrypted where the program runs.
     """
     sent = _sent(trace)
     if not sent and (expected.messages or trace.rounds < 1):
-        yield (
-            "empty",
-            "no message was recorded, so nobody was shown anything; call recorder.send for everything that travels",
+        says = (
+            "no message was recorded, so nobody was shown anything; "
+            "call recorder.send for everything that travels"
         )
+        yield Deviation("empty", says)
         return
     yield from _undeclared(sent, expected)
     yield from _missing(sent, expected, adversaries)
     yield from _later(sent, expected)
-    if again := sorted(key for key, count in sent.items() if count > 1):
-        yield (
-            "repeated",
-            f"{len(again)} messages were recorded more than once, the first is {_named(again[0])}",
-        )
+    yield from _repeated(sent)
     yield from _copies(trace, expected)
-    planned = trace.provenance.get("planned")
-    if isinstance(planned, int) and trace.rounds < planned:
-        yield (
-            "rounds",
-            f"the recording ends after round {trace.rounds} of {planned} that it announces; record all of them",
-        )
+    yield from _cut_short(trace)
     for said in gaps.sentences(trace)[:1]:
-        yield "gaps", said
+        yield Deviation("gaps", said)
     yield from _closed(trace, expected, secure)
     yield from _payloads(trace, expected)
 
 
+# --- which messages -------------------------------------------------------------------------------
+
+
 def _sent(trace: Trace) -> Counter[Key]:
-    """Count messages by (round, src, dst, kind)."""
+    """Count messages by what identifies them."""
     found = Counter[Key]()
-    for m in trace.messages:
-        columns = (c.tolist() for c in (m.round, m.src, m.dst, m.kind))
-        found.update((t, i, j, m.kinds[k]) for t, i, j, k in zip(*columns, strict=True))
+    for messages in trace.messages:
+        found.update(_keys(messages))
     return found
 
 
-def _named(key: Key) -> str:
-    round, src, dst, kind = key
-    return f"{kind!r} {src} -> {dst} of round {round}"
+def _keys(messages: Messages) -> Iterator[Key]:
+    """Yield what identifies each message of a part of a trace, in its order."""
+    rounds = messages.round.tolist()
+    sources = messages.src.tolist()
+    receivers = messages.dst.tolist()
+    kinds = messages.kind.tolist()
+    for round, src, dst, kind in zip(rounds, sources, receivers, kinds, strict=True):
+        yield Key(round, src, dst, messages.kinds[kind])
 
 
-def _undeclared(sent: Counter[Key], expected: Expected) -> Iterator[Finding]:
+def _undeclared(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
     """Find messages that the protocol does not send."""
-    boards = {(m.round, m.src, m.kind) for m in expected.messages if m.dst is None}
-    allowed = {(m.round, m.src, j, m.kind) for m in expected.messages for j in m.dst or ()}
-    extra = [key for key in sent if key not in allowed and (key[0], key[1], key[3]) not in boards]
+    boards = expected.boards
+    allowed = {key for message in expected.messages for key in message.keys}
+    extra = [
+        key
+        for key in sent
+        if key not in allowed and Post(key.round, key.src, key.kind) not in boards
+    ]
     if expected.repeats:
-        extra = [key for key in extra if key[0] <= expected.last]
-    if extra:
-        kinds = ", ".join(sorted({repr(m.kind) for m in expected.messages}))
-        says = f"{len(extra)} of {len(sent)} recorded messages are not of the declared protocol, the first is {_named(min(extra))}"
-        yield (
-            "undeclared",
-            f"{says}; it sends {kinds} in rounds {_rounds(expected)}: check kinds, rounds, ends and constants",
-        )
-
-
-def _rounds(expected: Expected) -> str:
-    return f"{min((m.round for m in expected.messages), default=0)} to {expected.last}"
+        extra = [key for key in extra if key.round <= expected.last]
+    if not extra:
+        return
+    first = min(extra)
+    kinds = ", ".join(sorted({repr(message.kind) for message in expected.messages}))
+    begin = min((message.round for message in expected.messages), default=0)
+    says = (
+        f"{len(extra)} of {len(sent)} recorded messages are not of the declared protocol, "
+        f"the first is {first}; it sends {kinds} in rounds {begin} to {expected.last}: "
+        "check kinds, rounds, ends and constants"
+    )
+    yield Deviation("undeclared", says, first.nodes)
 
 
 def _missing(
     sent: Counter[Key], expected: Expected, adversaries: Sequence[Adversary]
-) -> Iterator[Finding]:
-    """Find messages that the protocol sends, that an adversary of the check hears, and that the recording does not hold."""
-    there = {(t, i, k) for t, i, _, k in sent}
+) -> Iterator[Deviation]:
+    """Find messages that the protocol sends, and that the recording does not hold.
+
+    Those that no adversary of the check observes may be missing.
+    """
+    posted = {Post(key.round, key.src, key.kind) for key in sent}
     lost: list[Key] = []
-    for m in expected.messages:
-        if m.dst is None:
-            if (m.round, m.src, m.kind) not in there:
-                lost.append((m.round, m.src, m.src, m.kind))
+    for message in expected.messages:
+        if message.dst is None:
+            if message.post not in posted:
+                lost.append(Key(message.round, message.src, message.src, message.kind))
             continue
-        for j in m.dst:
-            key = (m.round, m.src, j, m.kind)
-            if key not in sent and any(_hears(who, m.src, j, m.secure) for who in adversaries):
+        for key in message.keys:
+            heard = any(
+                who.observes(key.src, key.dst, secure=message.secure) for who in adversaries
+            )
+            if heard and key not in sent:
                 lost.append(key)
     if lost:
-        says = f"{len(lost)} messages that the protocol sends were not recorded, the first is {_named(min(lost))}"
-        yield (
-            "missing",
-            f"{says}; an attack on the rest tells nothing of a program that sends all of them",
+        first = min(lost)
+        says = (
+            f"{len(lost)} messages that the protocol sends were not recorded, the first is "
+            f"{first}; an attack on the rest tells nothing of a program that sends all of them"
         )
+        yield Deviation("missing", says, first.nodes)
 
 
-def _hears(who: Adversary, src: int, dst: int, secure: bool) -> bool:
-    if src in who.corrupt or dst in who.corrupt:
-        return True
-    if secure:
-        return False
-    return who.hears == "all" or (src, dst) in who.hears
-
-
-def _later(sent: Counter[Key], expected: Expected) -> Iterator[Finding]:
+def _later(sent: Counter[Key], expected: Expected) -> Iterator[Deviation]:
     """Compare the rounds after those that were declared with the last of these."""
     if not expected.repeats:
         return
     found: dict[int, set[tuple[int, int, str]]] = {}
-    for t, i, j, k in sent:
-        if t >= expected.last:
-            found.setdefault(t, set()).add((i, j, k))
+    for key in sent:
+        if key.round >= expected.last:
+            found.setdefault(key.round, set()).add((key.src, key.dst, key.kind))
     wanted = found.get(expected.last, set())
-    if wrong := sorted(t for t, some in found.items() if some != wanted):
-        yield (
-            "rounds",
-            f"round {wrong[0]} has other messages than round {expected.last}, and the protocol's rounds are alike",
+    wrong = sorted(round for round, some in found.items() if some != wanted)
+    if wrong:
+        says = (
+            f"round {wrong[0]} has other messages than round {expected.last}, "
+            "and the protocol's rounds are alike"
         )
+        yield Deviation("rounds", says)
 
 
-def _copies(trace: Trace, expected: Expected) -> Iterator[Finding]:
-    """Find a vector that the protocol sends to several receivers, and of which they got different copies."""
-    groups: dict[Key, int] = {}  # message -> the declared vector that it carries, by its place
-    boards: dict[tuple[int, int, str], int] = {}
-    for place, m in enumerate(expected.messages):
-        if m.dst is None:
-            boards[m.round, m.src, m.kind] = place
-        elif len(m.dst) > 1:
-            groups.update({(m.round, m.src, j, m.kind): place for j in m.dst})
-    first: dict[tuple[int, int], tuple[Key, int, Tensor]] = {}
+def _repeated(sent: Counter[Key]) -> Iterator[Deviation]:
+    """Find messages that were recorded more than once."""
+    again = [key for key, count in sent.items() if count > 1]
+    if again:
+        first = min(again)
+        says = f"{len(again)} messages were recorded more than once, the first is {first}"
+        yield Deviation("repeated", says, first.nodes)
+
+
+def _cut_short(trace: Trace) -> Iterator[Deviation]:
+    """Find a recording that ends before the last round that it announces."""
+    planned = trace.provenance.get("planned")
+    if isinstance(planned, int) and trace.rounds < planned:
+        says = (
+            f"the recording ends after round {trace.rounds} of {planned} that it announces; "
+            "record all of them"
+        )
+        yield Deviation("rounds", says)
+
+
+def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator[Deviation]:
+    """Find messages that only the program, not the protocol or the check, marks as encrypted."""
+    allowed = {message.kind for message in expected.messages if message.secure} | set(secure)
+    marked = set[str]()
+    for messages in trace.messages:
+        kinds = messages.kind[messages.secure].unique().tolist()
+        marked |= {messages.kinds[kind] for kind in kinds}
+    undeclared = sorted(marked - allowed)
+    if undeclared:
+        says = (
+            f"messages of kind {undeclared[0]!r} are recorded as encrypted, so they were kept "
+            "from everybody who taps a wire; no recording can show that: "
+            f"if they are, say so with secure = {undeclared} in the check"
+        )
+        yield Deviation("secure", says)
+
+
+# --- what they hold -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A recorded message that carries a declared vector; part and row locate its payload."""
+
+    key: Key
+    part: int
+    row: int
+    payload: Tensor
+
+
+def _copies(trace: Trace, expected: Expected) -> Iterator[Deviation]:
+    """Find a vector that is declared to go to several receivers, who got different copies."""
+    vectors: dict[Key, int] = {}  # message -> place of the declared message that it is a copy of
+    boards: dict[Post, int] = {}
+    for place, message in enumerate(expected.messages):
+        if message.dst is None:
+            boards[message.post] = place
+        elif len(message.dst) > 1:
+            vectors.update(dict.fromkeys(message.keys, place))
+    first: dict[tuple[int, int], _Copy] = {}  # round and place -> the copy that was met first
     for part, sent in enumerate(trace.messages):
-        columns = (c.tolist() for c in (sent.round, sent.src, sent.dst, sent.kind, sent.row))
-        for t, i, j, k, row in zip(*columns, strict=True):
-            round = min(t, expected.last) if expected.repeats else t
-            key, kind = (t, i, j, sent.kinds[k]), sent.kinds[k]
-            found = groups.get((round, i, j, kind), boards.get((round, i, kind)))
-            if found is None:
+        for key, row in zip(_keys(sent), sent.row.tolist(), strict=True):
+            round = key.round
+            if expected.repeats:
+                round = min(round, expected.last)
+            place_found = vectors.get(Key(round, key.src, key.dst, key.kind))
+            if place_found is None:
+                place_found = boards.get(Post(round, key.src, key.kind))
+            if place_found is None:
                 continue
-            other, where, payload = first.setdefault(
-                (t, found), (key, part * ROWS + row, sent.payload[row])
-            )
-            if where != part * ROWS + row and not torch.equal(payload, sent.payload[row]):
-                says = f"{_named(other)} and {_named(key)} hold different numbers, and the protocol sends one vector to both"
-                yield (
-                    "copies",
-                    f"{says}; record what each of them gets, and declare a protocol that sends it",
+            copy = _Copy(key, part, row, sent.payload[row])
+            other = first.setdefault((key.round, place_found), copy)
+            same_payload = (other.part, other.row) == (part, row)
+            if not same_payload and not torch.equal(other.payload, copy.payload):
+                says = (
+                    f"{other.key} and {key} hold different numbers, and the protocol sends one "
+                    "vector to both; record what each of them gets, "
+                    "and declare a protocol that sends it"
                 )
+                yield Deviation("copies", says, (*other.key.nodes, *key.nodes))
                 return
 
 
-def _closed(trace: Trace, expected: Expected, secure: Sequence[str]) -> Iterator[Finding]:
-    """Find messages that are marked as encrypted, by the program alone."""
-    allowed = {m.kind for m in expected.messages if m.secure} | set(secure)
-    marked = set[str]()
-    for m in trace.messages:
-        marked |= {m.kinds[k] for k in m.kind[m.secure].unique().tolist()}
-    if undeclared := sorted(marked - allowed):
-        says = f"messages of kind {undeclared[0]!r} are recorded as encrypted, so they were kept from everybody who taps a wire"
-        yield (
-            "secure",
-            f"{says}; no recording can show that: if they are, say so with secure = {undeclared} in the check",
-        )
-
-
-def _payloads(trace: Trace, expected: Expected) -> Iterator[Finding]:
-    """Find numbers that are none, and numbers in a narrower format than the recording's."""
-    for m in trace.messages:
-        bad = (~torch.isfinite(m.payload)).any(dim=1)
+def _payloads(trace: Trace, expected: Expected) -> Iterator[Deviation]:
+    """Find numbers that are not finite, and numbers in a narrower format than the recording's."""
+    for messages in trace.messages:
+        bad = (~torch.isfinite(messages.payload)).any(dim=1)
         if bool(bad.any()):
-            yield (
-                "values",
-                f"{int(bad.sum())} of {len(bad)} payloads hold NaN or infinity, which no attack can use",
-            )
+            count = f"{int(bad.sum())} of {len(bad)}"
+            says = f"{count} payloads hold NaN or infinity, which no attack can use"
+            yield Deviation("values", says)
             return
     if expected.coarse:
         return
-    numbers = torch.cat([_some(m.payload) for m in trace.messages])
+    numbers = torch.cat([_some(messages.payload) for messages in trace.messages])
     if len(numbers) < FEW:
         return
     for narrow in NARROW:
-        if narrow.itemsize < trace.dtype.itemsize and bool(
-            (numbers.to(narrow).to(numbers.dtype) == numbers).all()
-        ):
-            names = [str(d).removeprefix("torch.") for d in (narrow, trace.dtype)]
-            says = f"all messages hold {names[0]} numbers and are recorded as {names[1]}: what is heard is rounded more than declared"
-            yield "values", f"{says}; record with dtype=torch.{names[0]} if they travel so"
+        if narrow.itemsize >= trace.dtype.itemsize:
+            continue
+        if bool((numbers.to(narrow).to(numbers.dtype) == numbers).all()):
+            short = _dtype_name(narrow)
+            says = (
+                f"all messages hold {short} numbers and are recorded as "
+                f"{_dtype_name(trace.dtype)}: what is heard is rounded more than declared; "
+                f"record with dtype=torch.{short} if they travel so"
+            )
+            yield Deviation("values", says)
             return
 
 
+def _dtype_name(dtype: torch.dtype) -> str:
+    """Return the name without its module, as ``float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
 def _some(payload: Tensor) -> Tensor:
-    """Return numbers of some payloads, without those that every format holds: 0, whole numbers, multiples of 1/256."""
+    """Return numbers of some payloads, without multiples of 1/256, which every format holds."""
     rows = payload[:: max(1, len(payload) // LOOKED)][:LOOKED, :PART].flatten()
     return rows[rows * 256 != (rows * 256).round()]

@@ -17,28 +17,70 @@ from leakaudit.trace import Json
 
 
 def configured(folder: Path) -> Gate:
-    """Read the gate of a folder, every key of its configuration checked; raises LeakauditError where there is none."""
+    """Read the gate of a folder, every key of its configuration checked.
+
+    Args:
+        folder: of the configuration.
+
+    Raises:
+        LeakauditError: there is none, or something in it is wrong.
+    """
     settings.resolve({}, folder, {})
     return load(folder)
 
 
 def compared(gate: Gate) -> Baseline | None:
-    """Return what the gate compares with; None where it has no baseline, an empty one where the file is not there."""
+    """Return the baseline of a gate.
+
+    Args:
+        gate: names the file.
+
+    Returns:
+        None if the gate has no baseline, an empty one if the file does not exist.
+
+    Raises:
+        LeakauditError: the file is not a baseline.
+    """
     path = gate.baseline_path
-    return None if path is None else baseline.read(path) if path.is_file() else Baseline()
+    if path is None:
+        return None
+    if not path.is_file():
+        return Baseline()
+    return baseline.read(path)
 
 
 def write(judged: Judged, folder: Path) -> dict[str, Json]:
-    """Write results.json into `folder` whole or not at all, and return it."""
+    """Write results.json, whole or not at all.
+
+    Args:
+        judged: a run of a gate.
+        folder: in which it is written.
+
+    Returns:
+        The record.
+
+    Raises:
+        LeakauditError: nothing was recorded, or the file cannot be written.
+    """
     made = record.build(judged)
     record_file.write(folder / "results.json", made)
     return made
 
 
 def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline, Baseline]:
-    """Run the gate and write what it measured to the baseline; returns the run, the baseline before and after.
+    """Run the gate and write what it measured to the baseline.
 
-    Raises LeakauditError, with the file as it was, where a control failed, the run was cut short, or no reason is given.
+    Args:
+        gate: names the file.
+        options: of the run.
+        reason: of the change, not empty.
+
+    Returns:
+        The run, and the baseline before and after.
+
+    Raises:
+        LeakauditError: a control failed, the run was cut short, or no reason is given; the file
+            stays as it was.
     """
     path = gate.baseline_path
     if path is None:
@@ -55,27 +97,45 @@ def update(gate: Gate, options: Options, reason: str) -> tuple[Judged, Baseline,
 
 
 def from_results(path: Path) -> Baseline:
-    """Read what a run of a gate measured, from its results.json, or another baseline."""
-    if '"leakaudit.baseline"' in (
-        path.read_text(errors="replace")[:10_000] if path.is_file() else ""
-    ):
+    """Read what a run of a gate measured.
+
+    Args:
+        path: of its results.json, or of another baseline.
+
+    Raises:
+        LeakauditError: the file is neither.
+    """
+    if _is_baseline(path):
         return baseline.read(path)
     made = record_file.read(path)
     if made["kind"] != "check":
-        raise LeakauditError(
-            f"{path}: expected the results.json of 'leakaudit check' or a baseline, got one of '{made['kind']}'"
-        )
+        expected = "expected the results.json of 'leakaudit check' or a baseline"
+        raise LeakauditError(f"{path}: {expected}, got one of '{made['kind']}'")
     cells = {}
     for cell in made["gate"]["cells"]:
-        samples = {m: list(v["samples"]) for m, v in cell["measures"].items()}
+        samples = {name: list(column["samples"]) for name, column in cell["measures"].items()}
         cells[cell["name"]] = baseline.block(cell["digest"], cell["seeds"], samples)
-    return Baseline(
-        cells, made["summary"], made["provenance"]["started"], made["provenance"]["versions"]
-    )
+    origin = made["provenance"]
+    return Baseline(cells, made["summary"], origin["started"], origin["versions"])
+
+
+def _is_baseline(path: Path) -> bool:
+    """Return whether a file names a baseline's format, even if it is damaged."""
+    if not path.is_file():
+        return False
+    return f'"{baseline.FORMAT}"' in path.read_text(errors="replace")
 
 
 def starter(path: Path, text: str) -> None:
-    """Write a new file; raises LeakauditError where one is there."""
+    """Write a new file.
+
+    Args:
+        path: of the file.
+        text: that it holds.
+
+    Raises:
+        LeakauditError: the file exists already.
+    """
     if path.exists():
         raise LeakauditError(f"{path} is there already; edit it, or move it away first")
     with replacing(path) as file:

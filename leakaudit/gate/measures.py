@@ -1,4 +1,4 @@
-"""What a gate counts: numbers that grow with what an attack got, one a seed."""
+"""What a gate counts: numbers that grow with what an attack obtained, one per seed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,24 @@ from leakaudit.errors import LeakauditError
 if TYPE_CHECKING:
     from leakaudit.scoring.scoring import Score
 
-VERSION = 1  # of the definitions below; another one makes a baseline not comparable
+VERSION = 1  # of the definitions below; a baseline of another version is not comparable
 AGGREGATES = ("worst", "p95", "mean")
-CAP = 200.0  # dB
+# Largest gain, in dB, so that an exact recovery has a finite mean with others. A choice: float64
+# resolves a relative error of 1e-16, which is 320 dB below 1, and float32 one of 6e-8, which is 144
+# dB.
+CAP = 200.0
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of one run. share: it is the share of the records, else the worst record's. tolerance: growth that is none."""
+    """A number of one run.
+
+    Attributes:
+        unit: written after the value, "" for none.
+        share: whether it is a share of the records; else it is the worst record's value.
+        tolerance: growth over the baseline that is not counted.
+        means: its definition.
+    """
 
     unit: str
     share: bool
@@ -29,88 +39,114 @@ class Measure:
 
 
 BETTER = "0 unless it is nearer than the mean of all other records, which anybody could guess"
+_GAIN = "20 log10 of how much nearer than that mean the best record was got, from 0 to 200"
+_IDENTIFIED = (
+    "share of the records whose reconstruction is nearer to them than to every other record"
+)
+
+# The tolerances are choices: differences that no reader of a report would call another outcome. 1
+# dB is an error that is smaller by a ninth; bit-identical recovery has no tolerance, because it
+# does not happen by chance.
 MEASURES = {
-    "gain": Measure(
-        "dB",
-        False,
-        1.0,
-        "20 log10 of how much nearer than that mean the best record was got, from 0 to 200",
-    ),
+    "gain": Measure("dB", False, 1.0, _GAIN),
     "psnr": Measure("dB", False, 1.0, f"PSNR of the best record, {BETTER}"),
     "ssim": Measure("", False, 0.05, f"SSIM of the best record, {BETTER}"),
     "recovered": Measure(
         "", False, 0.05, f"1 - |found - true| / |true| of the best record, {BETTER}"
     ),
     "exact": Measure("", True, 0.0, "share of the records that were recovered bit for bit"),
-    "identified": Measure(
-        "",
-        True,
-        0.1,
-        "share of the records whose reconstruction is nearer to them than to every other record",
-    ),
+    "identified": Measure("", True, 0.1, _IDENTIFIED),
     "labels": Measure("", True, 0.1, "share of the records' labels that were found"),
 }
 
 
 def values(guess: Score, found: Score | None) -> dict[str, list[float]]:
-    """Return each measure of every record of a node; guess: the score of the mean of all others; found: None where nothing was.
+    """Return each measure of every record of a node.
 
-    What this data has no measure of is left out.
+    Args:
+        guess: score of the mean of all other records, which anybody could guess.
+        found: score of the reconstruction; None if there is none.
+
+    Returns:
+        Measure -> one value per record. Measures that this kind of data does not have are left out.
     """
     size = len(guess.matched)
     absent = {name for name in ("psnr", "ssim", "exact") if getattr(guess, name) is None}
     out = {name: [0.0] * size for name in MEASURES if name not in absent}
     if found is None:
         return out
-    gains = [
-        _gain(g, f)
-        for g, f in zip(
-            guess.relative_error or (), found.relative_error or (None,) * size, strict=True
-        )
-    ]
-    for name in ("psnr", "ssim"):
-        if (column := getattr(found, name)) is not None:
-            out[name] = [
-                max(0.0, v or 0.0) * (gain > 0) for v, gain in zip(column, gains, strict=True)
-            ]
+    nothing = (None,) * size
+    errors = found.relative_error or nothing
+    guessed = guess.relative_error or ()
+    gains = [_gain(g, f) for g, f in zip(guessed, errors, strict=True)]
     out["gain"] = gains
-    out["recovered"] = [
-        max(0.0, 1.0 - (v or 0.0)) * (gain > 0)
-        for v, gain in zip(found.relative_error or (None,) * size, gains, strict=True)
-    ]
-    for name in ("exact", "identified"):
-        if (yes := getattr(found, name)) is not None:
-            out[name] = [float(bool(v)) for v in yes]
+    for name, column in (("psnr", found.psnr), ("ssim", found.ssim)):
+        if column is not None:
+            out[name] = _if_nearer([value or 0.0 for value in column], gains)
+    out["recovered"] = _if_nearer([1.0 - (error or 0.0) for error in errors], gains)
+    for name, matches in (("exact", found.exact), ("identified", found.identified)):
+        if matches is not None:
+            out[name] = [float(bool(match)) for match in matches]
     out["labels"] = [found.labels_found or 0.0] * size
     return out
 
 
+def _if_nearer(column: Sequence[float], gains: Sequence[float]) -> list[float]:
+    """Return values of at least 0, and 0 for records that are no nearer than a guess."""
+    return [max(0.0, value) * (gain > 0) for value, gain in zip(column, gains, strict=True)]
+
+
 def _gain(guess: float | None, found: float | None) -> float:
-    """Return 20 log10 of the ratio of two errors, from 0 to `CAP`; 0 where nothing was found."""
+    """Return 20 log10 of the ratio of two errors, from 0 to `CAP`; 0 if nothing was found."""
     if guess is None or found is None or not found < guess:
         return 0.0
-    return min(CAP, 20 * math.log10(guess / found)) if found else CAP
+    if not found:
+        return CAP
+    return min(CAP, 20 * math.log10(guess / found))
 
 
 def sample(name: str, records: Sequence[float]) -> float:
-    """Return the number of one run: the share of its records, or the worst of them."""
+    """Return the number of one run: the share of its records, or the worst of them.
+
+    Args:
+        name: of the measure.
+        records: its value for each record of the attacked nodes.
+
+    Raises:
+        LeakauditError: there is no record.
+    """
     if not records:
-        raise LeakauditError(
-            f"{name}: expected at least one record of an attacked node in the truth, got none"
-        )
-    return statistics.fmean(records) if MEASURES[name].share else max(records)
+        expected = "expected at least one record of an attacked node in the truth, got none"
+        raise LeakauditError(f"{name}: {expected}")
+    if MEASURES[name].share:
+        return statistics.fmean(records)
+    return max(records)
 
 
 def aggregate(how: str, samples: Sequence[float]) -> float:
-    """Return the worst sample, their mean, or the 95th percentile (the smallest one that 95 % do not exceed)."""
+    """Return one number for all seeds.
+
+    Args:
+        how: ``worst``, ``mean``, or ``p95``, the smallest sample that 95 % of all samples do not
+            exceed.
+        samples: one per seed.
+    """
     ordered = sorted(samples)
     if how == "mean":
         return statistics.fmean(ordered)
-    return ordered[-1] if how == "worst" else ordered[-(len(ordered) * 5 // 100) - 1]
+    if how == "worst":
+        return ordered[-1]
+    above = len(ordered) * 5 // 100  # samples that may exceed it
+    return ordered[-above - 1]
 
 
 def text(name: str, value: float) -> str:
-    """Write a value with its unit."""
+    """Write a value with its unit.
+
+    Args:
+        name: of the measure; one that is not in `MEASURES` has no unit.
+        value: of the measure.
+    """
     measure = MEASURES.get(name)
     if measure is None:
         return f"{value:.4g}"

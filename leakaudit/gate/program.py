@@ -1,9 +1,13 @@
-"""The program under test, in a process of its own, so that each of its ways to end is known and none of them is a verdict.
+"""The program under test, in a process of its own.
 
-What else calls a user's code (a model's factory, a plugin) is rehearsed in such a process, or may not end this one.
+So each way in which it can end is known, and none of them is a verdict.
 
-A run counts only if the function returns and leaves a finished recording. Whatever else happens (an exception, sys.exit, os._exit, a
-signal, a time-out) is a `ProgramError`, which ends the gate with code 4. What the program prints goes to stderr.
+Other code of a user (a model's factory, a plugin) is rehearsed in such a process, or kept from
+ending this one.
+
+A run counts only if the function returns and leaves a finished recording. Anything else (an
+exception, sys.exit, os._exit, a signal, a time-out) is a `ProgramError`, which ends the gate with
+code 4. What the program prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -21,68 +25,106 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 import torch
 
 from leakaudit._util import forks
 from leakaudit.errors import LeakauditError, ProgramError, suggest
-from leakaudit.gate.config import Check
+from leakaudit.gate.config import Check, Function
 
-Function = Callable[[int, Path], object]
-RETURNED, REFUSED, FAILED = "returned", "refused", "failed"  # what a process answers
-POLL = 0.5  # seconds between two looks at whether the process is alive, where its end does not announce itself
-ENDED = 77  # exit code of a rehearsal that came to its end
+# Seconds between two looks at whether the process is alive, where its end does not announce itself.
+# A choice: short beside a time-out, long beside the look.
+POLL = 0.5
+GRACE = 5.0  # seconds that a program has to clean up after its last run; a choice
+# Exit code of a rehearsal that came to its end: no signal, and no code that Python itself uses.
+ENDED = 77
 NOTHING = "nothing was judged"
-GRACE = 5.0  # seconds that a program has to clean up after its last run
+
+
+class Word(Enum):
+    """How something ended in the other process."""
+
+    RETURNED = "returned"
+    REFUSED = "refused"  # by leakaudit itself
+    FAILED = "failed"
+
+
+Order = tuple[int, str]  # a seed, and the path of its recording
+Answer = tuple[Word, str]  # how it ended, and why
+if TYPE_CHECKING:
+    Parent = Connection[Order, Answer]  # the end of this process
+    Child = Connection[Answer, Order]  # the end of the program's process
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the process works: the configuration's folder, the working directory, the environment and the threads of its parent."""
+    """Where a process works, taken over from its parent.
+
+    Attributes:
+        folder: of the configuration; modules are looked for there first.
+        directory: the working directory.
+        environment: its variables.
+        threads: of the tensor library.
+    """
 
     folder: str
     directory: str
     environment: dict[str, str]
     threads: int
 
+    @classmethod
+    def here(cls, folder: Path) -> _Place:
+        """Return the place of this process."""
+        return cls(str(folder.resolve()), os.getcwd(), dict(os.environ), torch.get_num_threads())
+
+    def settle(self) -> None:
+        """Take over directory, environment and threads; what is printed goes to stderr."""
+        os.dup2(2, 1)  # a program's own output must not mix with a report on stdout
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self.directory)
+        torch.set_num_threads(self.threads)
+
 
 class Program:
-    """The function of a check, imported in its own process and called with one seed after the other.
+    """The function of a check, in its own process, called with one seed after the other.
 
-    A function that is named, ``module:function``, is imported by a process that has nothing of this one but torch. A function object,
-    which only a test can give, runs in a fork of this process.
+    A function that is named, ``module:function``, is imported by a process that inherits nothing of
+    this one but torch. A function object, which only a test can give, runs in a fork of this
+    process.
 
     Args:
         check: names the function.
         folder: of the configuration; modules are looked for there first.
 
     Raises:
-        LeakauditError: the function cannot be imported, or takes other arguments than a seed and a path.
+        LeakauditError: the function cannot be imported, or does not take a seed and a path.
         ProgramError: importing it failed or ended the process.
     """
 
     def __init__(self, check: Check, folder: Path) -> None:
         self._check = check
-        named = isinstance(check.run, str)
-        context: Any = forks.context() if named else get_context("fork")
-        self._ours, theirs = context.Pipe()
-        place = _Place(
-            str(folder.resolve()), os.getcwd(), dict(os.environ), torch.get_num_threads()
-        )
-        closed = (
-            None if named else self._ours
-        )  # a fork holds a copy of our end, and would not notice when we close it
-        target = check.run if named else _checked(check.run, check.name)
-        self._process: BaseProcess = context.Process(
-            target=_serve, args=(theirs, closed, target, check.name, place)
-        )
+        place = _Place.here(folder)
+        if isinstance(check.run, str):
+            context = forks.context()
+            self._ours, theirs = context.Pipe()
+            work = partial(_serve_named, theirs, check.run, check.name, place)
+            self._process: BaseProcess = context.Process(target=work)
+        else:
+            fork = get_context("fork")
+            self._ours, theirs = fork.Pipe()
+            function = _checked(check.run, check.name)
+            # A fork holds a copy of our end, and would not notice when we close it.
+            work = partial(_serve_function, theirs, self._ours, function, place)
+            self._process = fork.Process(target=work)
         self._process.start()
         theirs.close()
         self._close = weakref.finalize(self, _end, self._process, self._ours)
@@ -93,10 +135,15 @@ class Program:
             raise
 
     def __call__(self, seed: int, path: Path) -> None:
-        """Call the function with a seed and the path of its recording, and wait until it returns.
+        """Call the function, and wait until it returns.
+
+        Args:
+            seed: of the run.
+            path: of its recording.
 
         Raises:
-            LeakauditError: leakaudit refused something that the program did, such as a message of an unknown kind.
+            LeakauditError: leakaudit refused something that the program did, such as a message of
+                an unknown kind.
             ProgramError: the program did not return.
         """
         self._ours.send((seed, str(path)))
@@ -107,30 +154,34 @@ class Program:
         self._close()
 
     def _answer(self, when: str) -> None:
-        """Wait for the process to say how the last thing went."""
+        """Wait for the process to tell how the last thing went."""
         limit = time.monotonic() + self._check.timeout
         while not self._ours.poll():
             left = limit - time.monotonic()
             if left <= 0:
                 self._process.kill()
-                allowed = f"{self._check.timeout:g} s, the check's timeout"
-                raise self._error(
-                    f"it did not return {when} within {allowed}; set timeout = SECONDS in [check.{self._check.name}]"
-                )
+                raise self._late(when)
             wait([self._ours, self._process.sentinel], min(left, POLL))
             if self._process.exitcode is not None and not self._ours.poll():
-                raise self._error(f"{_died(self._process.exitcode)} {when}, before it returned")
+                raise self._silent(when)
         try:
-            word, says = self._ours.recv()
+            answer: Answer = self._ours.recv()
         except EOFError:  # the process closed its end before its exit was seen
             self._process.join(GRACE)
-            raise self._error(
-                f"{_died(self._process.exitcode)} {when}, before it returned"
-            ) from None
-        if word == REFUSED:
+            raise self._silent(when) from None
+        word, says = answer
+        if word is Word.REFUSED:
             raise LeakauditError(says)
-        if word == FAILED:
+        if word is Word.FAILED:
             raise self._error(says)
+
+    def _late(self, when: str) -> ProgramError:
+        allowed = f"{self._check.timeout:g} s, the check's timeout"
+        setting = f"set timeout = SECONDS in [check.{self._check.name}]"
+        return self._error(f"it did not return {when} within {allowed}; {setting}")
+
+    def _silent(self, when: str) -> ProgramError:
+        return self._error(f"{_died(self._process.exitcode)} {when}, before it returned")
 
     def _error(self, says: str) -> ProgramError:
         return _failed(self._check, f"run: {says}")
@@ -139,86 +190,69 @@ class Program:
 def rehearse(work: Callable[[], object], what: str, check: Check, folder: Path) -> None:
     """Do something that calls a user's code in a process of its own, before it is done in this one.
 
-    Code that ends its process there, at once or when the process ends, would end the gate.
+    Code that ends its process there, at once or at its exit, would end the gate.
 
     Args:
-        work: what is done; its result is thrown away.
+        work: what is done; its result is discarded.
         what: a few words for it.
-        check: of which check; its timeout holds.
+        check: whose timeout holds.
         folder: of the configuration; modules are looked for there first.
 
     Raises:
         LeakauditError: leakaudit refused it.
         ProgramError: it failed, or did not leave the process as it was.
     """
-    ours, theirs = forks.context().Pipe()
-    place = _Place(str(folder.resolve()), os.getcwd(), dict(os.environ), torch.get_num_threads())
-    process = forks.context().Process(target=_rehearse, args=(theirs, work, place))
+    context = forks.context()
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_rehearse, args=(theirs, work, _Place.here(folder)))
     process.start()
     theirs.close()
-    failed = partial(_failed, check)
     try:
         if not ours.poll(check.timeout):
-            raise failed(f"{what} did not end within {check.timeout:g} s, the check's timeout")
-        word, says = ours.recv()
+            allowed = f"{check.timeout:g} s, the check's timeout"
+            raise _failed(check, f"{what} did not end within {allowed}")
+        answer: Answer = ours.recv()
+        word, says = answer
         process.join(GRACE)
-        if word == REFUSED:
+        if word is Word.REFUSED:
             raise LeakauditError(says)
-        if word == FAILED or process.exitcode != ENDED:
-            raise failed(f"{what} failed: {says or f'{_died(process.exitcode)} when it ended'}")
+        if word is Word.FAILED or process.exitcode != ENDED:
+            why = says or f"{_died(process.exitcode)} when it ended"
+            raise _failed(check, f"{what} failed: {why}")
     except EOFError:
         process.join(GRACE)
-        raise failed(f"{what} failed: {_died(process.exitcode)}") from None
+        raise _failed(check, f"{what} failed: {_died(process.exitcode)}") from None
     finally:
         _end(process, ours)
 
 
-def _rehearse(connection: Connection, work: Callable[[], object], place: _Place) -> None:
-    """Do the work as `_serve` would, then end the process as Python does, with a code that nothing else ends it with."""
-    _settle(place)
-    sys.path.insert(0, place.folder)
-    connection.send(_outcome(work))
-    atexit._run_exitfuncs()  # which children of multiprocessing leave out
-    os._exit(ENDED)
-
-
-def _settle(place: _Place) -> None:
-    """Take over the parent's directory, environment and threads; what is printed goes to stderr."""
-    os.dup2(2, 1)  # a program's own output must not mix with a report on stdout
-    os.environ.clear()
-    os.environ.update(place.environment)
-    os.chdir(place.directory)
-    torch.set_num_threads(place.threads)
-
-
 class _Ended(BaseException):
-    """Code that runs in this process tried to end it; no handler of `Exception` on the way takes it for something else."""
+    """Code that runs in this process tried to end it; no handler of `Exception` catches this."""
 
 
 @contextmanager
 def staying() -> Iterator[None]:
-    """Turn `os._exit` in this process, which nothing would see, into an error.
+    """Turn `os._exit` in this process, which nothing would notice, into an error.
 
     Raises:
         ProgramError: something called it.
     """
-    end, own = os._exit, os.getpid()
+    end = os._exit
+    own = os.getpid()
 
     def refuse(status: int) -> NoReturn:
         if os.getpid() != own:  # a child of a fork, which ends like this
             end(status)
         caller = sys._getframe(1)
-        raise _Ended(
-            f"os._exit({status}) was called in {Path(caller.f_code.co_filename).name}, line {caller.f_lineno}"
-        )
+        file = Path(caller.f_code.co_filename).name
+        raise _Ended(f"os._exit({status}) was called in {file}, line {caller.f_lineno}")
 
     os._exit = refuse
     try:
         yield
     except _Ended as error:
-        raise ProgramError(
-            f"{error}, in the gate's own process, by a model, an attack or a victim; {NOTHING}"
-        ) from None
+        where = "in the gate's own process, by a model, an attack or a victim"
+        raise ProgramError(f"{error}, {where}; {NOTHING}") from None
     finally:
         os._exit = end
 
@@ -234,7 +268,7 @@ def _died(code: int | None) -> str:
     return f"its process ended with code {code}"
 
 
-def _end(process: BaseProcess, connection: Connection) -> None:
+def _end(process: BaseProcess, connection: Parent) -> None:
     """Close the connection, upon which the process ends; one that does not is killed."""
     connection.close()
     process.join(GRACE)
@@ -243,54 +277,74 @@ def _end(process: BaseProcess, connection: Connection) -> None:
         process.join()
 
 
-def _serve(
-    connection: Connection,
-    parents: Connection | None,
-    run: str | Function,
-    check: str,
-    place: _Place,
-) -> None:
-    """Import the function, then call it with every seed that comes; this is the whole life of the process."""
-    if parents is not None:
-        parents.close()
-    # Threads of a pool do not survive a fork, and a parallel region would wait for them.
-    _settle(place if isinstance(run, str) else replace(place, threads=1))
-    if isinstance(run, str):
-        # A fork inherits numpy's global generator, which in a process of its own would start from the system's entropy.
-        np.random.seed()  # noqa: NPY002
+# --- in the other process -------------------------------------------------------------------------
+
+
+def _serve_named(connection: Child, run: str, check: str, place: _Place) -> None:
+    """Import a function, then call it with every seed that comes, until the parent is gone."""
+    place.settle()
+    # A fork inherits numpy's global generator, which in a process of its own would start from the
+    # system's entropy.
+    np.random.seed()  # noqa: NPY002
     loaded: list[Function] = []
 
     def load() -> None:
-        loaded.append(imported(run, check, Path(place.folder)) if isinstance(run, str) else run)
+        loaded.append(imported(run, check, Path(place.folder)))
 
     connection.send(_outcome(load))
-    while loaded:
+    if loaded:
+        _serve(connection, loaded[0])
+
+
+def _serve_function(connection: Child, parents: Parent, function: Function, place: _Place) -> None:
+    """Call a function object with every seed that comes."""
+    parents.close()
+    # Threads of a pool do not survive a fork, and a parallel region would wait for them.
+    replace(place, threads=1).settle()
+    connection.send((Word.RETURNED, ""))
+    _serve(connection, function)
+
+
+def _serve(connection: Child, function: Function) -> None:
+    while True:
         try:
             seed, path = connection.recv()
         except EOFError:
             return
-        connection.send(_outcome(partial(loaded[0], seed, Path(path))))
+        connection.send(_outcome(partial(function, seed, Path(path))))
 
 
-def _outcome(work: Callable[[], object]) -> tuple[str, str]:
-    """Do something, and return how it ended, in words that can travel."""
+def _rehearse(connection: Child, work: Callable[[], object], place: _Place) -> None:
+    """Do the work as `_serve_named` would, then end as Python does, with the code `ENDED`."""
+    place.settle()
+    sys.path.insert(0, place.folder)
+    connection.send(_outcome(work))
+    atexit._run_exitfuncs()  # which children of multiprocessing leave out
+    os._exit(ENDED)
+
+
+def _outcome(work: Callable[[], object]) -> Answer:
+    """Do something, and return how it ended, in a form that can travel."""
     try:
         work()
     except LeakauditError as error:
-        return REFUSED, str(error)
+        return Word.REFUSED, str(error)
     except SystemExit as error:
-        return (
-            FAILED,
-            f"it called sys.exit({error.code!r}) {_where(error)}; return instead, and keep scripts under a main guard",
-        )
+        called = f"it called sys.exit({error.code!r}) {_where(error)}"
+        return Word.FAILED, f"{called}; return instead, and keep scripts under a main guard"
     except Exception as error:
         said = " ".join(str(error).split())
-        return FAILED, f"{type(error).__name__} {_where(error)}: {said}"
-    return RETURNED, ""
+        return Word.FAILED, f"{type(error).__name__} {_where(error)}: {said}"
+    return Word.RETURNED, ""
 
 
 def imported(run: str, check: str, folder: Path) -> Function:
-    """Return the function that ``module:function`` names; modules are looked for in `folder` first.
+    """Return the function that ``module:function`` names.
+
+    Args:
+        run: the name; the function may be nested, ``module:object.method``.
+        check: name of the check, for messages.
+        folder: in which modules are looked for first.
 
     Raises:
         LeakauditError: there is no such module or function, or it does not take a seed and a path.
@@ -300,43 +354,50 @@ def imported(run: str, check: str, folder: Path) -> Function:
     if place not in sys.path:
         sys.path.insert(0, place)
     try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as e:
+        found: object = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        hint = f"it is looked for in {place}"
         raise LeakauditError(
-            f"check {check}: run: cannot import {module!r}: {e}; it is looked for in {place}"
+            f"check {check}: run: cannot import {module!r}: {error}; {hint}"
         ) from None
     for part in name.split("."):
         if not hasattr(found, part):
-            raise LeakauditError(
-                f"check {check}: run: {module} has no {part!r}{suggest(part, vars(found))}"
-            )
+            near = suggest(part, vars(found))
+            raise LeakauditError(f"check {check}: run: {module} has no {part!r}{near}")
         found = getattr(found, part)
     return _checked(found, check)
 
 
-def _checked(function: Any, check: str) -> Function:
+def _checked(function: object, check: str) -> Function:
+    """Require a function of a seed and a path."""
+    expected = f"check {check}: run: expected a function of (seed, path), got {function!r:.80}"
+    if not callable(function):
+        raise LeakauditError(expected)
     try:
         inspect.signature(function).bind(0, Path())
     except (TypeError, ValueError):
-        raise LeakauditError(
-            f"check {check}: run: expected a function of (seed, path), got {function!r:.80}"
-        ) from None
-    done: Function = function
-    return done
+        raise LeakauditError(expected) from None
+    return function
 
 
 def _where(error: BaseException) -> str:
-    """Return the place in the program under test, outside libraries if one of its calls failed there."""
+    """Return the place in the program under test, also if a library that it called failed."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = (f for f in frames[:0:-1] if Path(f.filename).is_file() and not _library(f.filename))
+    own = (
+        frame
+        for frame in frames[:0:-1]
+        if Path(frame.filename).is_file() and not _library(frame.filename)
+    )
     place = next(own, frames[-1])
-    file, line = place.filename, place.lineno
+    file = place.filename
+    line = place.lineno
     if isinstance(error, SyntaxError):
-        file, line = error.filename or "?", error.lineno
+        file = error.filename or "?"
+        line = error.lineno
     return f"in {Path(file).name}, line {line}"
 
 
 def _library(file: str) -> bool:
-    """Whether a file is of Python itself or of an installed package."""
+    """Return whether a file is of Python itself or of an installed package."""
     installed = {"site-packages", "dist-packages"} & set(Path(file).parts)
     return bool(installed) or file.startswith(sysconfig.get_path("stdlib"))

@@ -1,336 +1,416 @@
-"""The outcomes of a gate, each a `Rule`: budgets, growth over the baseline, lint and controls; a leak says what, from whom, to whom."""
+"""What was measured as rules: budgets, growth, controls, acceptances, and the exit code."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from enum import Enum
 from fnmatch import fnmatchcase
 from statistics import fmean
 
+from leakaudit._util import holm
 from leakaudit.gate import compare, measures
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, Worst
 from leakaudit.gate.config import Acceptance, Budget, Gate
 from leakaudit.gate.controls import BATCH, Control
+from leakaudit.gate.priced import Priced
+from leakaudit.gate.rule import CANNOT_TELL, FOUND, Kind, Rule, Status
+
+# Growth that rounding alone can show: a baseline stores 6 significant digits, which is within 5e-7
+# of a share and 5e-6 of a number below 10. A gain of 100 dB is rounded by up to 5e-4, which counts
+# nothing beside its tolerance of 1 dB.
+_NOISE = 1e-5
+_UPDATE = "'leakaudit baseline update --reason TEXT' measures it anew"
 
 
-class Status(Enum):
-    """The outcome of one rule; the value says what it means for the gate."""
-
-    OK = "within the limit"
-    OVER = "over the budget"
-    REGRESSION = "grew over the baseline"
-    CONTRADICTED = "the recording contradicts what it declares"
-    ACCEPTED = "over the limit, and accepted until a date"
-    WARNING = "over a budget of level warn, or a warning of the lint"
-    INCONCLUSIVE = "too few samples to tell"
-    NOT_COMPARABLE = "the baseline was measured in another way, or is not there"
-    VOID = "a control failed: the gate cannot tell"
-    UNTESTED = "nothing to test: it counts neither for nor against"
-
-
-CONTROLS = (
-    "positive",
-    "negative",
-    "recording",
-    "attacked",
-)  # kinds of rules that say whether the others can be believed
-UNSOUND = (
-    Status.VOID,
-    Status.CONTRADICTED,
-)  # outcomes of a control with which nothing that was measured becomes a baseline
-FOUND = (Status.OVER, Status.REGRESSION, Status.CONTRADICTED)
-CANNOT_TELL = (Status.VOID, Status.NOT_COMPARABLE)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One rule for one cell.
-
-    kind: budget, baseline, lint (of ``check/lint``), recording (of ``check/recording``), attacked, positive or negative. measure: of
-    lint a pitfall's code, of recording what it is about. value, limit: what is compared. p: adjusted, of a test.
-    """
-
-    kind: str
-    cell: str
-    measure: str
-    status: Status
-    says: str
-    value: float | None = None
-    limit: float | None = None
-    p: float | None = None
-    accepted: str = ""
+# --- sentences ------------------------------------------------------------------------------------
 
 
 def whom(cell: Cell) -> str:
-    """Say what leaked most, from whom and to whom."""
+    """Return a sentence that says what leaked most, from whom and to whom.
+
+    Args:
+        cell: after its runs were attacked.
+    """
     return outcome(cell.worst, str(cell.adversary), cell.attack)
 
 
 def outcome(worst: Worst | None, adversary: str, attack: str) -> str:
-    """Say it of a record."""
+    """Return a sentence that says what leaked of one record.
+
+    Args:
+        worst: the record that was recovered best, None if there is none.
+        adversary: in words.
+        attack: its name.
+    """
     if worst is None:
         return f"{adversary} reconstructs nothing by {attack}"
-    what = (
-        f"{worst.labels or 0:.0%} of the labels"
-        if worst.relative_error is None
-        else "the training input"
-    )
-    how = (
-        "bit for bit"
-        if worst.exact
-        else ""
-        if worst.relative_error is None
-        else f"with relative error {worst.relative_error:.2g}"
-    )
+    if worst.relative_error is None:
+        what = f"{worst.labels or 0:.0%} of the labels"
+        how = ""
+    else:
+        what = "the training input"
+        how = f"with relative error {worst.relative_error:.2g}"
+    if worst.exact:
+        how = "bit for bit"
     near = "" if worst.psnr is None else f" ({worst.psnr:.1f} dB PSNR)"
-    rounds = (
-        f"round {worst.first}"
-        if worst.first == worst.last
-        else f"rounds {worst.first} to {worst.last}"
-    )
+    rounds = f"rounds {worst.first} to {worst.last}"
+    if worst.first == worst.last:
+        rounds = f"round {worst.first}"
     said = f"{adversary} reconstructs {what} of node {worst.node} {how}{near}".rstrip()
     return f"{said}, by {attack} from the {worst.kind}s of {rounds} (seed {worst.seed})"
 
 
-def budgets(
-    cell: Cell,
-    budgets: Sequence[Budget],
-    epsilon: tuple[float, int] | None = None,
-    unpriced: str = "",
-    doubt: tuple[float, str] | None = None,
-) -> list[Rule]:
+def _named(cell: Cell) -> tuple[int, ...]:
+    """Return the nodes that `whom` names: the adversary's own, and the record's."""
+    own = set(cell.adversary.corrupt)
+    if cell.worst is not None:
+        own.add(cell.worst.node)
+    return tuple(sorted(own))
+
+
+# --- budgets --------------------------------------------------------------------------------------
+
+
+def budgets(cell: Cell, budgets: Sequence[Budget], priced: Priced | None = None) -> list[Rule]:
     """Judge the budgets that fit a cell; the last one that fits holds for its measure.
 
-    epsilon: of one record in this adversary's view, with the node that it is of, None if there is none; unpriced: why. doubt: what it
-    may be instead as far as the recordings tell, and why; if only that is over the budget, the budget cannot be judged.
+    Args:
+        cell: after its runs were attacked.
+        budgets: all of the gate.
+        priced: epsilon of one record in this adversary's view; None if none was computed.
+
+    Returns:
+        One rule for each measure with a budget that is not off.
     """
-    last: dict[str, Budget] = {b.measure: b for b in budgets if fnmatchcase(cell.name, b.cells)}
-    out = []
+    last = {one.measure: one for one in budgets if fnmatchcase(cell.name, one.cells)}
+    found = []
     for name, budget in last.items():
         if budget.level == "off":
             continue
         if name == "epsilon":
-            value = None if epsilon is None else epsilon[0]
+            found.append(_epsilon_budget(cell, budget, priced or Priced()))
         else:
-            value = (
-                measures.aggregate(budget.aggregate, cell.samples[name])
-                if cell.samples.get(name)
-                else None
-            )
-        if value is None:
-            why = (
-                (unpriced or "the protocol's view gives none")
-                if name == "epsilon"
-                else "it is not measured on this data"
-            )
-            out.append(
-                Rule(
-                    "budget",
-                    cell.name,
-                    name,
-                    Status.VOID,
-                    f"a budget on {name} cannot be judged: {why}",
-                    limit=budget.most,
-                )
-            )
-            continue
-        if name == "epsilon" and doubt is not None and value <= budget.most < doubt[0]:
-            says = f"a budget on epsilon cannot be judged: {value:.4g} as declared, but {doubt[0]:.4g} {doubt[1]}"
-            out.append(Rule("budget", cell.name, name, Status.VOID, says, value, budget.most))
-            continue
-        over = value > budget.most
-        status = (Status.OVER if budget.level == "error" else Status.WARNING) if over else Status.OK
-        how = f"{budget.aggregate} {name}" if name != "epsilon" else "epsilon of one record"
-        says = f"{how} {measures.text(name, value)}, at most {measures.text(name, budget.most)}"
-        about = (
-            whom(cell)
-            if epsilon is None or name != "epsilon"
-            else f"so much may {cell.adversary} tell of the data of node {epsilon[1]}"
+            found.append(_measure_budget(cell, budget))
+    return found
+
+
+def _measure_budget(cell: Cell, budget: Budget) -> Rule:
+    samples = cell.samples.get(budget.measure)
+    if not samples:
+        return _unjudged(cell, budget, "it is not measured on this data")
+    value = measures.aggregate(budget.aggregate, samples)
+    says = f"{budget.aggregate} {budget.measure} {_limits(budget, value)}"
+    nodes: tuple[int, ...] = ()
+    if value > budget.most:
+        says = f"{says}: {whom(cell)}"
+        nodes = _named(cell)
+    return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
+
+
+def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
+    """Judge epsilon; if only the doubt about it is over the budget, the budget cannot be judged."""
+    if priced.epsilon is None:
+        named = () if priced.node is None else (priced.node,)
+        return _unjudged(cell, budget, priced.why or "the protocol's view gives none", named)
+    value = priced.epsilon.value
+    doubt = priced.doubt
+    if doubt is not None and value <= budget.most < doubt.value:
+        figures = f"{value:.4g} as declared, but {doubt.value:.4g} {doubt.why}"
+        says = f"a budget on epsilon cannot be judged: {figures}"
+        return _budget_rule(cell, budget, Status.VOID, says, value)
+    says = f"epsilon of one record {_limits(budget, value)}"
+    nodes: tuple[int, ...] = ()
+    if value > budget.most:
+        node = priced.epsilon.node
+        says = f"{says}: so much may {cell.adversary} tell of the data of node {node}"
+        nodes = tuple(sorted({node, *cell.adversary.corrupt}))
+    says = f"{says} (sensitivity {cell.check.sensitivity:g})"
+    return _budget_rule(cell, budget, _level(budget, value), says, value, nodes)
+
+
+def _limits(budget: Budget, value: float) -> str:
+    name = budget.measure
+    return f"{measures.text(name, value)}, at most {measures.text(name, budget.most)}"
+
+
+def _level(budget: Budget, value: float) -> Status:
+    if value > budget.most:
+        return Status.OVER if budget.level == "error" else Status.WARNING
+    return Status.OK
+
+
+def _unjudged(cell: Cell, budget: Budget, why: str, nodes: tuple[int, ...] = ()) -> Rule:
+    says = f"a budget on {budget.measure} cannot be judged: {why}"
+    return _budget_rule(cell, budget, Status.VOID, says, None, nodes)
+
+
+def _budget_rule(
+    cell: Cell,
+    budget: Budget,
+    status: Status,
+    says: str,
+    value: float | None,
+    nodes: tuple[int, ...] = (),
+) -> Rule:
+    return Rule(
+        kind=Kind.BUDGET,
+        cell=cell.name,
+        measure=budget.measure,
+        status=status,
+        says=says,
+        value=value,
+        limit=budget.most,
+        nodes=nodes,
+    )
+
+
+# --- growth ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """A measure of a cell beside its samples in the baseline.
+
+    Attributes:
+        cell: that is compared.
+        measure: its name.
+        new: samples of this run.
+        old: samples of the baseline.
+        paired: whether they are of the same seeds, in the same order.
+        tolerance: growth that is not counted.
+    """
+
+    cell: Cell
+    measure: str
+    new: Sequence[float]
+    old: Sequence[float]
+    paired: bool
+    tolerance: float
+
+    @classmethod
+    def of(cls, cell: Cell, measure: str, block: Block, gate: Gate) -> _Comparison:
+        """Pair the samples of seeds that both sides have; compare all samples if none are."""
+        new = dict(zip(cell.seeds, cell.samples[measure], strict=True))
+        old = dict(zip(block.seeds, block.samples[measure], strict=True))
+        both = [seed for seed in new if seed in old]
+        tolerance = gate.tolerance.get(measure, measures.MEASURES[measure].tolerance)
+        if both:
+            paired_new = [new[seed] for seed in both]
+            paired_old = [old[seed] for seed in both]
+            return cls(cell, measure, paired_new, paired_old, True, tolerance)
+        return cls(cell, measure, list(new.values()), list(old.values()), False, tolerance)
+
+    def p_value(self) -> float:
+        """Return the p-value of "it did not grow by more than the tolerance"."""
+        test = compare.paired if self.paired else compare.unpaired
+        return test(self.new, self.old, self.tolerance + _NOISE)
+
+    def rule(self, p: float, count: int, gate: Gate) -> Rule:
+        """Judge it. p: adjusted for all comparisons; count: how many these are."""
+        now = fmean(self.new)
+        was = fmean(self.old)
+        grown = now - was > self.tolerance + _NOISE
+        status = Status.OK
+        says = self._figures(now, was, p)
+        nodes: tuple[int, ...] = ()
+        if grown and p <= gate.alpha:
+            status = Status.REGRESSION
+            says = f"{says}: {whom(self.cell)}"
+            nodes = _named(self.cell)
+        elif grown:
+            status = Status.INCONCLUSIVE
+            says = f"{says}; {self._needs(count, gate.alpha)}"
+        return Rule(
+            kind=Kind.BASELINE,
+            cell=self.cell.name,
+            measure=self.measure,
+            status=status,
+            says=says,
+            value=now,
+            limit=was + self.tolerance,
+            p=p,
+            nodes=nodes,
         )
-        says = f"{says}: {about}" if over else says
-        if name == "epsilon":
-            says += f" (sensitivity {cell.check.sensitivity:g})"
-        out.append(Rule("budget", cell.name, name, status, says, value, budget.most))
-    return out
+
+    def _figures(self, now: float, was: float, p: float) -> str:
+        before = measures.text(self.measure, was)
+        after = measures.text(self.measure, now)
+        tolerance = measures.text(self.measure, self.tolerance)
+        how = f"{len(self.new)} new seeds against {len(self.old)}"
+        if self.paired:
+            how = f"{len(self.new)} paired seeds"
+        return f"{self.measure} {before} -> {after} (tolerance {tolerance}, p = {p:.2g}, {how})"
+
+    def _needs(self, count: int, alpha: float) -> str:
+        """Say whether more seeds are needed before any growth could be told."""
+        least = compare.least(len(self.new), len(self.old), self.paired)
+        if least * count <= alpha:
+            return "more seeds would tell"
+        seeds = compare.seeds_for(alpha, count)
+        return f"{count} comparisons at alpha {alpha:g} need seeds >= {seeds}"
 
 
 def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
-    """Compare every cell with the baseline, all comparisons sharing alpha."""
+    """Compare every cell with the baseline; all comparisons share alpha.
+
+    Args:
+        cells: after their runs were attacked.
+        base: the baseline.
+        gate: its measures, tolerances and alpha.
+
+    Returns:
+        First a rule for everything that cannot be compared, then one for each comparison.
+    """
     out: list[Rule] = []
-    tests: list[tuple[Cell, str, Block]] = []
+    comparisons: list[_Comparison] = []
     for cell in cells:
         block = base.cells.get(cell.name)
-        if block is None or block.digest != cell.digest():
-            why = (
-                "is not in the baseline"
-                if block is None
-                else "was measured in another way (attack, settings, adversary or nodes)"
-            )
-            out.append(
-                Rule(
-                    "baseline",
-                    cell.name,
-                    "",
-                    Status.NOT_COMPARABLE,
-                    f"{cell.name} {why}; {_UPDATE}",
-                )
-            )
+        if block is None:
+            says = f"{cell.name} is not in the baseline; {_UPDATE}"
+            out.append(_not_comparable(cell, "", says))
             continue
-        tests += [
-            (cell, name, block)
-            for name in gate.compare
-            if name in cell.samples and name in block.samples
-        ]
+        if block.digest != cell.digest():
+            why = "was measured in another way (attack, settings, adversary or nodes)"
+            out.append(_not_comparable(cell, "", f"{cell.name} {why}; {_UPDATE}"))
+            continue
         for name in gate.compare:
-            if name in cell.samples and name not in block.samples:
-                out.append(
-                    Rule(
-                        "baseline",
-                        cell.name,
-                        name,
-                        Status.NOT_COMPARABLE,
-                        f"the baseline has no {name}; {_UPDATE}",
-                    )
-                )
-    adjusted = compare.holm([_p(cell, name, block, gate) for cell, name, block in tests])
+            if name not in cell.samples:
+                continue
+            if name in block.samples:
+                comparisons.append(_Comparison.of(cell, name, block, gate))
+            else:
+                says = f"the baseline has no {name}; {_UPDATE}"
+                out.append(_not_comparable(cell, name, says))
+    adjusted = holm.adjusted([comparison.p_value() for comparison in comparisons])
+    count = len(comparisons)
     return out + [
-        _judged(*test, p, len(tests), gate) for test, p in zip(tests, adjusted, strict=True)
+        comparison.rule(p, count, gate) for comparison, p in zip(comparisons, adjusted, strict=True)
     ]
 
 
-_UPDATE = "'leakaudit baseline update --reason TEXT' measures it anew"
+def _not_comparable(cell: Cell, measure: str, says: str) -> Rule:
+    return Rule(Kind.BASELINE, cell.name, measure, Status.NOT_COMPARABLE, says)
 
 
-def _pairs(cell: Cell, name: str, block: Block) -> tuple[list[float], list[float], bool]:
-    """Return the samples on both sides: of the seeds that both have, where there are any, else of all."""
-    new, old = (
-        dict(zip(cell.seeds, cell.samples[name], strict=True)),
-        dict(zip(block.seeds, block.samples[name], strict=True)),
-    )
-    both = [s for s in new if s in old]
-    if both:
-        return [new[s] for s in both], [old[s] for s in both], True
-    return list(new.values()), list(old.values()), False
-
-
-def _tolerance(name: str, gate: Gate) -> float:
-    return gate.tolerance.get(name, measures.MEASURES[name].tolerance)
-
-
-def _p(cell: Cell, name: str, block: Block, gate: Gate) -> float:
-    new, old, same = _pairs(cell, name, block)
-    return (compare.paired if same else compare.unpaired)(new, old, _tolerance(name, gate) + _NOISE)
-
-
-_NOISE = 1e-5  # rounding of what the baseline stores
-
-
-def _judged(cell: Cell, name: str, block: Block, p: float, count: int, gate: Gate) -> Rule:
-    new, old, same = _pairs(cell, name, block)
-    now, was, tolerance = fmean(new), fmean(old), _tolerance(name, gate)
-    grown = now - was > tolerance + _NOISE
-    how = f"{len(new)} {'paired seeds' if same else 'new seeds against ' + str(len(old))}"
-    says = f"{name} {measures.text(name, was)} -> {measures.text(name, now)} (tolerance {measures.text(name, tolerance)}, p = {p:.2g}, {how})"
-    status = Status.OK
-    if grown and p <= gate.alpha:
-        status, says = Status.REGRESSION, f"{says}: {whom(cell)}"
-    elif grown:
-        status = Status.INCONCLUSIVE
-        few = compare.least(len(new), len(old), same) * count > gate.alpha
-        need = f"{count} comparisons at alpha {gate.alpha:g} need seeds >= {compare.seeds_for(gate.alpha, count)}"
-        says = f"{says}; {need if few else 'more seeds would tell'}"
-    return Rule("baseline", cell.name, name, status, says, now, was + tolerance, p)
+# --- controls -------------------------------------------------------------------------------------
 
 
 def controls(cell: Cell, found: Iterable[Control]) -> list[Rule]:
-    """Return the rules of a cell's controls."""
+    """Return the rules of a cell's controls.
+
+    Args:
+        cell: that was controlled.
+        found: the outcomes.
+    """
     told = {True: Status.OK, False: Status.VOID, None: Status.UNTESTED}
-    return [Rule(c.name, cell.name, c.about, told[c.ok], c.says) for c in found]
+    return [Rule(one.kind, cell.name, one.about, told[one.ok], one.says) for one in found]
 
 
 def attacked(cells: Iterable[Cell]) -> list[Rule]:
-    """Return a rule for every cell in which nothing was attacked: it stayed within every limit because nobody looked.
+    """Return a rule for every cell in which nothing was attacked.
 
-    An adversary for whom the check says that the protocol determines nothing is excused; its cell counts neither for nor against.
+    It stayed within every limit only because nobody looked. A cell is excused if the check expects
+    that the protocol determines nothing for its adversary; it then counts neither for nor against.
+
+    Args:
+        cells: after their runs were attacked.
     """
-    out = []
-    for cell in cells:
-        if cell.tried or not cell.seeds:
-            continue
-        node, reason = next(iter(sorted(cell.reasons.items())), (None, "no node holds data"))
-        says = f"nothing was attacked, so nothing was measured: {'' if node is None else f'node {node}: '}{reason}"
-        if cell.who in cell.check.undetermined:
-            out.append(
-                Rule(
-                    "attacked",
-                    cell.name,
-                    "",
-                    Status.UNTESTED,
-                    f"{says}; as the check expects of {cell.who}",
-                )
-            )
-        else:
-            expected = f'undetermined = ["{cell.who}"] in [check.{cell.check.name}]'
-            out.append(
-                Rule(
-                    "attacked",
-                    cell.name,
-                    "",
-                    Status.VOID,
-                    f"{says}; if the protocol promises that, say {expected}",
-                )
-            )
-    return out
+    return [_unattacked(cell) for cell in cells if cell.seeds and not cell.tried]
+
+
+def _unattacked(cell: Cell) -> Rule:
+    says = "nothing was attacked, so nothing was measured: no node holds data"
+    nodes: tuple[int, ...] = ()
+    if cell.reasons:
+        node, reason = min(cell.reasons.items())
+        says = f"nothing was attacked, so nothing was measured: node {node}: {reason}"
+        nodes = (node,)
+    if cell.who in cell.check.undetermined:
+        status = Status.UNTESTED
+        says = f"{says}; as the check expects of {cell.who}"
+    else:
+        status = Status.VOID
+        setting = f'undetermined = ["{cell.who}"] in [check.{cell.check.name}]'
+        says = f"{says}; if the protocol promises that, say {setting}"
+    nodes = tuple(sorted({*nodes, *cell.adversary.corrupt}))
+    return Rule(Kind.ATTACKED, cell.name, "", status, says, nodes=nodes)
+
+
+# --- acceptances and exit codes -------------------------------------------------------------------
 
 
 def accept(
     rules: Sequence[Rule], accepted: Sequence[Acceptance], today: date
 ) -> tuple[list[Rule], dict[str, str]]:
-    """Apply acceptances to what was found, and say of each by its id whether it was used, unused or has expired."""
-    state = {a.id: "expired" if a.expires < today else "unused" for a in accepted}
+    """Apply acceptances to what was found.
+
+    Args:
+        rules: all of the gate.
+        accepted: all acceptances.
+        today: against which they expire.
+
+    Returns:
+        The rules, and id -> ``used``, ``unused`` or ``expired`` for each acceptance.
+    """
+    state = {one.id: "expired" if one.expires < today else "unused" for one in accepted}
     out = []
     for rule in rules:
-        one = (
-            next((a for a in accepted if _covers(a, rule)), None) if rule.status in FOUND else None
-        )
+        one = _cover(rule, accepted)
         if one is None:
             out.append(rule)
         elif one.expires < today:
-            out.append(
-                replace(
-                    rule,
-                    says=f"{rule.says}; acceptance {one.id} of {one.owner} expired on {one.expires}",
-                )
-            )
+            says = f"{rule.says}; acceptance {one.id} of {one.owner} expired on {one.expires}"
+            out.append(replace(rule, says=says))
         else:
             state[one.id] = "used"
-            says = (
-                f"{rule.says}; accepted until {one.expires} by {one.owner}: {one.reason} ({one.id})"
-            )
+            until = f"accepted until {one.expires} by {one.owner}: {one.reason} ({one.id})"
+            says = f"{rule.says}; {until}"
             out.append(replace(rule, status=Status.ACCEPTED, accepted=one.id, says=says))
     return out, state
 
 
+def _cover(rule: Rule, accepted: Sequence[Acceptance]) -> Acceptance | None:
+    """Return the first acceptance that covers a finding."""
+    if rule.status not in FOUND:
+        return None
+    return next((one for one in accepted if _covers(one, rule)), None)
+
+
 def _covers(one: Acceptance, rule: Rule) -> bool:
-    fits = fnmatchcase(rule.cell, one.cells) and fnmatchcase(rule.measure, one.measure)
-    return fits and (one.most is None or (rule.value is not None and rule.value <= one.most))
+    if not (fnmatchcase(rule.cell, one.cells) and fnmatchcase(rule.measure, one.measure)):
+        return False
+    return one.most is None or (rule.value is not None and rule.value <= one.most)
 
 
 def code(rules: Sequence[Rule], complete: bool, strict: bool) -> int:
-    """Return the exit code: 1 where something was found in a cell whose controls hold, 3 where the gate cannot tell, else 0.
+    """Return the exit code of a gate.
 
-    An attack that is too weak for planted batches is not distrusted where it finds something.
+    Args:
+        rules: after acceptances were applied.
+        complete: whether every seed was tried.
+        strict: whether too few samples to tell are code 3.
+
+    Returns:
+        1 if something was found in a cell whose controls hold, 3 if the gate cannot tell, else 0.
     """
-    distrusted = {
-        r.cell
-        for r in rules
-        if r.kind in ("positive", "negative") and r.measure != BATCH and r.status is Status.VOID
-    }
-    if any(r.status in FOUND and r.cell not in distrusted for r in rules):
+    distrusted = set(_distrusted(rules))
+    if any(rule.status in FOUND and rule.cell not in distrusted for rule in rules):
         return 1
-    if any(r.status in CANNOT_TELL for r in rules) or not complete:
+    if not complete or any(rule.status in CANNOT_TELL for rule in rules):
         return 3
-    return 3 if strict and any(r.status is Status.INCONCLUSIVE for r in rules) else 0
+    if strict and any(rule.status is Status.INCONCLUSIVE for rule in rules):
+        return 3
+    return 0
+
+
+def _distrusted(rules: Sequence[Rule]) -> Iterator[str]:
+    """Yield the cells whose attack or scores failed a control.
+
+    An attack that is too weak for planted batches is still believed if it finds something.
+    """
+    for rule in rules:
+        control = rule.kind in (Kind.POSITIVE, Kind.NEGATIVE) and rule.measure != BATCH
+        if control and rule.status is Status.VOID:
+            yield rule.cell

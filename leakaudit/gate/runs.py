@@ -21,17 +21,25 @@ from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring import scoring
 from leakaudit.scoring.scoring import Score
 from leakaudit.tasks.task import Task
-from leakaudit.trace import TaskSpec, Trace, Truth
+from leakaudit.trace import Json, TaskSpec, Trace, Truth
 from leakaudit.traces import trace_file
 
-SLACK = timedelta(
-    seconds=2
-)  # times of recordings are cut to whole seconds, and another second is the clock's
+# By how much a recording may be older than the call that made it: its time is cut to whole seconds,
+# and a second more allows for a clock that was set back.
+SLACK = timedelta(seconds=2)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one seed gave. guesses: of each node that was asked for, the score of a guess without any leak."""
+    """What one seed gave.
+
+    Attributes:
+        seed: with which the program was called.
+        trace: the recording.
+        truth: of the same run.
+        task: what was trained.
+        guesses: node -> score of a guess without any leak; filled by `guess`.
+    """
 
     seed: int
     trace: Trace
@@ -40,10 +48,15 @@ class Recorded:
     guesses: dict[int, Score] = field(default_factory=dict)
 
     def guess(self, node: int) -> Score:
-        """Score what anybody would guess of a node's records: the mean of all others."""
+        """Score what anybody would guess of a node's records: the mean of all others.
+
+        Args:
+            node: that holds data.
+        """
         if node not in self.guesses:
             mean = scoring.blind_guess(self.truth, node)
-            x = mean.expand(int((self.truth.node == node).sum()), *mean.shape)
+            count = int((self.truth.node == node).sum())
+            x = mean.expand(count, *mean.shape)
             nothing = Reconstruction(node, "guess", x, None, Certificate.FAILED, 1.0)
             (self.guesses[node],) = scoring.score(nothing, self.truth)
         return self.guesses[node]
@@ -53,10 +66,21 @@ class Runner(Protocol):
     """Runs what a check names with one seed after the other; `close` it after the last."""
 
     def __call__(self, seed: int) -> Recorded:
-        """Return the recording of a seed."""
+        """Return the recording of a seed.
+
+        Args:
+            seed: with which the program is called.
+        """
 
     def anew(self, seed: int) -> Recorded | None:
-        """Return the recording of a seed by a process in which nothing was run before; None if there is no such process."""
+        """Return the recording of a seed by a process in which nothing was run before.
+
+        Args:
+            seed: with which the program is called.
+
+        Returns:
+            None if there is no such process.
+        """
 
     def close(self) -> None:
         """End what was started for it."""
@@ -65,21 +89,26 @@ class Runner(Protocol):
 def ready(check: Check, folder: Path) -> Runner:
     """Return what runs a check's program with a seed.
 
+    Args:
+        check: names a function or a scenario.
+        folder: of the configuration.
+
     Raises:
-        LeakauditError: the function or the scenario is not there, or cannot be used.
+        LeakauditError: the function or the scenario does not exist, or cannot be used.
         ProgramError: importing the function failed.
     """
-    if check.scenario:
-        scenario = _Scenario(_read(check, folder), folder)
-        if ":" in scenario.scenario.model:
-            rehearse(
-                partial(scenario.planned, 0),
-                f"building the model {scenario.scenario.model}",
-                check,
-                folder,
-            )
-        return scenario
-    return _Function(check, folder)
+    if not check.scenario:
+        return _Function(check, folder)
+    runner = _Scenario(_read(check, folder), folder)
+    model = runner.scenario.model
+    if _is_factory(model):
+        rehearse(partial(runner.planned, 0), f"building the model {model}", check, folder)
+    return runner
+
+
+def _is_factory(model: str) -> bool:
+    """Return whether a model is built by a function of the user's, ``module:function``."""
+    return ":" in model
 
 
 @dataclass(frozen=True)
@@ -102,38 +131,44 @@ class _Scenario:
         """Return nothing: a victim takes all its noise from a generator that is given the seed."""
 
     def close(self) -> None:
-        """Nothing was started."""
+        """Do nothing: no process was started."""
 
 
 def _read(check: Check, folder: Path) -> Scenario:
     if isinstance(check.scenario, str):
         return Scenario.from_toml(folder / check.scenario)
-    known = [f.name for f in fields(Scenario)]
-    for key in check.scenario:
+    values: Mapping[str, Json] = check.scenario
+    known = [one.name for one in fields(Scenario)]
+    for key in values:
         if key not in known:
-            raise LeakauditError(
-                f"check {check.name}: scenario: unknown key {key!r}{suggest(key, known)}"
-            )
-    return Scenario(**check.scenario)
+            near = suggest(key, known)
+            raise LeakauditError(f"check {check.name}: scenario: unknown key {key!r}{near}")
+    return Scenario(**values)
 
 
 class _Function:
     """Runs a check's function, in its own process, and verifies what it recorded."""
 
     def __init__(self, check: Check, folder: Path) -> None:
-        self._check, self._name, self._folder = check, check.name, folder
+        self._check = check
+        self._folder = folder
         self._program = Program(check, folder)
         self._seen: dict[str, int] = {}  # id of a recording -> its seed
-        self._rehearsed: list[
-            TaskSpec
-        ] = []  # models of the user's that were built in a process of their own
+        self._rehearsed: list[TaskSpec] = []  # user's models that were built in another process
 
     def __call__(self, seed: int) -> Recorded:
-        """Return the recording of a seed; raises ProgramError unless it is there, whole and finished."""
+        """Return the recording of a seed.
+
+        Raises:
+            ProgramError: it does not exist, is not finished, or is of another call.
+        """
         return self._recorded(self._program, seed, self._seen)
 
     def anew(self, seed: int) -> Recorded | None:
-        """Return the recording of a seed by another process; None for a function object, whose module no process imports anew."""
+        """Return the recording of a seed by another process.
+
+        None for a function object, whose module no process imports anew.
+        """
         if not isinstance(self._check.run, str):
             return None
         program = Program(self._check, self._folder)
@@ -143,41 +178,59 @@ class _Function:
             program.close()
 
     def _recorded(self, program: Program, seed: int, seen: dict[str, int]) -> Recorded:
+        """Call the program. seen: id -> seed of the recordings that its process made before."""
         with tempfile.TemporaryDirectory(prefix="leakaudit-") as folder:
             path = Path(folder) / "trace.pt"
             began = datetime.now(UTC)
             program(seed, path)
-            if not path.exists():
-                raise self._error("run wrote no trace; record with leakaudit.Recorder(path, …)")
-            if not trace_file.truth_path(path).is_file():
-                raise self._error(
-                    "run wrote no truth; call recorder.truth(node, x, y) for every node with data"
-                )
-            trace, truth = trace_file.load(path), trace_file.load_truth(trace_file.truth_path(path))
-            if not trace.complete:
-                raise self._error(
-                    "run returned without closing its recorder, so the recording is cut short; use it in a with block"
-                )
-            self._fresh(trace, seed, began, seen)
+            trace, truth = self._load(path)
+            self._require_fresh(trace, seed, began, seen)
             trace_file.same_run(trace, truth)
-            build = partial(Task.build, trace.task, trusted=True)
-            if ":" in trace.task.model and trace.task not in self._rehearsed:
-                rehearse(build, f"building the model {trace.task.model}", self._check, self._folder)
-                self._rehearsed.append(trace.task)
-            with _importing(self._folder):
-                task = build()
-            task.check_layout(trace.layout)
-            return Recorded(seed, trace, truth, task)  # the trace stays mapped when its file goes
+            # The trace stays mapped when its file is removed with the folder.
+            return Recorded(seed, trace, truth, self._task(trace))
+
+    def _load(self, path: Path) -> tuple[Trace, Truth]:
+        """Read what a call wrote."""
+        if not path.exists():
+            raise self._error("run wrote no trace; record with leakaudit.Recorder(path, …)")
+        truth_path = trace_file.truth_path(path)
+        if not truth_path.is_file():
+            raise self._error(
+                "run wrote no truth; call recorder.truth(node, x, y) for every node with data"
+            )
+        trace = trace_file.load(path)
+        truth = trace_file.load_truth(truth_path)
+        if not trace.complete:
+            raise self._error(
+                "run returned without closing its recorder, so the recording is cut short; "
+                "use it in a with block"
+            )
+        return trace, truth
+
+    def _task(self, trace: Trace) -> Task:
+        """Build what was trained; a user's model is built in another process first."""
+        build = partial(Task.build, trace.task, trusted=True)
+        model = trace.task.model
+        if _is_factory(model) and trace.task not in self._rehearsed:
+            rehearse(build, f"building the model {model}", self._check, self._folder)
+            self._rehearsed.append(trace.task)
+        with _importing(self._folder):
+            task = build()
+        task.check_layout(trace.layout)
+        return task
 
     def close(self) -> None:
         """End the program's process."""
         self._program.close()
 
-    def _fresh(self, trace: Trace, seed: int, began: datetime, seen: dict[str, int]) -> None:
-        """Refuse a recording of another call: it shows an earlier program. seen: id of a recording of the process -> its seed."""
+    def _require_fresh(
+        self, trace: Trace, seed: int, began: datetime, seen: dict[str, int]
+    ) -> None:
+        """Reject a recording of another call: it shows an earlier program."""
         if trace.id in seen:
             raise self._error(
-                f"seeds {seen[trace.id]} and {seed} left recordings of one id; record every call anew, without id="
+                f"seeds {seen[trace.id]} and {seed} left recordings of one id; "
+                "record every call anew, without id="
             )
         seen[trace.id] = seed
         try:
@@ -185,14 +238,18 @@ class _Function:
             early = created < began - SLACK
         except (TypeError, ValueError):
             raise self._error(
-                "the recording does not hold when it was made; record with leakaudit.Recorder(path, …)"
+                "the recording does not hold when it was made; "
+                "record with leakaudit.Recorder(path, …)"
             ) from None
         if early:
-            says = f"the recording was made at {created.isoformat()}, before run was called with seed {seed}"
-            raise self._error(f"{says}; record every call anew, and keep no copies")
+            raise self._error(
+                f"the recording was made at {created.isoformat()}, "
+                f"before run was called with seed {seed}; "
+                "record every call anew, and keep no copies"
+            )
 
     def _error(self, says: str) -> ProgramError:
-        return ProgramError(f"check {self._name}: {says}")
+        return ProgramError(f"check {self._check.name}: {says}")
 
 
 @contextmanager
@@ -206,14 +263,17 @@ def _importing(folder: Path) -> Iterator[None]:
         sys.path.remove(place)
 
 
-def values(check: Check, folder: Path) -> Mapping[str, object]:
-    """Return what a record should say of the program under test."""
-    if check.scenario:
-        return {
-            "scenario": check.scenario if isinstance(check.scenario, str) else dict(check.scenario)
-        }
-    return {
-        "run": check.run
-        if isinstance(check.run, str)
-        else getattr(check.run, "__qualname__", "a function")
-    }
+def values(check: Check) -> Mapping[str, object]:
+    """Return what a record holds of the program under test.
+
+    Args:
+        check: names a function or a scenario.
+    """
+    if isinstance(check.scenario, str):
+        if check.scenario:
+            return {"scenario": check.scenario}
+    elif check.scenario:
+        return {"scenario": dict(check.scenario)}
+    if isinstance(check.run, str):
+        return {"run": check.run}
+    return {"run": getattr(check.run, "__qualname__", "a function")}

@@ -1,12 +1,12 @@
-"""A run of a gate for readers: a terminal's lines, and Markdown for a job's summary, both from the record alone."""
+"""A run of a gate for readers: lines for a terminal, and Markdown for a job's summary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from leakaudit.gate.judge import Judged
 from leakaudit.gate.record import ordered, summary
-from leakaudit.gate.rules import Status
+from leakaudit.gate.rule import Kind, Status
 from leakaudit.rendering import markdown as md
 from leakaudit.results.wording import clean
 from leakaudit.trace import Json
@@ -23,73 +23,81 @@ MARKS = {
     "VOID": "CANNOT TELL",
     "UNTESTED": "nothing to score",
 }
-NAMES = {
-    "positive": "control: planted records",
-    "negative": "control: records of others",
-    "recording": "control: the recording",
-    "attacked": "control: what was attacked",
+NAMES: dict[str, str] = {
+    Kind.POSITIVE: "control: planted records",
+    Kind.NEGATIVE: "control: records of others",
+    Kind.RECORDING: "control: the recording",
+    Kind.ATTACKED: "control: what was attacked",
 }
 
 
 def text(results: Mapping[str, Json]) -> str:
-    """Return the sentence of the whole, then a line a rule, the worst first."""
+    """Return the summary, then one line for each rule, the worst first.
+
+    Args:
+        results: a record of kind ``check``.
+    """
     rules = results["gate"]["rules"]
-    width = max((len(MARKS[r["status"]]) for r in rules), default=0)
-    lines = [f"{MARKS[r['status']]:{width}}  {clean(r['cell'])}: {clean(_said(r))}" for r in rules]
-    return "\n".join([results["summary"], "", *lines, *_notes(results)]) + "\n"
+    width = max((len(MARKS[rule["status"]]) for rule in rules), default=0)
+    lines = [results["summary"], ""]
+    for rule in rules:
+        mark = MARKS[rule["status"]]
+        lines.append(f"{mark:{width}}  {clean(rule['cell'])}: {clean(_said(rule))}")
+    lines += _notes(results)
+    return "\n".join(lines) + "\n"
 
 
 def markdown(results: Mapping[str, Json]) -> str:
-    """Return the same as a Markdown page."""
-    rows = [(MARKS[r["status"]], r["cell"], _said(r)) for r in results["gate"]["rules"]]
-    head = f"# Leakage gate: {results['gate']['verdict']}\n\n**{md.escape(results['summary'])}**"
-    return (
-        "\n\n".join(
-            filter(
-                None, [head, md.table(("outcome", "cell", "what"), rows), md.items(_notes(results))]
-            )
-        )
-        + "\n"
-    )
+    """Return the same as a Markdown page.
+
+    Args:
+        results: a record of kind ``check``.
+    """
+    gate = results["gate"]
+    rows = [(MARKS[rule["status"]], rule["cell"], _said(rule)) for rule in gate["rules"]]
+    parts = [
+        f"# Leakage gate: {gate['verdict']}",
+        f"**{md.escape(results['summary'])}**",
+        md.table(("outcome", "cell", "what"), rows),
+        md.items(list(_notes(results))),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _said(rule: Mapping[str, Json]) -> str:
     name = NAMES.get(rule["kind"], rule["kind"])
-    if rule["measure"] and rule["kind"] in ("lint", "recording"):
+    if rule["measure"] and rule["kind"] in (Kind.LINT, Kind.RECORDING):
         name = f"{name} {rule['measure']}"
     return f"{name}: {rule['says']}"
 
 
-def _notes(results: Mapping[str, Json]) -> list[str]:
-    """Say what is not a rule: acceptances that are not used, cells that are no longer measured, nodes of which nothing is determined."""
+def _notes(results: Mapping[str, Json]) -> Iterator[str]:
+    """Yield what is not a rule: idle acceptances, stale cells, nodes that were not attacked."""
     gate = results["gate"]
-    out = [
-        f"acceptance {clean(a)} {'has expired' if s == 'expired' else 'covers nothing'}"
-        for a, s in gate["acceptances"].items()
-        if s != "used"
-    ]
-    out += [f"the baseline's {clean(name)} is no longer measured" for name in gate["stale"]]
+    for acceptance, state in gate["acceptances"].items():
+        if state != "used":
+            why = "has expired" if state == "expired" else "covers nothing"
+            yield f"acceptance {clean(acceptance)} {why}"
+    for name in gate["stale"]:
+        yield f"the baseline's {clean(name)} is no longer measured"
     for cell in gate["cells"]:
         if cell["reasons"]:
             node, reason = next(iter(cell["reasons"].items()))
-            out.append(
-                clean(
-                    f"{cell['name']}: {len(cell['reasons'])} nodes not attacked, node {node}: {reason}"
-                )
-            )
-    return out if results["complete"] else [*out, "the run was cut short: not every seed was tried"]
+            count = len(cell["reasons"])
+            yield clean(f"{cell['name']}: {count} nodes not attacked, node {node}: {reason}")
+    if not results["complete"]:
+        yield "the run was cut short: not every seed was tried"
 
 
 def failure(judged: Judged) -> str:
-    """Return what a failed test shows: the sentence, then the rules that are not within their limits."""
-    rules = [
-        r
-        for r in ordered(judged.rules)
-        if r.status not in (Status.OK, Status.ACCEPTED, Status.UNTESTED)
-    ]
-    return "\n".join(
-        [
-            summary(judged),
-            *(f"  {MARKS[r.status.name]} {clean(r.cell)}: {clean(r.says)}" for r in rules),
-        ]
-    )
+    """Return what a failed test shows: the summary, then the rules that do not hold.
+
+    Args:
+        judged: a run of a gate.
+    """
+    lines = [summary(judged)]
+    for rule in ordered(judged.rules):
+        if rule.status not in (Status.OK, Status.ACCEPTED, Status.UNTESTED):
+            mark = MARKS[rule.status.name]
+            lines.append(f"  {mark} {clean(rule.cell)}: {clean(rule.says)}")
+    return "\n".join(lines)

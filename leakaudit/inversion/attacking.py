@@ -1,4 +1,8 @@
-"""Attacks on leaks: one by its name, or the strongest that fits."""
+"""Attacks on leaks: one by its name or as a value, or the strongest that fits.
+
+``auto`` tries all attacks in order, exact ones first, and takes for each leak the first
+reconstruction that did not fail. If all fail, the best of what they found comes back.
+"""
 
 from __future__ import annotations
 
@@ -20,41 +24,85 @@ from leakaudit.tasks.task import LOOP_ABOVE, Task
 
 def attack(
     leaks: Leaks,
-    name: str = "auto",
+    name: str | Attack = "auto",
     *,
     generator: Generator,
     task: Task | None = None,
     **settings: Any,
 ) -> list[Reconstruction]:
-    """Run one attack, or the strongest that fits each leak (`auto`), and return a reconstruction a leak.
+    """Run one attack on all leaks, or on each the strongest that fits.
 
-    settings: the attack's hyper-parameters. task: needed only where the model is a user's own
-    ``package.module:factory``: Task.build(leaks.task, trusted=True).
-    Raises LeakauditError for an unknown attack or setting, AttackError where a named attack cannot use a leak.
+    Args:
+        leaks: What was heard.
+        name: Of the attack, the attack itself, or ``auto``.
+        generator: For all random choices.
+        task: What is trained. It is needed only if the model is a user's own
+            ``package.module:factory``: Task.build(leaks.task, trusted=True).
+        **settings: Hyper-parameters of an attack that is named.
+
+    Returns:
+        One reconstruction for each leak.
+
+    Raises:
+        LeakauditError: The attack or a setting is unknown.
+        AttackError: A named attack cannot use a leak.
     """
     task = task or Task.build(leaks.task)
     return [attack_one(leak, task, name, generator, **settings) for leak in leaks]
 
 
 def attack_one(
-    leak: GradientLeak, task: Task, name: str, generator: Generator, **settings: Any
+    leak: GradientLeak, task: Task, name: str | Attack, generator: Generator, **settings: Any
 ) -> Reconstruction:
-    """Attack one leak; `auto` goes from exact to iterative attacks until one fits."""
+    """Attack one leak; `auto` goes from exact to iterative attacks until one fits.
+
+    Args:
+        leak: What was heard.
+        task: What is trained.
+        name: Of the attack, the attack itself, or ``auto``.
+        generator: For all random choices.
+        **settings: Hyper-parameters of an attack that is named.
+
+    Returns:
+        The reconstruction, with the seconds that it took.
+
+    Raises:
+        LeakauditError: The attack or a setting is unknown.
+        AttackError: A named attack cannot use the leak.
+    """
     if name == "auto":
         return next(attack_together([leak], task, name, [generator], **settings)).found
     start = time.perf_counter()
-    chosen: Attack = registry.configure(registry.get("attacks", name), settings)
-    if why := chosen.refuses(leak, task):
-        raise AttackError(f"node {leak.node}: attack {name} cannot use this leak: {why}")
+    if isinstance(name, str):
+        chosen: Attack = registry.configure(registry.get("attacks", name), settings)
+    elif settings:
+        raise LeakauditError(
+            f"the attack is given as a value, so give it {', '.join(settings)} when it is made"
+        )
+    else:
+        chosen = name
+        name = type(chosen).__name__
+    _check(chosen, name, leak, task)
     return replace(chosen(leak, task, generator), seconds=time.perf_counter() - start)
+
+
+def _check(chosen: Attack, name: str, leak: GradientLeak, task: Task) -> None:
+    """Raise an AttackError if an attack cannot use a leak."""
+    why = chosen.refuses(leak, task)
+    if why:
+        raise AttackError(f"node {leak.node}: attack {name} cannot use this leak: {why}")
 
 
 @dataclass(frozen=True)
 class Settled:
     """One leak of several that is done with.
 
-    place: of the leak. together: whether it was searched in one batch with others, on whom it then depends by rounding. late: whether
-    its time was over.
+    Attributes:
+        place: Of the leak.
+        found: What came back.
+        together: Whether it was searched in one batch with others, on which it then depends by
+            rounding.
+        late: Whether its time was over.
     """
 
     place: int
@@ -70,15 +118,29 @@ def attack_together(
     generators: Sequence[Generator],
     **settings: Any,
 ) -> Iterator[Settled]:
-    """Attack several leaks, each with its own generator, as `attack_one` does; yield each one as soon as it is settled.
+    """Attack several leaks, each with its own generator, as `attack_one` does.
 
-    `Batched` attacks get them together where the model is small; others go one after the other, and share the time that is left.
+    `Batched` attacks get them together if the model is small. Others go one after the other, and
+    share the time that is left.
+
+    Args:
+        leaks: What was heard.
+        task: What is trained.
+        name: Of the attack, or ``auto``.
+        generators: One for each leak.
+        **settings: Hyper-parameters of an attack that is named.
+
+    Yields:
+        Each leak as soon as it is settled.
+
+    Raises:
+        LeakauditError: The attack or a setting is unknown, or ``auto`` was given settings.
+        AttackError: A named attack cannot use a leak.
     """
     if name != "auto":
         chosen: Attack = registry.configure(registry.get("attacks", name), settings)
         for leak in leaks:
-            if why := chosen.refuses(leak, task):
-                raise AttackError(f"node {leak.node}: attack {name} cannot use this leak: {why}")
+            _check(chosen, name, leak, task)
         yield from _run(name, chosen, range(len(leaks)), leaks, task, generators, settings)
         return
     if settings:
@@ -87,14 +149,14 @@ def attack_together(
         )
     left = {k: _Course() for k in range(len(leaks))}
     for known, candidate in in_order():
-        why_not = {k: candidate.refuses(leaks[k], task) for k in left}
-        if isinstance(candidate, Selective):
-            why_not = {k: reason or candidate.idle(leaks[k], task) for k, reason in why_not.items()}
-        for k, reason in why_not.items():
-            left[k].reasons += [f"{known}: {reason}"] if reason else []
-        for settled in _run(
-            known, candidate, [k for k in left if not why_not[k]], leaks, task, generators, {}
-        ):
+        fits: list[int] = []
+        for k, course in left.items():
+            why = _why_not(candidate, leaks[k], task)
+            if why:
+                course.reasons.append(f"{known}: {why}")
+            else:
+                fits.append(k)
+        for settled in _run(known, candidate, fits, leaks, task, generators, {}):
             left[settled.place].add(settled)
             if settled.found.certificate is not Certificate.FAILED or settled.late:
                 yield left.pop(settled.place).end(settled.place, leaks, task)
@@ -102,9 +164,25 @@ def attack_together(
         yield course.end(k, leaks, task)
 
 
+def _why_not(candidate: Attack, leak: GradientLeak, task: Task) -> str | None:
+    """Explain why `auto` leaves out an attack, None if it does not."""
+    why = candidate.refuses(leak, task)
+    if not why and isinstance(candidate, Selective):
+        return candidate.idle(leak, task)
+    return why
+
+
 @dataclass
 class _Course:
-    """How `auto` has gone for one leak so far."""
+    """How `auto` has gone for one leak so far.
+
+    Attributes:
+        best: The best reconstruction.
+        reasons: Why attacks were left out.
+        seconds: Of all attacks.
+        together: Whether any of them searched the leak in one batch with others.
+        late: Whether the time was over after the last one.
+    """
 
     best: Reconstruction | None = None
     reasons: list[str] = field(default_factory=list)
@@ -113,32 +191,35 @@ class _Course:
     late: bool = False
 
     def add(self, settled: Settled) -> None:
-        """Keep the better reconstruction; one that failed is no reason to drop inputs that were found before."""
-        found, self.late = settled.found, settled.late
-        self.seconds, self.together = (
-            self.seconds + found.seconds,
-            self.together or settled.together,
-        )
-        if self.best is None or (
-            found.certificate is not Certificate.FAILED and (len(found.x) or not len(self.best.x))
-        ):
+        """Keep the better reconstruction.
+
+        One that failed is no reason to drop inputs that were found before.
+        """
+        found = settled.found
+        self.late = settled.late
+        self.seconds += found.seconds
+        self.together = self.together or settled.together
+        if self.best is None:
+            self.best = found
+            return
+        has_inputs = len(found.x) or not len(self.best.x)
+        if found.certificate is not Certificate.FAILED and has_inputs:
             self.best = found
 
     def end(self, place: int, leaks: Sequence[GradientLeak], task: Task) -> Settled:
         """Return what is reported."""
-        note = "no attack can use this leak. " + "; ".join(self.reasons)
-        none = Reconstruction(
-            leaks[place].node,
-            "none",
-            torch.empty(0, *task.spec.shape),
-            None,
-            Certificate.FAILED,
-            1.0,
-            note=note,
-        )
-        return Settled(
-            place, replace(self.best or none, seconds=self.seconds), self.together, self.late
-        )
+        found = self.best
+        if found is None:
+            found = Reconstruction(
+                leaks[place].node,
+                "none",
+                torch.empty(0, *task.spec.shape),
+                None,
+                Certificate.FAILED,
+                1.0,
+                note="no attack can use this leak. " + "; ".join(self.reasons),
+            )
+        return Settled(place, replace(found, seconds=self.seconds), self.together, self.late)
 
 
 def _run(
@@ -153,29 +234,23 @@ def _run(
     """Run one attack on the leaks at some places."""
     if isinstance(chosen, Batched) and len(places) > 1 and task.layout.size <= LOOP_ABOVE:
         start = time.perf_counter()
-        for at, found in chosen.many(
-            [leaks[k] for k in places], task, [generators[k] for k in places]
-        ):
+        some = [leaks[k] for k in places]
+        for at, found in chosen.many(some, task, [generators[k] for k in places]):
+            # They share their evaluations, so each has taken a part of the time so far.
             seconds = (time.perf_counter() - start) / len(places)
-            yield Settled(
-                places[at], replace(found, seconds=seconds), together=True, late=expired()
-            )
+            timed = replace(found, seconds=seconds)
+            yield Settled(places[at], timed, together=True, late=expired())
         return
     for n, k in enumerate(places):
         with sharing(len(places) - n):
-            settled = Settled(
-                k,
-                attack_one(leaks[k], task, name, generators[k], **settings),
-                together=False,
-                late=expired(),
-            )
+            found = attack_one(leaks[k], task, name, generators[k], **settings)
+            settled = Settled(k, found, together=False, late=expired())
         yield settled
 
 
 def in_order() -> Iterator[tuple[str, Attack]]:
     """Return all attacks with their defaults, exact ones first, then by rank."""
-    known = [
-        (n, cast(Attack, registry.configure(kind, {})))
-        for n, kind in registry.everything("attacks")
-    ]
+    known: list[tuple[str, Attack]] = []
+    for name, kind in registry.everything("attacks"):
+        known.append((name, cast(Attack, registry.configure(kind, {}))))
     return iter(sorted(known, key=lambda pair: (not pair[1].exact, pair[1].rank, pair[0])))

@@ -1,4 +1,7 @@
-"""Static lint of a trace: the pitfalls of docs/lint.md, each found by a check on parameters, relations, messages or the truth."""
+"""Static lint of a trace: checks for the pitfalls of docs/lint.md.
+
+The checks look at parameters, declared relations, messages and, if it is given, the truth.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from leakaudit.progress import step
 from leakaudit.trace import Trace, Truth
 from leakaudit.traces import gaps
 from leakaudit.traces.trace_file import same_run
+from leakaudit.verdict import Verdict
 
 __all__ = ["NAMES", "Case", "Pitfall", "lint"]
 
@@ -24,18 +28,25 @@ CHECKS = (
 
 
 def lint(trace: Trace, truth: Truth | None = None) -> list[Pitfall]:
-    """Return what is found, the gravest first, one finding of a kind and verdict; nothing found proves nothing.
+    """Check a trace for pitfalls; an empty list is not evidence of privacy.
 
-    truth: of the same run; it adds record-wise norms, the noise itself and its seed. Raises LeakauditError where it is of another run, and
-    where messages of the first round are missing; later rounds than the first gap are left out.
+    Args:
+        trace: the recording; rounds from the first gap on are left out.
+        truth: of the same run. It adds norms of single records, the noise itself and its seed.
+
+    Returns:
+        At most one finding for each pitfall and verdict, the most severe first.
+
+    Raises:
+        LeakauditError: the truth is of another run, or messages of the first round are missing.
     """
     if truth is not None:
         same_run(trace, truth)
-    case, found = Case(gaps.before(trace), truth), list[Pitfall]()
+    case = Case(gaps.before(trace), truth)
+    found: dict[tuple[int, Verdict], Pitfall] = {}
     for k, check in enumerate(CHECKS):
         step("checks", k, len(CHECKS))
-        for one in check(case):
-            if not any(one.number == p.number and one.verdict is p.verdict for p in found):
-                found.append(one)
+        for pitfall in check(case):
+            found.setdefault((pitfall.number, pitfall.verdict), pitfall)
     step("checks", len(CHECKS), len(CHECKS))
-    return order(found)
+    return order(list(found.values()))

@@ -1,4 +1,4 @@
-"""What is linted: a trace, its truth where it is given, and what its protocol declares and promises."""
+"""What is linted: a trace, its truth if given, and what its protocol declares and claims."""
 
 from __future__ import annotations
 
@@ -16,12 +16,17 @@ from leakaudit.trace import Json, Trace, Truth
 from leakaudit.verdict import Verdict
 from leakaudit.victim import Claim
 
-FEW = 64  # rounds that are declared; what they show holds for longer runs
+FEW = 64  # rounds that are declared, a choice; what they show holds for longer runs
 
 
 @dataclass(frozen=True)
 class Case:
-    """A trace under lint. truth: opened where the caller gives it."""
+    """A trace under lint.
+
+    Attributes:
+        trace: without gaps.
+        truth: of the same run; None if the caller did not give it.
+    """
 
     trace: Trace
     truth: Truth | None = None
@@ -33,67 +38,80 @@ class Case:
 
     @cached_property
     def protocol(self) -> Protocol | None:
-        """The registered protocol over its first rounds, None for a loop of the user's own."""
+        """The registered protocol over its first rounds; None for a loop of the user's own."""
         if self.trace.protocol not in registry.names("victims"):
             return None
         return protocol_of(self.trace, min(self.trace.rounds, FEW))
 
     @cached_property
     def relations(self) -> Relations | None:
-        """What the protocol declares, None where nothing can be declared."""
+        """What the protocol declares; None if nothing can be declared."""
         try:
-            return self.protocol.whole if self.protocol else None
+            if self.protocol is None:
+                return None
+            return self.protocol.whole
         except LeakauditError:
             return None
 
     @cached_property
     def claims(self) -> tuple[Claim, ...]:
-        """What the protocol promises of this run with an epsilon, by its paper or by the recorded constants."""
+        """The claims about this run that name an epsilon, by its paper or its constants."""
         if self.protocol is None:
             return loops.claims(self.trace)
+        victim = self.protocol.victim
         try:
-            found = self.protocol.victim.claims(
-                self.trace.graph, self.trace.rounds, self.trace.public
-            )
+            found = victim.claims(self.trace.graph, self.trace.rounds, self.trace.public)
         except LeakauditError:
             return ()
-        return tuple(c for c in found if c.epsilon is not None and c.met)
+        return tuple(claim for claim in found if claim.epsilon is not None and claim.met)
 
     def number(self, name: str) -> float:
-        """Return a recorded constant that is a number, 0 where there is none."""
+        """Return a recorded constant.
+
+        Args:
+            name: of the constant.
+
+        Returns:
+            Its value; 0 if it is missing or not a finite number.
+        """
         value = self.params.get(name)
-        return (
-            float(value)
-            if isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            else 0.0
-        )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return 0.0
+        if not math.isfinite(value):
+            return 0.0
+        return float(value)
 
     @property
     def broken(self) -> Verdict:
-        """The verdict where something undermines the claims: UNCLAIMED where there are none."""
-        return Verdict.UNSUPPORTED if self.claims else Verdict.UNCLAIMED
+        """The verdict on something that undermines the claims; UNCLAIMED if there are none."""
+        if self.claims:
+            return Verdict.UNSUPPORTED
+        return Verdict.UNCLAIMED
 
     @cached_property
     def laws(self) -> frozenset[str]:
         """Laws of the declared noise."""
-        if self.relations is None:
-            return frozenset({"gaussian"} if loops.noise(self.params) else ())
-        return frozenset(v.law for v in self.relations.vectors if v.kind == "noise")
+        if self.relations is not None:
+            return frozenset(v.law for v in self.relations.vectors if v.kind == "noise")
+        if loops.noise(self.params):
+            return frozenset({"gaussian"})
+        return frozenset()
 
     @property
     def holders(self) -> range:
-        """Nodes that hold data."""
-        return range(
-            self.trace.graph.nodes
-            - (self.protocol is not None and self.protocol.victim.centralised)
-        )
+        """Nodes that hold data: all but the server, which is the last node."""
+        nodes = self.trace.graph.nodes
+        if self.protocol is not None and self.protocol.victim.centralised:
+            nodes -= 1
+        return range(nodes)
 
     @cached_property
     def records(self) -> Mapping[int, int]:
-        """Records of every node that holds data: counted in the truth, else as recorded, empty where nobody says."""
+        """Node -> its number of records, by the truth or else the constants; empty if unknown."""
         if self.truth is not None and len(self.truth.node):
-            return {i: int((self.truth.node == i).sum()) for i in self.holders}
-        told = int(self.number("samples") or self.number("records"))
-        return dict.fromkeys(self.holders, told) if told > 0 else {}
+            owners = self.truth.node
+            return {i: int((owners == i).sum()) for i in self.holders}
+        recorded = int(self.number("samples") or self.number("records"))
+        if recorded <= 0:
+            return {}
+        return dict.fromkeys(self.holders, recorded)

@@ -1,4 +1,4 @@
-"""Is the sensitivity enforced? Norms of gradients: from what the trace determines, and record by record where the truth is there."""
+"""Is the sensitivity enforced? Norms of gradients from the trace, and of single records."""
 
 from __future__ import annotations
 
@@ -16,40 +16,51 @@ from leakaudit.errors import LeakauditError
 from leakaudit.lint import loops
 from leakaudit.lint.case import Case
 from leakaudit.lint.noise import LEVEL
-from leakaudit.lint.pitfall import Pitfall
-from leakaudit.lint.quiet import tiny
+from leakaudit.lint.pitfall import Pitfall, chance_text
 from leakaudit.lint.samples import of_trace, state
 from leakaudit.relations import Relations, Vector, residuals
 from leakaudit.relations.estimate import recorded
 from leakaudit.tasks.task import Task
 from leakaudit.verdict import Verdict
 
-MORE = 1 + 1e-6
-GRADIENTS, NUMBERS = (
-    200,
-    1 << 26,
-)  # whose records are differentiated one by one, and numbers that are held for one
+MORE = 1 + 1e-6  # a norm exceeds its bound by more than rounding
+GRADIENTS = 200  # gradients that are taken record by record: a choice that bounds the time
+NUMBERS = 1 << 26  # of the records' gradients that are held at once: 512 MiB
 NORM = re.compile(r"(?:norm at most|Lipschitz constant) (?:G = )?([0-9.]+(?:e-?[0-9]+)?)")
 
 
 @dataclass(frozen=True)
 class _Bound:
-    """The norm that a record's gradient may have, where from, and whether the protocol says that it cuts to it."""
+    """The norm that a record's gradient may have.
+
+    Attributes:
+        size: of the norm.
+        source: where the bound comes from.
+        clipped: whether the protocol says that it clips to it.
+    """
 
     size: float
     source: str
-    cut: bool
+    clipped: bool
+
+    @property
+    def broken(self) -> Verdict:
+        """The verdict if a gradient is longer."""
+        if self.clipped:
+            return Verdict.REFUTED
+        return Verdict.UNSUPPORTED
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield gradients beyond the norm that is declared or assumed, and records that are fewer than the noise reckons with."""
+    """Yield gradients beyond the norm that is declared or assumed, and nodes with too few records.
+
+    Args:
+        case: with or without a truth.
+    """
     yield from _records(case)
     if case.protocol is None:
-        yield from (
-            Pitfall(number, verdict, says)
-            for number, verdict, says in loops.odd(case.params)
-            if case.claims
-        )
+        if case.claims:
+            yield from loops.uncovered(case.params)
         return
     bound = _bound(case)
     if bound is None:
@@ -59,114 +70,147 @@ def check(case: Case) -> Iterator[Pitfall]:
 
 
 def _bound(case: Case) -> _Bound | None:
-    if clip := case.number("clip"):
-        return _Bound(clip, f"clip={clip:g}", True)
-    if case.claims and (lipschitz := case.number("lipschitz")):
-        return _Bound(lipschitz, f"lipschitz={lipschitz:g} (assumed by the claim)", False)
+    """Return the norm that the constants declare or a claim assumes; None if there is none."""
+    clip = case.number("clip")
+    if clip:
+        return _Bound(clip, f"clip={clip:g}", clipped=True)
+    lipschitz = case.number("lipschitz")
+    if case.claims and lipschitz:
+        source = f"lipschitz={lipschitz:g} (assumed by the claim)"
+        return _Bound(lipschitz, source, clipped=False)
     for claim in case.claims:
         for assumed in claim.assumes:
-            if "features" not in assumed and (said := NORM.search(assumed)):
-                return _Bound(
-                    float(said[1].rstrip(".")), f"the claim's assumption ({assumed})", False
-                )
+            said = NORM.search(assumed)
+            if said and "features" not in assumed:
+                size = float(said[1].rstrip("."))
+                return _Bound(size, f"the claim's assumption ({assumed})", clipped=False)
     return None
 
 
-def _verdict(bound: _Bound) -> Verdict:
-    return Verdict.REFUTED if bound.cut else Verdict.UNSUPPORTED
-
-
 def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
-    """Test |gradient + noise| <= bound + |noise|, by the chi-square law of |noise|^2; a mean of cut gradients is no longer than one."""
-    samples = [s for s in of_trace(case) if s.gaussian]
-    tests = sum(len(s.std) for s in samples)
-    for s in samples:
-        over = np.maximum(0.0, s.norm - s.weight * bound.size * MORE) / s.std
-        chances = chi2.sf(over**2, s.coordinates)
+    """Test |gradient + noise| <= bound + |noise|, by the chi-square law of |noise|^2.
+
+    A mean of clipped gradients is no longer than one of them.
+    """
+    samples = [sample for sample in of_trace(case) if sample.gaussian]
+    tests = sum(len(sample.std) for sample in samples)
+    for sample in samples:
+        longest = sample.weight * bound.size * MORE
+        over = np.maximum(0.0, sample.norm - longest) / sample.std
+        chances = chi2.sf(over**2, sample.coordinates)
         k = int(np.argmin(chances))
-        if chances[k] < LEVEL / tests:
-            noise = float(s.std[k] * np.sqrt(s.coordinates))
-            says = (
-                f"{s.labels[k]} of node {s.node}, with its noise, has norm {s.norm[k]:.4g}; {bound.source} and noise of about {noise:.3g} "
-                f"do not reach that (chance {tiny(float(chances[k]))})"
-            )
-            figures = {
-                "node": s.node,
-                "norm": float(s.norm[k]),
-                "bound": bound.size,
-                "noise": noise,
-                "chance": float(chances[k]),
-            }
-            yield Pitfall(5, _verdict(bound), says, figures)
-
-
-def _by_record(case: Case, bound: _Bound) -> Iterator[Pitfall]:
-    """Take every record's gradient at the models of the run; where the protocol cuts, compare what it used with what it says."""
-    if (
-        case.truth is None
-        or not case.truth.states
-        or case.relations is None
-        or ":" in case.trace.task.model
-    ):
-        return
-    if not (taken := _taken(case, bound)):
-        return
-    worst = max(taken, key=lambda t: t.largest)
-    figures = {
-        "bound": bound.size,
-        "largest": worst.largest,
-        "gradients": len(taken),
-        "at": worst.label,
-    }
-    if not bound.cut:
-        if worst.largest > bound.size * MORE:
-            says = f"a record's gradient has norm {worst.largest:.4g} at {worst.label}, beyond {bound.source}: nothing in the run enforces it"
-            yield Pitfall(5, Verdict.UNSUPPORTED, says, figures)
-        return
-    used = max(taken, key=lambda t: t.used)
-    if used.used > bound.size * MORE:
-        says = f"{used.label} as it was used has norm {used.used:.4g}, beyond {bound.source}"
-        yield Pitfall(5, Verdict.REFUTED, says, {**figures, "used": used.used})
-    elif (uncut := next((t for t in taken if t.uncut), None)) is not None:
-        says = f"{uncut.label} as it was used is the mean of gradients of norm up to {uncut.largest:.4g}, not cut by {bound.source}"
-        yield Pitfall(5, Verdict.REFUTED, says, figures)
+        chance = float(chances[k])
+        if not chance < LEVEL / tests:
+            continue
+        noise = float(sample.std[k] * np.sqrt(sample.coordinates))
+        says = (
+            f"{sample.labels[k]} of node {sample.node}, with its noise, has norm "
+            f"{sample.norm[k]:.4g}; {bound.source} and noise of about {noise:.3g} "
+            f"do not reach that (chance {chance_text(chance)})"
+        )
+        figures = {
+            "node": sample.node,
+            "norm": float(sample.norm[k]),
+            "bound": bound.size,
+            "noise": noise,
+            "chance": chance,
+        }
+        yield Pitfall(5, bound.broken, says, figures)
 
 
 @dataclass(frozen=True)
 class _Taken:
     """A gradient of the run.
 
-    largest: norm of the longest record's. used: norm of the vector that was used, 0 where it was not kept. uncut: whether that is closer
-    to the mean of the records' gradients as they are than to that of cut ones.
+    Attributes:
+        label: its name.
+        largest: norm of the longest record's gradient.
+        used: norm of the vector that was used; 0 if it was not kept.
+        unclipped: whether that vector is closer to the mean of the records' gradients as they are
+            than to the mean of clipped ones.
     """
 
     label: str
     largest: float
     used: float
-    uncut: bool
+    unclipped: bool
+
+
+def _by_record(case: Case, bound: _Bound) -> Iterator[Pitfall]:
+    """Take every record's gradient at the models of the run.
+
+    If the protocol clips, compare what it used with what it declares.
+    """
+    if case.truth is None or not case.truth.states or case.relations is None:
+        return
+    if ":" in case.trace.task.model:  # package.module:factory, which a lint must not run
+        return
+    taken = _taken(case, bound)
+    if not taken:
+        return
+    worst = max(taken, key=lambda one: one.largest)
+    figures = {
+        "bound": bound.size,
+        "largest": worst.largest,
+        "gradients": len(taken),
+        "at": worst.label,
+    }
+    if not bound.clipped:
+        if worst.largest > bound.size * MORE:
+            says = (
+                f"a record's gradient has norm {worst.largest:.4g} at {worst.label}, "
+                f"beyond {bound.source}: nothing in the run enforces it"
+            )
+            yield Pitfall(5, Verdict.UNSUPPORTED, says, figures)
+        return
+    longest = max(taken, key=lambda one: one.used)
+    if longest.used > bound.size * MORE:
+        says = f"{longest.label} as it was used has norm {longest.used:.4g}, beyond {bound.source}"
+        yield Pitfall(5, Verdict.REFUTED, says, {**figures, "used": longest.used})
+        return
+    for one in taken:
+        if one.unclipped:
+            says = (
+                f"{one.label} as it was used is the mean of gradients of norm up to "
+                f"{one.largest:.4g}, not cut by {bound.source}"
+            )
+            yield Pitfall(5, Verdict.REFUTED, says, figures)
+            return
 
 
 def _taken(case: Case, bound: _Bound) -> list[_Taken]:
-    """Go through the declaration with the recorded states, and take gradients where they were taken."""
-    task, read, found = Task.build(case.trace.task), recorded(_everything(case)), list[_Taken]()
+    """Walk through the declaration with the recorded states, and take gradients where it does."""
+    task = Task.build(case.trace.task)
+    everything = Adversary(corrupt=frozenset(range(case.trace.graph.nodes)))
+    view: View = everything.view(case.trace)
+    read = recorded(view)
+    found: list[_Taken] = []
 
     def fetch(vector: Vector) -> Tensor | None:
-        if vector.kind in ("message", "public"):
-            try:
-                return read(vector)
-            except LeakauditError:
-                return None
-        return None if vector.kind == "gradient" else state(case, vector)
+        if vector.kind == "gradient":
+            return None
+        if vector.kind not in ("message", "public"):
+            return state(case, vector)
+        try:
+            return read(vector)
+        except LeakauditError:
+            return None
 
     def gradient(vector: Vector, theta: Tensor) -> Tensor:
-        x, y = case.truth.of(vector.owner or 0) if case.truth else (torch.empty(0), torch.empty(0))
-        theta, used = theta.double(), state(case, vector)
+        x = torch.empty(0)
+        y = torch.empty(0)
+        if case.truth:
+            x, y = case.truth.of(vector.owner or 0)
+        theta = theta.double()
+        used = state(case, vector)
         if len(found) < GRADIENTS and len(x) * theta.numel() <= NUMBERS:
-            each = task.gradients(
-                theta.expand(len(x), -1).contiguous(), x.double()[:, None], y[:, None]
-            )
-            found.append(_compared(vector.label, each, used, bound, whole=not case.number("batch")))
-        return task.gradients(theta[None], x.double()[None], y[None])[0] if used is None else used
+            points = theta.expand(len(x), -1).contiguous()
+            each = task.gradients(points, x.double()[:, None], y[:, None])
+            whole = not case.number("batch")
+            found.append(_compared(vector.label, each, used, bound, whole))
+        if used is not None:
+            return used
+        return task.gradients(theta[None], x.double()[None], y[None])[0]
 
     try:
         residuals(case.relations or Relations(), fetch, float("inf"), gradient)
@@ -176,29 +220,38 @@ def _taken(case: Case, bound: _Bound) -> list[_Taken]:
 
 
 def _compared(label: str, each: Tensor, used: Tensor | None, bound: _Bound, whole: bool) -> _Taken:
-    """Compare what was used with the records' gradients (b, d). whole: it is of all records."""
+    """Compare the vector that was used with the records' gradients.
+
+    Args:
+        label: name of the gradient.
+        each: (b, d) gradients of the node's records.
+        used: (d,) the vector; None if it was not kept.
+        bound: of the norms.
+        whole: whether the vector is of all records, rather than of a batch.
+    """
     norms = each.norm(dim=1)
-    largest, uncut = float(norms.max()), False
-    if used is not None and whole and largest > bound.size * MORE:
-        cut = (each * torch.clamp(bound.size / norms, max=1.0)[:, None]).mean(0)
-        uncut = float((used - each.mean(0)).norm()) < float((used - cut).norm())
-    return _Taken(label, largest, 0.0 if used is None else float(used.norm()), uncut)
-
-
-def _everything(case: Case) -> View:
-    return Adversary(corrupt=frozenset(range(case.trace.graph.nodes))).view(case.trace)
+    largest = float(norms.max())
+    if used is None:
+        return _Taken(label, largest, 0.0, unclipped=False)
+    unclipped = False
+    if whole and largest > bound.size * MORE:
+        shares = torch.clamp(bound.size / norms, max=1.0)
+        clipped = (each * shares[:, None]).mean(0)
+        unclipped = float((used - each.mean(0)).norm()) < float((used - clipped).norm())
+    return _Taken(label, largest, float(used.norm()), unclipped)
 
 
 def _records(case: Case) -> Iterator[Pitfall]:
-    """Compare the records that the noise reckons with, and those that the nodes hold."""
+    """Compare the number of records that the noise is scaled by with those that the nodes hold."""
     told = int(case.number("records") or case.number("samples"))
     if case.truth is None or not told or not case.claims:
         return
     fewest = min(case.records.values(), default=told)
-    if 0 < fewest < told:
-        node = next(i for i, k in case.records.items() if k == fewest)
-        says = (
-            f"the claim divides by {told} records, and node {node} holds {fewest}: one record moves its mean by "
-            f"{told / fewest:.3g} times what is reckoned"
-        )
-        yield Pitfall(8, Verdict.UNSUPPORTED, says, {"told": told, "held": fewest, "node": node})
+    if not 0 < fewest < told:
+        return
+    node = next(i for i, count in case.records.items() if count == fewest)
+    says = (
+        f"the claim divides by {told} records, and node {node} holds {fewest}: "
+        f"one record moves its mean by {told / fewest:.3g} times what is reckoned"
+    )
+    yield Pitfall(8, Verdict.UNSUPPORTED, says, {"told": told, "held": fewest, "node": node})

@@ -1,6 +1,7 @@
-"""Training loops of the user's own: the constants that the lint reads by their usual names, and what follows from them.
+"""Training loops of the user's own: constants that are read by their usual names.
 
-sigma is the standard deviation per coordinate on a sum of clipped gradients; noise_multiplier is sigma over the clip.
+sigma is the standard deviation per coordinate on a sum of clipped gradients; noise_multiplier is
+sigma divided by the clip.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from dataclasses import dataclass
 
 from leakaudit.bounds import gaussian
 from leakaudit.bounds.guarantee import Adjacency
+from leakaudit.lint.pitfall import Pitfall
 from leakaudit.trace import Json, Trace
 from leakaudit.verdict import Verdict
 from leakaudit.victim import Claim
 
-WORDS = {
+NAMES = {  # constant -> its usual names, of which the first that is recorded counts
     "epsilon": ("epsilon", "eps", "target_epsilon"),
     "delta": ("delta", "target_delta"),
     "sigma": ("sigma", "noise_std", "std"),
@@ -25,10 +27,27 @@ WORDS = {
     "rounds": ("horizon", "claimed_rounds"),
 }
 
+# Words by which papers and users name an adjacency; the first that is found decides, so the
+# narrower meanings come first.
+WORDS = (
+    (Adjacency.NODE, ("node's clipped", "node level", "all records", "user level")),
+    (Adjacency.ADD_REMOVE, ("add", "remove")),
+    (Adjacency.ZERO_OUT, ("empty", "zero")),
+    (Adjacency.REPLACE, ("replace", "another", "differs", "substitut", "any other")),
+)
+
 
 def number(params: Mapping[str, Json], what: str) -> float | None:
-    """Return a constant by any of its usual names, None where there is none that is a finite number."""
-    for name in WORDS[what]:
+    """Return a constant by any of its usual names.
+
+    Args:
+        params: constants as they are recorded.
+        what: a key of `NAMES`.
+
+    Returns:
+        Its value; None if none of the names holds a finite number.
+    """
+    for name in NAMES[what]:
         value = params.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
@@ -36,88 +55,138 @@ def number(params: Mapping[str, Json], what: str) -> float | None:
 
 
 def noise(params: Mapping[str, Json]) -> float:
-    """Return the declared noise per coordinate, 0 where there is none."""
-    sigma, multiplier, clip = (number(params, n) for n in ("sigma", "multiplier", "clip"))
-    return sigma if sigma is not None else (multiplier or 0.0) * (clip or 0.0)
+    """Return the declared standard deviation per coordinate.
+
+    Args:
+        params: constants as they are recorded.
+
+    Returns:
+        sigma, or the multiplier times the clip; 0 if there is no noise.
+    """
+    sigma = number(params, "sigma")
+    if sigma is not None:
+        return sigma
+    multiplier = number(params, "multiplier") or 0.0
+    clip = number(params, "clip") or 0.0
+    return multiplier * clip
 
 
 def adjacency(text: str) -> Adjacency | None:
-    """Read an adjacency from the words of a claim, None where they name none."""
+    """Read an adjacency from the words of a claim.
+
+    Args:
+        text: in the words of a paper or a user.
+
+    Returns:
+        The adjacency; None if the words name none.
+    """
     said = text.lower().replace("_", " ").replace("-", " ")
-    if (
-        any(w in said for w in ("node's clipped", "node level", "all records", "user level"))
-        or said == "node"
-    ):
+    if said == "node":
         return Adjacency.NODE
-    if any(w in said for w in ("add", "remove")):
-        return Adjacency.ADD_REMOVE
-    if any(w in said for w in ("empty", "zero")):
-        return Adjacency.ZERO_OUT
-    return (
-        Adjacency.REPLACE
-        if any(w in said for w in ("replace", "another", "differs", "substitut", "any other"))
-        else None
-    )
+    for meant, words in WORDS:
+        if any(word in said for word in words):
+            return meant
+    return None
 
 
 def claims(trace: Trace) -> tuple[Claim, ...]:
-    """Return what the recorded constants promise: an epsilon and a delta, over `horizon` rounds or all."""
-    epsilon, delta, rounds = (number(trace.params, n) for n in ("epsilon", "delta", "rounds"))
-    if not epsilon or epsilon < 0 or not 0 <= (delta or 0.0) < 1:
+    """Return what the recorded constants claim: epsilon and delta, over `horizon` rounds or all.
+
+    Args:
+        trace: of a loop of the user's own.
+    """
+    params = trace.params
+    epsilon = number(params, "epsilon")
+    delta = number(params, "delta") or 0.0
+    if not epsilon or epsilon < 0 or not 0 <= delta < 1:
         return ()
-    return (
-        Claim(
-            source="the recorded constants",
-            promise="everything that is sent is differentially private",
-            epsilon=epsilon,
-            delta=delta or 0.0,
-            adjacency=str(trace.params.get("adjacency", "")),
-            std=noise(trace.params) or None,
-            rounds=None if rounds is None else int(rounds),
-            sampled=0 < (number(trace.params, "rate") or 1.0) < 1,
-        ),
+    rounds = number(params, "rounds")
+    rate = number(params, "rate") or 1.0
+    claim = Claim(
+        source="the recorded constants",
+        promise="everything that is sent is differentially private",
+        epsilon=epsilon,
+        delta=delta,
+        adjacency=str(params.get("adjacency", "")),
+        std=noise(params) or None,
+        rounds=None if rounds is None else int(rounds),
+        sampled=0 < rate < 1,
     )
+    return (claim,)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Epsilons of Gaussian noise on clipped gradients at the claim's delta: charged as claimed, and otherwise. alone: of one round."""
+    """Epsilons that a run costs at the delta of its claim, for linear losses.
+
+    Attributes:
+        all: of all rounds, charged under the claimed adjacency.
+        one: of one round.
+        added: of all rounds, charged as if a record is added or removed.
+        leaking: names of gradients that travel without noise.
+    """
 
     all: float
-    alone: float
+    one: float
     added: float
+    leaking: tuple[str, ...] = ()
 
 
 def costs(trace: Trace, claim: Claim) -> Costs | None:
-    """Return what T rounds cost, sqrt(T) clip / sigma, twice the clip for a replaced record; None where a constant is missing."""
-    clip, std = number(trace.params, "clip"), noise(trace.params)
+    """Return what Gaussian noise on clipped gradients costs.
+
+    Over T rounds, mu = sqrt(T) clip / sigma.
+
+    Args:
+        trace: of a loop of the user's own.
+        claim: whose delta and adjacency count; a replaced record moves a sum by twice the clip.
+
+    Returns:
+        The costs; None if a constant is missing.
+    """
+    clip = number(trace.params, "clip")
+    std = noise(trace.params)
     if not clip or not std or not claim.delta or trace.rounds < 1:
         return None
-    times = 2.0 if adjacency(claim.adjacency) in (Adjacency.REPLACE, Adjacency.NODE) else 1.0
+    delta = claim.delta
+    times = 1.0
+    if adjacency(claim.adjacency) in (Adjacency.REPLACE, Adjacency.NODE):
+        times = 2.0
     mu = times * clip / std
-
-    def epsilon(mu: float) -> float:
-        return gaussian.epsilon(claim.delta or 0.0, mu)
-
     total = math.sqrt(trace.rounds)
-    return Costs(epsilon(total * mu), epsilon(mu), epsilon(total * mu / times))
-
-
-def odd(params: Mapping[str, Json]) -> Iterator[tuple[int, Verdict, str]]:
-    """Yield what a claim of clipped gradients does not cover: momentum, several local steps, a seed in the open."""
-    for name in ("momentum", "weight_decay"):
-        if isinstance(params.get(name), int | float) and params[name]:
-            yield (
-                5,
-                Verdict.UNSUPPORTED,
-                f"{name}={params[name]:g} carries a record into later messages; the clip bounds one gradient alone",
-            )
-    steps = next(
-        (params[n] for n in ("local_steps", "local_epochs") if isinstance(params.get(n), int)), 1
+    return Costs(
+        all=gaussian.epsilon(delta, total * mu),
+        one=gaussian.epsilon(delta, mu),
+        added=gaussian.epsilon(delta, total * mu / times),
     )
+
+
+def uncovered(params: Mapping[str, Json]) -> Iterator[Pitfall]:
+    """Yield what a claim about clipped gradients does not cover: momentum, several local steps.
+
+    Args:
+        params: constants as they are recorded.
+    """
+    for name in ("momentum", "weight_decay"):
+        value = params.get(name)
+        if isinstance(value, int | float) and value:
+            says = (
+                f"{name}={value:g} carries a record into later messages; "
+                "the clip bounds one gradient alone"
+            )
+            yield Pitfall(5, Verdict.UNSUPPORTED, says)
+    steps = _local_steps(params)
     if steps > 1:
-        yield (
-            5,
-            Verdict.UNSUPPORTED,
-            f"{steps} local steps a message: what is sent moves by up to {steps} clipped gradients, and by their drift",
+        says = (
+            f"{steps} local steps a message: what is sent moves by up to {steps} clipped "
+            "gradients, and by their drift"
         )
+        yield Pitfall(5, Verdict.UNSUPPORTED, says)
+
+
+def _local_steps(params: Mapping[str, Json]) -> int:
+    for name in ("local_steps", "local_epochs"):
+        value = params.get(name)
+        if isinstance(value, int):
+            return value
+    return 1

@@ -1,4 +1,4 @@
-"""A pitfall that a trace shows: number and name, verdict, one sentence with the evidence, and what to do."""
+"""A pitfall that a trace shows: its name, a verdict, the evidence in one sentence, and a fix."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from leakaudit.verdict import Verdict
 
 BAD = (Verdict.REFUTED, Verdict.UNSUPPORTED)
 ORDER = (*BAD, Verdict.INCONCLUSIVE, Verdict.UNCLAIMED, Verdict.NOT_REFUTED)
+SMALLEST = 1e-300  # chances below are near the end of double precision, and not worth a figure
 NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
     1: (
         "composition over rounds",
-        "state epsilon of all rounds together: 'leakaudit bound' computes it, and the noise that it needs",
+        "state epsilon of all rounds together: 'leakaudit bound' computes it, "
+        "and the noise that it needs",
     ),
     2: (
         "adjacency",
-        "name what two neighbouring data sets differ in, and calibrate the noise to it: replacing moves twice as far",
+        "name what two neighbouring data sets differ in, and calibrate the noise to it: "
+        "replacing moves twice as far",
     ),
     3: (
         "whose privacy",
@@ -32,8 +35,14 @@ NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
         "unclipped gradients",
         "clip every record's gradient before it is used, and record norms before and after",
     ),
-    6: ("noise used twice", "draw noise anew for every message with another signal"),
-    7: ("visible participation", "use sampling rate 1: who takes part is seen on the wire"),
+    6: (
+        "noise used twice",
+        "draw noise anew for every message with another signal",
+    ),
+    7: (
+        "visible participation",
+        "use sampling rate 1: who takes part is seen on the wire",
+    ),
     8: (
         "division by the data",
         "divide by a number that does not depend on the data, and state it",
@@ -50,10 +59,14 @@ NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
         "another law than declared",
         "account for the law that is drawn: a mu is of Gaussian noise alone",
     ),
-    14: ("a large delta", "choose a delta far below one over the number of records"),
+    14: (
+        "a large delta",
+        "choose a delta far below one over the number of records",
+    ),
     18: (
         "classic calibration",
-        "use the exact calibration: sensitivity / leakaudit.bounds.gaussian.least_mu(epsilon, delta)",
+        "use the exact calibration: "
+        "sensitivity / leakaudit.bounds.gaussian.least_mu(epsilon, delta)",
     ),
     19: (
         "a known seed",
@@ -70,7 +83,11 @@ NAMES = {  # number -> name, fix; 1 to 17 as in docs/bounds.md
 class Pitfall:
     """What one check found.
 
-    number: of `NAMES`. says: the finding in one sentence, figures included. figures: the same for programs.
+    Attributes:
+        number: a key of `NAMES`.
+        verdict: on the claim or constant that it concerns.
+        says: the finding in one sentence, with its figures.
+        figures: the same for programs.
     """
 
     number: int
@@ -99,8 +116,10 @@ class Pitfall:
         return self.verdict in BAD
 
     def to_json(self) -> dict[str, Json]:
-        """Plain values; infinity is the text ``inf``."""
-        figures = {k: "inf" if v == math.inf else v for k, v in self.figures.items()}
+        """Return plain values; infinity is the text ``inf``."""
+        figures = {}
+        for name, value in self.figures.items():
+            figures[name] = "inf" if value == math.inf else value
         return {
             "code": self.code,
             "name": self.name,
@@ -112,5 +131,23 @@ class Pitfall:
 
 
 def order(found: list[Pitfall]) -> list[Pitfall]:
-    """Return findings, the gravest first."""
-    return sorted(found, key=lambda p: (ORDER.index(p.verdict), p.number))
+    """Order findings by severity, then by number.
+
+    Args:
+        found: in any order.
+
+    Returns:
+        The most severe first.
+    """
+    return sorted(found, key=lambda pitfall: (ORDER.index(pitfall.verdict), pitfall.number))
+
+
+def chance_text(chance: float) -> str:
+    """Return a chance as it stands in a finding.
+
+    Args:
+        chance: from 0 to 1.
+    """
+    if chance > SMALLEST:
+        return f"{chance:.1g}"
+    return "below 1e-300"

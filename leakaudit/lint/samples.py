@@ -1,8 +1,8 @@
-"""Vectors with known noise on them: what a trace determines of gradients up to noise, and the noise itself from a truth file."""
+"""Vectors with known noise: what a trace determines of gradients, and the noise in a truth file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,17 +18,32 @@ from leakaudit.lint.case import Case
 from leakaudit.relations import Vector
 
 Floats = NDArray[np.float64]
-NODES, ROUNDS, WIDTH = 8, 16, 4096  # that are looked at
-NUMBERS = 1 << 24  # of one node's estimates
+
+# How much is looked at: choices that bound the time of a lint to seconds.
+NODES = 8
+ROUNDS = 16
+WIDTH = 4096  # coordinates
+NUMBERS = 1 << 24  # in the estimates of one node
+DRAWS = 4 * ROUNDS  # of one node's noise: a protocol may draw several times in a round
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows (m, c) of one node: ``value = shift + factor @ e``, e of unit variance, as declared.
+    """Rows of one node: ``value = shift + factor @ e``, with e of variance 1, as declared.
 
-    hidden: the shift is an unknown gradient; else it is 0 and the values are the noise. std: (m,) of a coordinate. norm: (m,) of all
-    recorded coordinates, of which `coordinates` were recorded. weight: (m,) sum of the gradients' absolute coefficients. alone: no
-    other node's noise is in it. gaussian: its law.
+    Attributes:
+        node: whose rows these are.
+        labels: (m,) names of the rows.
+        rounds: (m,) of the rows.
+        value: (m, c) some of the coordinates.
+        factor: (m, e) of the declared noise.
+        norm: (m,) of all recorded coordinates.
+        weight: (m,) sum of the absolute coefficients of the gradients.
+        coordinates: how many were recorded.
+        gaussian: whether e is normal.
+        hidden: whether the shift is an unknown gradient; otherwise it is 0, and the values are the
+            noise.
+        alone: whether only the node's own noise is in it.
     """
 
     node: int
@@ -45,49 +60,53 @@ class Sample:
 
     @property
     def std(self) -> Floats:
-        """Declared standard deviation of every row."""
+        """Declared standard deviation of every row (m,)."""
         return np.asarray(np.linalg.norm(self.factor, axis=1))
 
 
 def of_trace(case: Case) -> Iterator[Sample]:
-    """Yield what an outsider determines of some nodes' gradients up to noise; nothing where messages hold NaN or are not heard."""
-    if (
-        case.protocol is None
-        or case.relations is None
-        or case.trace.columns[1] == case.trace.columns[0]
-    ):
+    """Yield what an outsider determines of some nodes' gradients up to noise.
+
+    Args:
+        case: nothing is yielded if messages hold NaN or were not recorded.
+    """
+    first, stop = case.trace.columns
+    if case.protocol is None or case.relations is None or stop == first:
         return
     try:
-        heard = Deduction(case.trace, Adversary())
+        deduction = Deduction(case.trace, Adversary())
     except LeakauditError:
         return
-    width = case.trace.columns[1] - case.trace.columns[0]
-    rounds = max(2, min(ROUNDS, NUMBERS // width))
-    nodes = [i for i in case.holders if heard.base.gradients(i)]
-    for node in nodes[:: max(1, -(-len(nodes) // NODES))]:
+    rounds = max(2, min(ROUNDS, NUMBERS // (stop - first)))
+    nodes = [node for node in case.holders if deduction.base.gradients(node)]
+    every = max(1, -(-len(nodes) // NODES))
+    for node in nodes[::every]:
         try:
-            found = heard.of(node, rounds)
+            found = deduction.of(node, rounds)
             if found.noisy and found.reach is None:
-                yield _estimated(heard, found, rounds)
+                yield _estimated(deduction, found, rounds)
         except LeakauditError:
             continue
 
 
-def _estimated(heard: Deduction, found: Determined, rounds: int) -> Sample:
-    vectors, rows = (
-        found.knowledge.declared.vectors,
-        found.rows[len(found.rows) - found.noisy :][:rounds],
-    )
-    estimate = quietest(heard, found.knowledge, rows)
-    value, noise = estimate.apply(heard.fetch), [vectors[k] for k in found.knowledge.noise]
+def _estimated(deduction: Deduction, found: Determined, rounds: int) -> Sample:
+    """Return the estimates of a node's gradients that have the least noise."""
+    vectors = found.knowledge.declared.vectors
+    noisy = found.rows[len(found.rows) - found.noisy :]
+    rows = noisy[:rounds]
+    estimate = quietest(deduction, found.knowledge, rows)
+    value = estimate.apply(deduction.fetch)
+    noise = [vectors[k] for k in found.knowledge.noise]
+    last = [max(vectors[k].round for k in row.terms) for row in rows]
+    weight = [sum(abs(float(v)) for v in row.terms.values()) for row in rows]
     return Sample(
         node=found.node,
         labels=tuple(map(str, rows)),
-        rounds=tuple(max(vectors[k].round for k in row.terms) for row in rows),
+        rounds=tuple(last),
         value=_some(value),
         factor=estimate.noise,
         norm=value.norm(dim=1).numpy(),
-        weight=np.array([sum(abs(float(v)) for v in row.terms.values()) for row in rows]),
+        weight=np.array(weight),
         coordinates=value.shape[1],
         gaussian=all(v.law == "gaussian" for v in noise),
         hidden=True,
@@ -96,52 +115,76 @@ def _estimated(heard: Deduction, found: Determined, rounds: int) -> Sample:
 
 
 def of_truth(case: Case) -> Iterator[Sample]:
-    """Yield the recorded noise of every node, all draws of one standard deviation and law together."""
+    """Yield the recorded noise of some nodes.
+
+    Args:
+        case: nothing is yielded without a truth.
+    """
     if case.truth is None or case.relations is None or case.relations.round == 0:
         return
     for node in list(case.holders)[:NODES]:
-        drawn = [v for v in case.relations.vectors if v.kind == "noise" and v.owner == node]
-        kept = [(v, value) for v in drawn if (value := state(case, v)) is not None][: 4 * ROUNDS]
-        if not kept:
-            continue
-        value, std = torch.stack([x.double() for _, x in kept]), np.array([v.std for v, _ in kept])
-        yield Sample(
-            node=node,
-            labels=tuple(v.label for v, _ in kept),
-            rounds=tuple(v.round for v, _ in kept),
-            value=_some(value),
-            factor=np.diag(std),
-            norm=value.norm(dim=1).numpy(),
-            weight=np.zeros(len(kept)),
-            coordinates=value.shape[1],
-            gaussian=all(v.law == "gaussian" for v, _ in kept),
-            hidden=False,
-        )
+        kept: list[tuple[Vector, Tensor]] = []
+        for vector in case.relations.vectors:
+            if vector.kind != "noise" or vector.owner != node:
+                continue
+            value = state(case, vector)
+            if value is not None:
+                kept.append((vector, value))
+        if kept:
+            yield _drawn(node, kept[:DRAWS])
+
+
+def _drawn(node: int, kept: Sequence[tuple[Vector, Tensor]]) -> Sample:
+    """Return the noise that a node drew."""
+    vectors = [vector for vector, _ in kept]
+    value = torch.stack([drawn.double() for _, drawn in kept])
+    return Sample(
+        node=node,
+        labels=tuple(vector.label for vector in vectors),
+        rounds=tuple(vector.round for vector in vectors),
+        value=_some(value),
+        factor=np.diag(np.array([vector.std for vector in vectors])),
+        norm=value.norm(dim=1).numpy(),
+        weight=np.zeros(len(kept)),
+        coordinates=value.shape[1],
+        gaussian=all(vector.law == "gaussian" for vector in vectors),
+        hidden=False,
+    )
 
 
 def state(case: Case, vector: Vector) -> Tensor | None:
-    """Return a private vector of the truth by its declared name and round, None where it was not kept."""
-    kept = (
-        case.truth.states.get(
-            vector.name if vector.index is None else f"{vector.name}.{vector.index}"
-        )
-        if case.truth
-        else None
-    )
-    if (
-        kept is None
-        or vector.owner is None
-        or kept.dim() != 3
-        or vector.round >= len(kept)
-        or vector.owner >= kept.shape[1]
-    ):
+    """Return a private vector of the truth.
+
+    Args:
+        case: with or without a truth.
+        vector: as it is declared; its name and round say where it was recorded.
+
+    Returns:
+        (d,) the vector; None if it was not kept.
+    """
+    if case.truth is None or vector.owner is None:
+        return None
+    name = vector.name
+    if vector.index is not None:
+        name = f"{name}.{vector.index}"
+    kept = case.truth.states.get(name)
+    if kept is None or kept.dim() != 3:
+        return None
+    if vector.round >= kept.shape[0] or vector.owner >= kept.shape[1]:
         return None
     value = kept[vector.round, vector.owner]
-    return None if bool(value.isnan().any()) else value
+    if bool(value.isnan().any()):
+        return None
+    return value
 
 
 def pick(sample: Sample, rows: list[int]) -> Sample:
-    """Return some rows of a sample."""
+    """Return some rows of a sample.
+
+    Args:
+        sample: of m rows.
+        rows: numbers from 0 to m - 1.
+    """
     return replace(
         sample,
         labels=tuple(sample.labels[k] for k in rows),
@@ -156,4 +199,5 @@ def pick(sample: Sample, rows: list[int]) -> Sample:
 def _some(value: Tensor) -> Floats:
     """Return evenly spread columns, at most WIDTH."""
     width = value.shape[1]
-    return value[:, torch.linspace(0, width - 1, min(width, WIDTH)).round().long()].double().numpy()
+    columns = torch.linspace(0, width - 1, min(width, WIDTH)).round().long()
+    return value[:, columns].double().numpy()

@@ -1,9 +1,12 @@
-"""What the declared relations say of listeners and of noise, whatever the figures: who hears more, and what travels without noise."""
+"""What the declared relations say about adversaries and noise, whatever the figures.
+
+Some adversaries learn more than others, and some combinations of messages are free of noise.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from leakaudit.adversary import Adversary
@@ -11,34 +14,40 @@ from leakaudit.bounds import gaussian
 from leakaudit.errors import LeakauditError
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
-from leakaudit.relations import Relations, account, know
+from leakaudit.relations import Expression, Relations, account, know
 from leakaudit.verdict import Verdict
 
-MORE = 1 + 1e-6
-NODES, LONGEST = 3, 24  # nodes and rounds that are looked at
-SHOWN = 3
+MORE = 1 + 1e-6  # a figure exceeds another by more than rounding
+NODES = 3  # nodes that are looked at: a choice that bounds the time
+LONGEST = 24  # rounds that are looked at: the same
+SHOWN = 3  # names in a sentence
 
 
 def check(case: Case) -> Iterator[Pitfall]:
-    """Yield combinations without noise of a protocol that draws noise, and listeners that learn more than the outsider."""
+    """Yield combinations without noise, and adversaries that learn more than an outsider.
+
+    Args:
+        case: nothing is yielded if its protocol declares no relations.
+    """
     relations = _short(case)
     if relations is None:
         return
-    nodes = [i for i in case.holders if relations.gradients(i)]
+    nodes = [node for node in case.holders if relations.gradients(node)]
     nodes = nodes[:: max(1, math.ceil(len(nodes) / NODES))]
-    if any(v.kind == "noise" for v in relations.vectors):
-        yield from _bare(case, relations, nodes)
-    yield from list(_listeners(case, relations, nodes)) or _pairs(case, relations)
+    if any(vector.kind == "noise" for vector in relations.vectors):
+        yield from _without_noise(case, relations, nodes)
+    yield from list(_neighbours(case, relations, nodes)) or _pairs(case, relations)
 
 
 def _short(case: Case) -> Relations | None:
-    """Return the declaration of a few rounds, None where there is none."""
+    """Return the declaration of a few rounds; None if there is none."""
     if case.protocol is None or case.relations is None:
         return None
     return replace(case.protocol, rounds=min(case.protocol.rounds, LONGEST)).whole
 
 
-def _bare(case: Case, relations: Relations, nodes: list[int]) -> Iterator[Pitfall]:
+def _without_noise(case: Case, relations: Relations, nodes: list[int]) -> Iterator[Pitfall]:
+    """Find combinations of gradients that an outsider can compute without noise."""
     view = know(relations, Adversary())
     for node in nodes:
         try:
@@ -46,66 +55,80 @@ def _bare(case: Case, relations: Relations, nodes: list[int]) -> Iterator[Pitfal
         except LeakauditError:
             continue
         if leaking:
-            some = ", ".join(map(str, leaking[:SHOWN])) + (
-                f" and {len(leaking) - SHOWN} more" if len(leaking) > SHOWN else ""
-            )
-            says = f"the protocol draws noise, and {some} of node {node} can be computed without any: mu is infinite"
-            yield Pitfall(
-                6, case.broken, says, {"node": node, "leaking": [str(e) for e in leaking]}
-            )
-            return
-
-
-def _listeners(case: Case, relations: Relations, nodes: list[int]) -> Iterator[Pitfall]:
-    """Compare an outsider on all wires with the same and one neighbour, which knows its own noise and hears secure messages."""
-    for node in nodes:
-        found = dict[str, float]()
-        for name, who in (
-            ("outsider", Adversary()),
-            ("neighbour", Adversary(corrupt=frozenset(case.trace.graph.neighbours[node][:1]))),
-        ):
-            try:
-                found[name] = account(
-                    know(relations, who), relations.gradients(node), 1.0, certify=False
-                ).attained
-            except LeakauditError:
-                break
-        if len(found) == 2 and found["neighbour"] > found["outsider"] * MORE:
-            near = case.trace.graph.neighbours[node][0]
             says = (
-                f"what node {node} sends has mu {found['outsider']:.4g} to an outsider on all wires and {found['neighbour']:.4g} with "
-                f"neighbour {near}, at sensitivity 1 over {relations.round} rounds: one epsilon of the protocol does not exist"
+                f"the protocol draws noise, and {_some(leaking)} of node {node} can be computed "
+                "without any: mu is infinite"
             )
-            yield Pitfall(
-                4,
-                Verdict.UNCLAIMED,
-                says,
-                {"node": node, "neighbour": near, **{f"mu_{k}": v for k, v in found.items()}},
-            )
+            figures = {"node": node, "leaking": [str(one) for one in leaking]}
+            yield Pitfall(6, case.broken, says, figures)
             return
+
+
+def _some(names: Sequence[Expression]) -> str:
+    """Return the first names, and how many more there are."""
+    text = ", ".join(map(str, names[:SHOWN]))
+    if len(names) > SHOWN:
+        text += f" and {len(names) - SHOWN} more"
+    return text
+
+
+def _neighbours(case: Case, relations: Relations, nodes: list[int]) -> Iterator[Pitfall]:
+    """Compare an outsider on all wires with one who is also a neighbour.
+
+    A neighbour knows its own noise and reads secure messages.
+    """
+    for node in nodes:
+        near = case.trace.graph.neighbours[node]
+        outsider = _mu(relations, Adversary(), node)
+        if outsider is None:
+            continue
+        neighbour = _mu(relations, Adversary(corrupt=frozenset(near[:1])), node)
+        if neighbour is None or not neighbour > outsider * MORE:
+            continue
+        says = (
+            f"what node {node} sends has mu {outsider:.4g} to an outsider on all wires and "
+            f"{neighbour:.4g} with neighbour {near[0]}, at sensitivity 1 over {relations.round} "
+            "rounds: one epsilon of the protocol does not exist"
+        )
+        figures = {
+            "node": node,
+            "neighbour": near[0],
+            "mu_outsider": outsider,
+            "mu_neighbour": neighbour,
+        }
+        yield Pitfall(4, Verdict.UNCLAIMED, says, figures)
+        return
+
+
+def _mu(
+    relations: Relations, adversary: Adversary, node: int, sensitivity: float = 1.0
+) -> float | None:
+    """Return mu of a node's gradients to an adversary; None if it cannot be computed."""
+    try:
+        view = know(relations, adversary)
+        return account(view, relations.gradients(node), sensitivity, certify=False).attained
+    except LeakauditError:
+        return None
 
 
 def _pairs(case: Case, relations: Relations) -> Iterator[Pitfall]:
-    """Compare claims of what one node sees of another with what an outsider on all wires sees."""
-    pairs = [c for c in case.claims if c.pair is not None and c.sensitivity is not None and c.delta]
-    if not pairs:
+    """Compare claims about what one node sees of another with what an outsider sees."""
+    claims = [claim for claim in case.claims if claim.sensitivity is not None and claim.delta]
+    claims = [claim for claim in claims if claim.pair is not None]
+    if not claims:
         return
-    claim = min(pairs, key=lambda c: c.epsilon or 0.0)
+    claim = min(claims, key=lambda claim: claim.epsilon or 0.0)
+    epsilon = claim.epsilon or 0.0
     node = claim.pair[1] if claim.pair else 0
-    try:
-        mu = account(
-            know(relations, Adversary()),
-            relations.gradients(node),
-            claim.sensitivity or 0.0,
-            certify=False,
-        ).attained
-    except LeakauditError:
+    mu = _mu(relations, Adversary(), node, claim.sensitivity or 0.0)
+    if mu is None:
         return
-    if (total := gaussian.epsilon(claim.delta or 0.0, mu)) > (claim.epsilon or 0.0) * MORE:
+    total = gaussian.epsilon(claim.delta or 0.0, mu)
+    if total > epsilon * MORE:
         says = (
-            f"{claim.source} promises epsilon {claim.epsilon:.4g} of what one node sees of node {node}; an outsider on all wires has "
-            f"{total:.4g} over {relations.round} rounds, of which it says nothing"
+            f"{claim.source} promises epsilon {claim.epsilon:.4g} of what one node sees of node "
+            f"{node}; an outsider on all wires has {total:.4g} over {relations.round} rounds, "
+            "of which it says nothing"
         )
-        yield Pitfall(
-            4, Verdict.UNCLAIMED, says, {"node": node, "claimed": claim.epsilon, "outsider": total}
-        )
+        figures = {"node": node, "claimed": claim.epsilon, "outsider": total}
+        yield Pitfall(4, Verdict.UNCLAIMED, says, figures)

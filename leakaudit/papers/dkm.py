@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from leakaudit._util.bisection import crossing, geometric
 from leakaudit.bounds.empirical import lower, upper
 from leakaudit.bounds.mechanisms import Additive, truncated_laplace
 from leakaudit.papers.row import Finding, Quote
@@ -28,28 +29,21 @@ def _theorem_6(epsilon: float, delta: float, times: float = 1.0) -> Additive:
 
     That is sigma^2 = times / epsilon, and the A for which [A - 1, A] has the mass delta.
     """
-    low = 0.5
-    high = 500.0
     scale = math.sqrt(times / epsilon)
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high)
-            if Additive(2, scale, middle).delta(math.inf, 1.0) > delta
-            else (low, middle)
-        )
-    return Additive(2, scale, high)
+
+    def enough(width: float) -> bool:
+        return Additive(2, scale, width).delta(math.inf, 1.0) <= delta
+
+    return Additive(2, scale, crossing(enough, 0.5, 500.0, side="above"))
 
 
 def _enough(epsilon: float, delta: float) -> float:
     """Return how many times the printed variance, with the A of that, keeps (epsilon, delta)."""
-    low = 1.0
-    high = 1e3
-    for _ in range(50):
-        middle = math.sqrt(low * high)
-        kept = _theorem_6(epsilon, delta, middle).delta(epsilon, 1.0) <= delta * (1 + 1e-6)
-        low, high = (low, middle) if kept else (middle, high)
-    return high
+
+    def kept(times: float) -> bool:
+        return _theorem_6(epsilon, delta, times).delta(epsilon, 1.0) <= delta * (1 + 1e-6)
+
+    return crossing(kept, 1.0, 1e3, side="above", halvings=50, middle=geometric)
 
 
 def _measured(epsilon: float, delta: float) -> float:

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-from torch import Generator
-
+from leakaudit._util.seeds import generator
 from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.inversion import attacking
@@ -65,13 +63,6 @@ def attack(trace: Trace, task: Task, options: Options, kept: Checkpoint) -> Foun
     run.keep()
     run.found.pairs.sort(key=lambda pair: order.index(pair[0].node))
     return run.found
-
-
-def generator(seed: int, node: int) -> Generator:
-    """Return a node's own random numbers: they do not depend on which others are attacked."""
-    return Generator().manual_seed(
-        int(np.random.SeedSequence([seed, node]).generate_state(1, np.uint64)[0] >> 1)
-    )
 
 
 def _together(trace: Trace, task: Task, options: Options) -> int:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec import UNSET
+from msgspec.structs import replace
 
 from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.reconstruction import Reconstruction
 from leakaudit.rendering import pictures
-from leakaudit.results import provenance, record_file
+from leakaudit.results import model, provenance, record_file
+from leakaudit.results.model import (
+    AttackRecord,
+    Finding,
+    Provenance,
+    Rescoring,
+    Scores,
+    StoredImages,
+    TruthSource,
+    given,
+)
 from leakaudit.results.wording import summary
 from leakaudit.scoring import scoring
 from leakaudit.scoring.lpips_weights import Weights
@@ -20,28 +32,51 @@ from leakaudit.scoring.scoring import METRICS, NOT_SCORED, Score
 from leakaudit.trace import Json, Truth, drawn
 from leakaudit.traces.trace_file import another_run
 
-_LOST = re.compile(
-    r"\d+ of \d+ records not recovered|\d+ more than the \d+ records were handed in, only the first \d+ count"
-)
+PICTURE = "reconstructions.png"  # drawing of all reconstructions, beside the record
 
 
 def check(metrics: Collection[str]) -> None:
-    """Raise LeakauditError for a metric that is not there."""
+    """Check the names of metrics.
+
+    Args:
+        metrics: Names that a user gave.
+
+    Raises:
+        LeakauditError: There is no such metric.
+    """
     for name in metrics:
         if name not in METRICS:
             raise LeakauditError(f"there is no metric {name!r}{suggest(name, METRICS)}")
 
 
-def one_truth(record: Mapping[str, Json]) -> None:
-    """Raise LeakauditError for another kind of record than an attack's."""
-    if record["kind"] != "attack":
+def one_truth(record: Mapping[str, Json]) -> AttackRecord:
+    """Check that a record has one truth.
+
+    Args:
+        record: As JSON values.
+
+    Returns:
+        The record of an attack.
+
+    Raises:
+        LeakauditError: It is another kind of record.
+    """
+    typed = model.of(record)
+    if not isinstance(typed, AttackRecord):
+        kind = record["kind"]
         raise LeakauditError(
-            f"expected the results of an attack, which have one truth, got those of '{record['kind']}'"
+            f"expected the results of an attack, which have one truth, got those of '{kind}'"
         )
+    return typed
 
 
 def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None) -> bool:
     """Check that a truth is of the recording that was attacked.
+
+    Args:
+        record: Of the attack.
+        truth: From a file.
+        sha256: Of that file.
 
     Returns:
         Whether the number of the recording ties them. If not, only the id does.
@@ -50,41 +85,40 @@ def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None)
         LeakauditError: The truth is of another recording, it is not the file that the results were
             scored with, or the record is not an attack's.
     """
-    one_truth(record)
-    trace, scored = record["provenance"]["trace"], record["provenance"]["truth"]
-    if trace["id"] != truth.id:
+    typed = one_truth(record)
+    trace, scored = typed.provenance.trace, typed.provenance.truth
+    if trace.id != truth.id:
         raise LeakauditError(
-            f"expected the truth of recording {trace['id']!r}, got that of {truth.id!r}; name the right file"
+            f"expected the truth of recording {trace.id!r}, got that of {truth.id!r}; "
+            "name the right file"
         )
-    recording = drawn(trace.get("recording"))
-    known = None not in (recording, truth.recording)
+    recording = drawn(given(trace.recording, None))
+    known = recording is not None and truth.recording is not None
     if known and recording != truth.recording:
         raise LeakauditError(f"{another_run(truth.id)} than these results; name the right file")
-    if scored["sha256"] not in (None, sha256):
+    if scored.sha256 not in (None, sha256):
         raise LeakauditError(
-            "the truth file is not the one that these results were scored with (another sha256); attack again to use it"
+            "the truth file is not the one that these results were scored with (another sha256); "
+            "attack again to use it"
         )
-    if _task(record) != _described(truth) or not _held(record) <= set(truth.node.tolist()):
+    attacked = {finding.node for finding in typed.findings}
+    if _task(typed) != _described(truth) or not attacked <= set(truth.node.tolist()):
         raise LeakauditError(
-            f"{another_run(truth.id)} than these results: of another task or other nodes; name the right file"
+            f"{another_run(truth.id)} than these results: of another task or other nodes; "
+            "name the right file"
         )
     return known
 
 
-def _task(record: Mapping[str, Json]) -> tuple[Json, ...]:
+def _task(record: AttackRecord) -> tuple[object, ...]:
     """What a record says of the task, beside its constants."""
-    about = record["trace"]
-    return about["data"], about["model"], tuple(about["shape"]), about["classes"]
+    about = record.trace
+    return about.data, about.model, about.shape, about.classes
 
 
-def _described(truth: Truth) -> tuple[Json, ...]:
+def _described(truth: Truth) -> tuple[object, ...]:
     task = truth.task
     return task.data, task.model, tuple(task.shape), task.classes
-
-
-def _held(record: Mapping[str, Json]) -> set[int]:
-    """The nodes that were reconstructed."""
-    return {int(finding["node"]) for finding in record["findings"]}
 
 
 def rescore(
@@ -98,55 +132,119 @@ def rescore(
     truth_sha256: str | None = None,
     truth_path: Path | None = None,
 ) -> tuple[dict[str, Json], list[Reconstruction], list[Score]]:
-    """Return the record with new scores, and what they are of; nothing is attacked.
+    """Score stored reconstructions again; nothing is attacked.
 
-    metrics: those that are computed anew, all where empty; the others stay as they were. weights, lpips: of `lpips_weights.find`.
-    Raises LeakauditError for an unknown metric, another kind of record, or reconstructions that are not beside it.
+    Args:
+        record: Of an attack.
+        folder: Where it is, and the reconstructions beside it.
+        truth: What to compare with.
+        metrics: Those that are computed anew, all if empty; the others stay as they were.
+        weights: The LPIPS network of `lpips_weights.find`.
+        lpips: Its sentence.
+        truth_sha256: Of the truth file.
+        truth_path: Where it is.
+
+    Returns:
+        The record with new scores, the reconstructions, and their scores.
+
+    Raises:
+        LeakauditError: A metric is not known, the record is of another kind, or the reconstructions are
+            not beside it.
     """
     check(metrics)
-    one_truth(record)
+    old = one_truth(record)
     found = record_file.load_reconstructions(record, folder)
     scores = scoring.score(found, truth, weights)
-    findings = [
-        _scored(f, s, set(metrics)) for f, s in zip(record["findings"], scores, strict=True)
-    ]
-    defined = scoring.definitions(truth.task, lpips)
-    kept = {
-        **record["metrics"],
-        **{m: text for m, text in defined.items() if not metrics or m in metrics},
-    }
-    source = record["provenance"]
-    entry = {
-        "metrics": sorted(metrics) or list(METRICS),
-        "truth": truth_sha256,
-        "command": provenance.command(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
-    own = provenance.truth(truth_sha256, truth_path, truth.recording)
-    origin = {**source, "truth": own, "rescored": [*source.get("rescored", []), entry]}
-    remarks = [remark for remark in record.get("unverified", ()) if remark != record_file.ID_ONLY]
-    if None in (drawn(source["trace"].get("recording")), truth.recording):
-        remarks.append(record_file.ID_ONLY)
-    said = summary(findings, record["undetermined"], record["not_tried"], record["complete"])
-    new = {**record, "findings": findings, "metrics": kept, "provenance": origin, "summary": said}
-    new.pop("unverified", None)
-    return record_file.remarked(new, *remarks), found, scores
+    pairs = zip(old.findings, scores, strict=True)
+    findings = tuple(_scored(finding, score, set(metrics)) for finding, score in pairs)
+    new = replace(
+        old,
+        findings=findings,
+        metrics=_definitions(old, scoring.definitions(truth.task, lpips), metrics),
+        provenance=_origin(old.provenance, truth, metrics, truth_sha256, truth_path),
+        summary=summary(findings, old.undetermined, old.not_tried, old.complete),
+        unverified=UNSET,
+    )
+    remarks = _remarks(old, truth)
+    return record_file.remarked(model.plain(new), *remarks), found, scores
 
 
-def _scored(finding: Mapping[str, Json], score: Score, metrics: set[str]) -> dict[str, Json]:
-    """Replace the named columns of a finding's scores, all of them where none is named or nothing was scored before."""
-    new, old = score.to_json(), finding["scores"]
-    if new is not None and old is not None and metrics:
-        rest = {k: v for k, v in old.items() if k not in metrics}
-        new = {**rest, **{k: v for k, v in new.items() if k not in METRICS or k in metrics}}
-    elif new is not None and metrics:
-        new = {k: v for k, v in new.items() if k not in METRICS or k in metrics}
-    notes = [
-        n
-        for n in str(finding["note"]).split("; ")
-        if n and n != NOT_SCORED and not _LOST.fullmatch(n)
-    ]
-    return {**finding, "scores": new, "note": "; ".join([*notes, *filter(None, [score.note])])}
+def _definitions(
+    record: AttackRecord, defined: Mapping[str, str], metrics: Collection[str]
+) -> dict[str, str]:
+    """What the metrics mean: those that were computed anew as they are now."""
+    kept = dict(record.metrics)
+    for name, text in defined.items():
+        if not metrics or name in metrics:
+            kept[name] = text
+    return kept
+
+
+def _origin(
+    source: Provenance,
+    truth: Truth,
+    metrics: Collection[str],
+    sha256: str | None,
+    path: Path | None,
+) -> Provenance:
+    """The provenance with this scoring."""
+    entry = Rescoring(
+        metrics=tuple(sorted(metrics) or METRICS),
+        truth=sha256,
+        command=provenance.command(),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+    used = TruthSource(
+        sha256=sha256,
+        path=None if path is None else str(path),
+        recording=truth.recording,
+    )
+    return replace(source, truth=used, rescored=(*given(source.rescored, ()), entry))
+
+
+def _remarks(record: AttackRecord, truth: Truth) -> list[str]:
+    """What is not verified: as before, but whether only the id ties the truth depends on this truth."""
+    kept = [one for one in given(record.unverified, ()) if one != record_file.ID_ONLY]
+    recording = drawn(given(record.provenance.trace.recording, None))
+    if recording is None or truth.recording is None:
+        kept.append(record_file.ID_ONLY)
+    return kept
+
+
+def _scored(finding: Finding, score: Score, metrics: set[str]) -> Finding:
+    """Replace the named columns of a finding's scores, all of them if none is named or nothing was scored before."""
+    notes = [_own_note(finding), score.note]
+    return replace(
+        finding,
+        scores=_chosen(finding.scores, score, metrics),
+        note="; ".join(filter(None, notes)),
+    )
+
+
+def _chosen(old: Scores | None, score: Score, metrics: set[str]) -> Scores | None:
+    values = score.to_json()
+    if values is None:
+        return None
+    if metrics:
+        values = {k: v for k, v in values.items() if k not in METRICS or k in metrics}
+    if metrics and old is not None:
+        kept = {k: v for k, v in model.plain(old).items() if k not in metrics}
+        values = {**kept, **values}
+    return model.fitted(values, Scores)
+
+
+def _own_note(finding: Finding) -> str:
+    """The note without the remark that scoring added to it, which is made again from the scores."""
+    scores = finding.scores
+    if scores is None:
+        remark = NOT_SCORED
+    else:
+        remark = scoring.remark(scores.not_recovered, given(scores.surplus, 0), len(scores.matched))
+    if not remark:
+        return finding.note
+    if finding.note == remark:
+        return ""
+    return finding.note.removesuffix(f"; {remark}")
 
 
 def missing(scores: Sequence[Score], metrics: Collection[str]) -> list[str]:
@@ -161,19 +259,36 @@ def write(
     scores: Sequence[Score],
     truth: Truth,
 ) -> None:
-    """Write results.json, reconstructions.npz and .png, originals.npz and report.md into `folder`, results.json last."""
+    """Write results.json, reconstructions.npz and .png, originals.npz and report.md, results.json last.
+
+    Args:
+        folder: Where.
+        record: From `rescore`; what is written is put into it.
+        found: The reconstructions.
+        scores: Their scores.
+        truth: What they were compared with.
+    """
     images = record_file.save_reconstructions(folder / "reconstructions.npz", found)
-    record["findings"] = [
-        {**f, "images": i} for f, i in zip(record["findings"], images, strict=True)
-    ]
-    record["originals"] = pictures.save_originals(folder / "originals.npz", found, truth)
+    stored = [model.fitted(image, StoredImages) for image in images]
+    typed = one_truth(record)
     pairs = pictures.pair_up(found, scores, truth)
-    record["picture"] = None
-    if any(p.found is not None for p in pairs):
-        record["picture"] = "reconstructions.png"
-        title = f"{record['trace']['protocol']}, {record['trace']['model']}, {record['findings'][0]['adversary']}"
-        pictures.save(pictures.grid(pairs, title=title), folder / record["picture"])
-    record |= record_file.sealed(record, folder)
+    picture = None
+    if any(pair.found is not None for pair in pairs):
+        picture = PICTURE
+    new = replace(
+        typed,
+        findings=tuple(
+            replace(finding, images=image)
+            for finding, image in zip(typed.findings, stored, strict=True)
+        ),
+        originals=pictures.save_originals(folder / "originals.npz", found, truth),
+        picture=picture,
+    )
+    if picture is not None:
+        about = new.trace
+        title = f"{about.protocol}, {about.model}, {new.findings[0].adversary}"
+        pictures.save(pictures.grid(pairs, title=title), folder / picture)
+    record |= record_file.sealed(model.plain(new), folder)
     with replacing(folder / "report.md") as file:
         file.write(registry.get("reports", "markdown")(record).encode())
     record_file.write(folder / "results.json", record)

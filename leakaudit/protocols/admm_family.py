@@ -1,4 +1,15 @@
-"""What ADMM over a graph shares: sums over neighbours, the dual that follows from the broadcasts, noise of density exp(-rate |n|)."""
+"""What ADMM over a graph shares: sums over neighbours, updates, duals, and radial noise.
+
+Decentralised ADMM with one broadcast v_i a node and round keeps the dual lam_i, which starts at
+zero and never travels (E_i neighbours j, penalty rho):
+
+    w_i   <- argmin f_i(w) - pull_i'w + weight_i/2 |w|^2,   pull_i = rho sum_j (v_i + v_j) - 2 lam_i
+    lam_i <- lam_i + rho/2 sum_j (v_i - v_j)
+
+An update is exact, or f_i is replaced by its tangent with some curvature. Every function here
+comes as a
+pair: a step of a run on stacked vectors (N, d), and its declaration for one node.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +20,36 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from leakaudit.relations import Expression
+from leakaudit.errors import LeakauditError
+from leakaudit.protocols.blocks import blocks
+from leakaudit.relations import Expression, Number, Relations
 from leakaudit.trace import Graph
+
+# Largest second derivative of the logistic loss log(1 + e^-z), s (1 - s) at s = 1/2. The claims of
+# several papers are for logistic regression.
+LOGISTIC_CURVATURE = 0.25
 
 
 class Around:
-    """Sums over neighbours for stacked vectors (N, d)."""
+    """Sums over neighbours for stacked vectors (N, d); the cost is that of the edges, not of N^2.
+
+    Attributes:
+        degree: Number of neighbours of each node, (N, 1).
+    """
 
     def __init__(self, graph: Graph, like: Tensor) -> None:
+        """Prepare the sums.
+
+        Args:
+            graph: Who talks to whom.
+            like: A tensor of the dtype and device of the vectors.
+        """
         near = [torch.tensor(n, device=like.device) for n in graph.neighbours]
-        self._flat, self._start = (
-            torch.cat(near),
-            torch.tensor([0, *map(len, near[:-1])], device=like.device).cumsum(0),
-        )
-        self.degree = torch.tensor(
-            [[float(len(n))] for n in near], dtype=like.dtype, device=like.device
-        )  # (N, 1)
+        starts = torch.tensor([0, *map(len, near[:-1])], device=like.device)
+        degrees = [[float(len(n))] for n in near]
+        self._flat = torch.cat(near)
+        self._start = starts.cumsum(0)
+        self.degree = torch.tensor(degrees, dtype=like.dtype, device=like.device)
 
     def sum(self, v: Tensor) -> Tensor:
         """Return sum_j v_j over the neighbours j of each node."""
@@ -38,34 +63,175 @@ class Around:
         """Return sum_j (v_i - v_j)."""
         return self.sum(v).neg_().addcmul_(self.degree, v)
 
+    def pull(self, v: Tensor, lam: Tensor, penalty: float, out: Tensor) -> None:
+        """Fill `out` with penalty sum_j (v_i + v_j) - 2 lam_i, (N, d)."""
+        for part in blocks(out):
+            ours = self.both(v[:, part]).mul_(penalty)
+            torch.sub(ours, lam[:, part], alpha=2, out=out[:, part])
+
+    def move_duals(self, lam: Tensor, v: Tensor, size: float) -> None:
+        """Add size sum_j (v_i - v_j) to lam, (N, d)."""
+        for part in blocks(lam):
+            lam[:, part].add_(self.apart(v[:, part]), alpha=size)
+
+
+def linearised(g: Tensor, w: Tensor, pull: Tensor, curvature: float, total: Tensor) -> None:
+    """Replace gradients by the models after an update along the tangent of the loss.
+
+    The minimiser of g'v + curvature/2 |v - w|^2 - pull'v + weight/2 |v|^2 is
+    (curvature w + pull - g) / (curvature + weight).
+
+    Args:
+        g: Gradients at w, (N, d); overwritten with the result.
+        w: Models, (N, d).
+        pull: What the neighbours and the dual ask for, (N, d).
+        curvature: Of the quadratic term around w.
+        total: curvature + weight of each node, (N, 1).
+    """
+    for part in blocks(g):
+        torch.sub(pull[:, part], g[:, part], out=g[:, part])
+        g[:, part].add_(w[:, part], alpha=curvature).div_(total)
+
 
 def both(graph: Graph, i: int, v: Mapping[int, Expression]) -> Expression:
-    """Declare sum_j (v_i + v_j)."""
+    """Declare sum_j (v_i + v_j).
+
+    Args:
+        graph: Who talks to whom.
+        i: The node.
+        v: A vector of every node.
+    """
     return sum((v[j] for j in graph.neighbours[i]), start=graph.degree(i) * v[i])
 
 
 def apart(graph: Graph, i: int, v: Mapping[int, Expression]) -> Expression:
-    """Declare sum_j (v_i - v_j)."""
+    """Declare sum_j (v_i - v_j).
+
+    Args:
+        graph: Who talks to whom.
+        i: The node.
+        v: A vector of every node.
+    """
     return graph.degree(i) * v[i] - sum(v[j] for j in graph.neighbours[i])
 
 
+def declare_duals(
+    p: Relations,
+    graph: Graph,
+    lam: Mapping[int, Expression],
+    v: Mapping[int, Expression],
+    size: Number,
+) -> dict[int, Expression]:
+    """Declare lam_i + size sum_j (v_i - v_j) of every node as its new dual.
+
+    Args:
+        p: The declaration.
+        graph: Who talks to whom.
+        lam: The dual of every node so far.
+        v: What every node broadcast.
+        size: Step of the duals.
+
+    Returns:
+        The new duals by node.
+    """
+    return {i: p.state("lam", i, eq=lam[i] + size * apart(graph, i, v)) for i in lam}
+
+
+def declare_prox(
+    p: Relations,
+    i: int,
+    weight: Number,
+    pull: Expression,
+    name: str = "w",
+    std: float = 0.0,
+) -> tuple[Expression, Expression]:
+    """Declare an exact update: the gradient of f_i(w) + n'w - pull'w + weight/2 |w|^2 is zero.
+
+    Args:
+        p: The declaration.
+        i: The node.
+        weight: Weight of the quadratic term.
+        pull: The linear term.
+        name: Name of the minimiser among the private states.
+        std: Standard deviation per coordinate of n, `radial` noise; 0 for none.
+
+    Returns:
+        The minimiser, and the gradient there plus n.
+    """
+    new = p.state(name, i)
+    if std:
+        noise = p.noise("n", std, i, law="laplace")
+        known = p.grad(i, at=new) + noise
+    else:
+        known = p.grad(i, at=new)
+    p.relate(weight * new, pull - known)
+    return new, known
+
+
 def normal(like: Tensor, generator: Generator) -> Tensor:
-    """Draw standard normal noise of the shape of `like`, on the generator's device."""
-    return torch.randn(
-        like.shape, generator=generator, dtype=like.dtype, device=generator.device
-    ).to(like.device)
+    """Draw standard normal noise on the generator's device.
+
+    Args:
+        like: Tensor of the shape, dtype and device of the noise.
+        generator: Source of randomness.
+    """
+    drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device)
+    return drawn.to(like.device)
 
 
 def radial(like: Tensor, generator: Generator) -> Tensor:
-    """Draw one n a row of `like` (N, d) with density proportional to exp(-|n|): uniform direction, |n| of law Gamma(d, 1)."""
+    """Draw vectors n with density proportional to exp(-|n|), independent for every row.
+
+    The direction is uniform. The length has the density r^(d-1) e^-r / Gamma(d), so it is the sum
+    of d exponential variables.
+
+    Args:
+        like: Tensor (N, d) of the shape, dtype and device of the noise.
+        generator: Source of randomness.
+    """
     direction = normal(like, generator)
-    drawn = torch.empty(like.shape, dtype=like.dtype, device=generator.device).exponential_(
-        generator=generator
-    )
+    drawn = torch.empty(like.shape, dtype=like.dtype, device=generator.device)
+    drawn.exponential_(generator=generator)
     length = drawn.sum(1, keepdim=True).to(like.device) / direction.norm(dim=1, keepdim=True)
     return direction.mul_(length)
 
 
 def radial_std(size: int) -> float:
-    """Return the standard deviation of each coordinate of that noise: E|n|^2 = d (d + 1), the same for all d coordinates."""
+    """Return the standard deviation of each coordinate of `radial` noise.
+
+    E|n|^2 = d (d + 1), and all d coordinates have an equal part in it.
+
+    Args:
+        size: Number of coordinates d.
+    """
     return math.sqrt(size + 1)
+
+
+def declared_std(victim: str, public: Mapping[str, Tensor]) -> float:
+    """Return `radial_std` for the model of a trace.
+
+    Args:
+        victim: Name of the victim, for the error.
+        public: Public tensors of the trace, with the start model ``w0``.
+
+    Raises:
+        LeakauditError: There is no ``w0``, so the size of the model is not known.
+    """
+    if "w0" not in public:
+        raise LeakauditError(
+            f"{victim}: the spread of its noise depends on the model's size; "
+            "expected the public tensor 'w0'"
+        )
+    return radial_std(len(public["w0"]))
+
+
+def assumed_of_losses(curvature: float = LOGISTIC_CURVATURE) -> str:
+    """Return in words what the ADMM claims assume of losses and features.
+
+    Args:
+        curvature: Largest second derivative of the loss of a record.
+    """
+    return (
+        "features and derivatives of the loss of norm at most 1, "
+        f"second derivatives at most {curvature:g}"
+    )

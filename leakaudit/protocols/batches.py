@@ -14,10 +14,18 @@ from leakaudit.tasks.task import Problem
 
 
 def batches(problem: Problem, size: int, steps: int, generator: Generator) -> Iterator[Problem]:
-    """Yield the data of `steps` steps: all records where size is 0, else the next `size` of each node's records in a random order.
+    """Yield the data of some steps.
 
-    Every node shuffles anew at each call and begins again at the front when its records end (random permutation).
-    Raises LeakauditError where a node holds fewer than `size` records.
+    Every node shuffles anew at each call, and begins again at the front when its records end.
+
+    Args:
+        problem: All records of the nodes.
+        size: Records of a node in a step; 0 takes all.
+        steps: Number of steps.
+        generator: Source of randomness, on the CPU.
+
+    Raises:
+        LeakauditError: A node holds fewer than `size` records.
     """
     enough(size, problem.samples)
     if not size:
@@ -30,43 +38,78 @@ def batches(problem: Problem, size: int, steps: int, generator: Generator) -> It
 
 
 def turns(size: int, steps: int, rounds: int, samples: int) -> Turns | None:
-    """Return which of the gradients of `batches`, called once a round, a record can enter (`Victim.turns`).
+    """Return which gradients of `batches`, called once a round, a record can enter.
 
-    None if every step takes all records, or if their number is not known.
+    Args:
+        size: Records of a node in a step.
+        steps: Steps of a round.
+        rounds: Length of the run.
+        samples: Records of a node; 0 if that is not known.
+
+    Returns:
+        What `Victim.turns` returns; None if every step takes all records, or if their number is
+        not known.
     """
     if not 0 < size < samples:
         return None
-    places = [
-        [k for k in range(steps) if (place - k * size) % samples < size] for place in range(samples)
-    ]
-    choices = sorted({tuple(some) for some in places})
-    return [[[t * steps + k for k in some] for some in choices] for t in range(rounds)]
+    # Step k takes the places k size, k size + 1, ..., of the order, counted modulo its length.
+    choices = set()
+    for place in range(samples):
+        entered = [k for k in range(steps) if (place - k * size) % samples < size]
+        choices.add(tuple(entered))
+    ordered = sorted(choices)
+    return [[[t * steps + k for k in entered] for entered in ordered] for t in range(rounds)]
 
 
 def enough(size: int, samples: int) -> None:
-    """Raise LeakauditError where a node holds fewer records than a mini-batch."""
+    """Check that a node can fill a mini-batch.
+
+    Args:
+        size: Records of a mini-batch.
+        samples: Records of a node.
+
+    Raises:
+        LeakauditError: It cannot.
+    """
     if size > samples:
         raise LeakauditError(
             f"batch: expected at most the {samples} records that a node holds, got {size}"
         )
 
 
+def replaced(lipschitz: float, batch: int, records: int) -> float:
+    """Return how far one record for another moves a mean of gradients, in Euclidean norm.
+
+    Args:
+        lipschitz: Largest norm of the gradient of one record.
+        batch: Records of a mini-batch; 0 takes all.
+        records: Records of a node.
+    """
+    return 2 * lipschitz / (batch or records)
+
+
+def is_drawn(batch: int, records: int) -> bool:
+    """Return whether a record takes part only in some of the gradients.
+
+    Args:
+        batch: Records of a mini-batch; 0 takes all.
+        records: Records of a node.
+    """
+    return 0 < batch < records
+
+
 def _shuffled(problem: Problem, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
     """Return `count` records of every node in a random order, moved once for all steps."""
-    order = torch.rand(
-        problem.nodes, problem.samples, generator=generator, dtype=torch.float64
-    ).argsort(1)[:, :count]
-    nodes, rows = (
-        torch.arange(problem.nodes)[:, None].to(problem.x.device),
-        order.to(problem.x.device),
-    )
+    shape = (problem.nodes, problem.samples)
+    order = torch.rand(shape, generator=generator, dtype=torch.float64).argsort(1)
+    rows = order[:, :count].to(problem.x.device)
+    nodes = torch.arange(problem.nodes)[:, None].to(problem.x.device)
     return problem.x[nodes, rows], problem.y[nodes, rows]
 
 
 def _around(values: Tensor, at: int, size: int) -> Tensor:
     """Return `size` columns from `at` on, from the front again after the last."""
-    return (
-        values[:, at : at + size]
-        if at + size <= values.shape[1]
-        else torch.cat((values[:, at:], values[:, : at + size - values.shape[1]]), 1)
-    )
+    held = values.shape[1]
+    if at + size <= held:
+        return values[:, at : at + size]
+    return torch.cat((values[:, at:], values[:, : at + size - held]), 1)

@@ -1,4 +1,4 @@
-"""A node tells all neighbours the same."""
+"""A node sends the same message to all its neighbours."""
 
 from __future__ import annotations
 
@@ -14,10 +14,17 @@ if TYPE_CHECKING:
 
 
 class Broadcast:
-    """Who hears whom; on the wires (undirected edges) that are recorded a payload is stored once a sender."""
+    """The broadcasts of a run; a payload is stored once, however many recorded wires carry it."""
 
     def __init__(self, recorder: Recorder, wires: Iterable[tuple[int, int]]) -> None:
-        self.recorder, self.arcs = recorder, broadcast(recorder, wires)
+        """Prepare the broadcasts.
+
+        Args:
+            recorder: The recorder of the run.
+            wires: Undirected edges that are recorded.
+        """
+        self.recorder = recorder
+        self.arcs = broadcast(recorder, wires)
 
     def send(
         self,
@@ -27,6 +34,17 @@ class Broadcast:
         secure: bool = False,
         before: Tensor | None = None,
     ) -> Tensor:
-        """Let node i tell its neighbours row i of values (N, d), and return what they hold of it; before: what they held before."""
+        """Let every node send its row of values to all its neighbours.
+
+        Args:
+            round: The round.
+            kind: Kind of the messages.
+            values: What the nodes send, (N, d).
+            secure: Whether an encrypted channel carries them.
+            before: What the neighbours held of it before, (N, d), if there is such a thing.
+
+        Returns:
+            What the neighbours hold of it now, (N, d).
+        """
         instead = None if before is None else lambda: before
         return self.recorder.exchange(round, kind, values, self.arcs, secure, instead)

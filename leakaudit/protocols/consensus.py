@@ -1,4 +1,13 @@
-"""Averaging with neighbours by Metropolis weights, and the round trip of protocols that step alone and then only average."""
+"""Averaging with neighbours, and the round trip of protocols that step locally, then only average.
+
+Muffliato and gossip share one run: every few rounds local gradient steps and noise on their
+result, and in every round an exchange of models. With y^0 the model after the steps and the
+noise, y^{-1} = y^0 and the averaging matrix W, the exchanges are
+
+    y^{s+1} = speed W y^s + (1 - speed) y^{s-1}
+
+which is plain averaging for speed = 1, and accelerated by its own past for speed > 1.
+"""
 
 from __future__ import annotations
 
@@ -24,46 +33,54 @@ if TYPE_CHECKING:
 
 
 class Mixing:
-    """The averaging matrix W of a graph: exact in declarations, as sums over neighbours in runs."""
+    """The averaging matrix W of a graph: exact in declarations, as sums over neighbours in runs.
+
+    Attributes:
+        graph: Who talks to whom.
+        weights: W_ij by (i, j), exact.
+    """
 
     def __init__(self, graph: Graph) -> None:
-        self.graph, self.weights = graph, metropolis(graph)
+        """Take the Metropolis weights of a graph.
+
+        Args:
+            graph: Who talks to whom.
+        """
+        self.graph = graph
+        self.weights = metropolis(graph)
         self._around = [(i, *graph.neighbours[i]) for i in range(graph.nodes)]
         self._cache: tuple[Tensor, Tensor, Tensor] | None = None
 
     def declared(self, i: int, vectors: Mapping[int, Expression]) -> Expression:
-        """Return sum_j W_ij v_j."""
-        return sum(
-            (self.weights[i, j] * vectors[j] for j in self._around[i][1:]),
-            start=self.weights[i, i] * vectors[i],
-        )
+        """Return sum_j W_ij v_j for the vectors v of node i and its neighbours."""
+        others = (self.weights[i, j] * vectors[j] for j in self._around[i][1:])
+        return sum(others, start=self.weights[i, i] * vectors[i])
 
     def own(self, like: Tensor) -> Tensor:
-        """Return W_ii, (N, 1)."""
-        return torch.tensor(
-            [[float(self.weights[i, i])] for i in range(self.graph.nodes)],
-            dtype=like.dtype,
-            device=like.device,
-        )
+        """Return W_ii, (N, 1), in the dtype and on the device of `like`."""
+        diagonal = [[float(self.weights[i, i])] for i in range(self.graph.nodes)]
+        return torch.tensor(diagonal, dtype=like.dtype, device=like.device)
 
     def __call__(self, v: Tensor) -> Tensor:
         """Return W v for v (N, d); the cost is that of the graph's edges, not of N^2."""
         if self._cache is None:
-            flat = [
-                (j, float(self.weights[i, j]))
-                for i, around in enumerate(self._around)
-                for j in around
-            ]
-            starts = torch.tensor([0, *map(len, self._around[:-1])]).cumsum(0)
-            nodes, weights = (
-                torch.tensor([j for j, _ in flat]),
-                torch.tensor([w for _, w in flat], dtype=torch.float64),
-            )
-            self._cache = nodes.to(v.device), starts.to(v.device), weights.to(v)
+            self._cache = self._sparse(v)
         nodes, starts, weights = self._cache
         return F.embedding_bag(
             nodes, v.contiguous(), starts, mode="sum", per_sample_weights=weights
         )
+
+    def _sparse(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return W by rows: the columns that are not zero, where each row starts, the entries."""
+        columns: list[int] = []
+        entries: list[float] = []
+        for i, around in enumerate(self._around):
+            columns += around
+            entries += [float(self.weights[i, j]) for j in around]
+        nodes = torch.tensor(columns)
+        starts = torch.tensor([0, *map(len, self._around[:-1])]).cumsum(0)
+        weights = torch.tensor(entries, dtype=torch.float64)
+        return nodes.to(like.device), starts.to(like.device), weights.to(like)
 
 
 def average(
@@ -78,17 +95,26 @@ def average(
     std: float,
     speed: float = 1.0,
 ) -> None:
-    """Train: every `every` rounds local steps and noise on their result, in every round an exchange of models, kind ``w``.
+    """Train by local steps, then exchanges of models, messages of kind ``w``.
 
-    With y^0 the model after the steps and the noise: y^{s+1} = speed W y^s + (1 - speed) y^{s-1}, y^{-1} = y^0.
+    Args:
+        problem: The task and every node's data.
+        graph: Who talks to whom.
+        rounds: Length of the run.
+        recorder: What the messages and states go to.
+        generator: Source of randomness, on the CPU.
+        wires: Undirected edges that are recorded.
+        steps: The local steps.
+        every: Rounds from one training to the next; 0 trains only before the first round.
+        std: Standard deviation of the noise on the result of the local steps.
+        speed: Weight of W y^s; 1 is plain averaging.
     """
-    w, mix, channel, curves = (
-        common(recorder, problem),
-        Mixing(graph),
-        Broadcast(recorder, wires),
-        Curves(recorder, problem),
-    )
-    local, spare = LocalSteps(steps, problem, recorder, generator), torch.empty_like(w)
+    mix = Mixing(graph)
+    channel = Broadcast(recorder, wires)
+    curves = Curves(recorder, problem)
+    local = LocalSteps(steps, problem, recorder, generator)
+    w = common(recorder, problem)
+    spare = torch.empty_like(w)
     before = spare
     recorder.state("w", 0, w)
     for t in range(1, rounds + 1):
@@ -98,13 +124,14 @@ def average(
                 noise = normal(w, std, generator)
                 recorder.state("xi", t, noise)
                 w.add_(noise)
+            # Without acceleration `before` is only room for the result.
             before = spare if speed == 1 else spare.copy_(w)
         w = channel.send(t, "w", w)
         for part in blocks(w):
             mixed = mix(w[:, part])
-            before[:, part] = (
-                mixed if speed == 1 else mixed.mul_(speed).add_(before[:, part], alpha=1 - speed)
-            )
+            if speed != 1:
+                mixed.mul_(speed).add_(before[:, part], alpha=1 - speed)
+            before[:, part] = mixed
         w, before = before, w
         recorder.state("w", t, w)
         curves.observe(t, w)
@@ -113,22 +140,42 @@ def average(
 
 
 def begins(t: int, every: int) -> bool:
-    """Whether round t begins with local steps; every = 0: the first alone."""
-    return t == 1 if every == 0 else (t - 1) % every == 0
+    """Return whether a round begins with local steps.
+
+    Args:
+        t: The round, from 1 on.
+        every: Rounds from one training to the next; 0 trains only before the first round.
+    """
+    if every == 0:
+        return t == 1
+    return (t - 1) % every == 0
 
 
 def declare_average(
     graph: Graph, rounds: int, steps: Steps, every: int, std: float, speed: float = 1.0
 ) -> Relations:
-    """Declare what `average` runs; a model is a sum of messages."""
-    p, mix, pace = Relations(graph), Mixing(graph), decimal(speed)
+    """Declare what `average` runs; a model is a sum of messages.
+
+    Args:
+        graph: Who talks to whom.
+        rounds: Length of the run.
+        steps: The local steps.
+        every: Rounds from one training to the next; 0 trains only before the first round.
+        std: Standard deviation of the noise on the result of the local steps.
+        speed: Weight of W y^s; 1 is plain averaging.
+    """
+    p = Relations(graph)
+    mix = Mixing(graph)
+    pace = decimal(speed)
     w = dict(everybody(p, graph.nodes))
     before = dict(w)
     for t in p.rounds(rounds):
         sent = {}
         for i, near in enumerate(graph.neighbours):
             if begins(t, every):
-                w[i] = steps.declare(p, i, w[i]) + (p.noise("xi", std, i) if std else 0)
+                w[i] = steps.declare(p, i, w[i])
+                if std:
+                    w[i] = w[i] + p.noise("xi", std, i)
             sent[i] = p.send(i, near, w[i], "w")
             if begins(t, every):
                 before[i] = sent[i]

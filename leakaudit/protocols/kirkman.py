@@ -1,4 +1,9 @@
-"""Partitions of the peers into groups in which no two peers meet twice: Algorithm 2 of SecureD-FL."""
+"""Partitions of the peers into groups in which no two peers meet twice: Algorithm 2 of SecureD-FL.
+
+A group is a clique of the complete graph, and no edge is used twice. Groups are drawn at random,
+one after the other; a partition that cannot be completed steps back, and if that takes too long,
+or if the partitions so far leave no further one, everything is drawn anew.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +17,53 @@ from torch import Generator
 from leakaudit.errors import LeakauditError
 
 Partition = list[tuple[int, ...]]
+# Both limits are choices: small enough that a search ends within seconds, and a draw anew costs
+# little beside a search that steps back through a hopeless beginning.
 STEPS = 300  # groups that are tried for one partition, before everything is drawn anew
 RESTARTS = 4000
 
 
 def partitions(nodes: int, size: int, count: int, generator: Generator) -> list[Partition]:
-    """Return `count` partitions of the nodes into groups of `size`, no two nodes twice in a group (s-cliques; triangles for size 3).
+    """Return partitions of the nodes into groups, with no two nodes twice in a group.
 
-    A group takes its edges out of the complete graph; where a partition is stuck they are put back, which the paper leaves open.
-    Raises LeakauditError where `size` does not divide `nodes`, where no such partitions can exist, or where none were found.
+    A group takes its edges out of the complete graph. They are put back if a partition is stuck,
+    which the paper leaves open.
+
+    Args:
+        nodes: Number of nodes.
+        size: Nodes of a group, s; the groups are s-cliques, triangles for 3.
+        count: Number of partitions.
+        generator: Source of randomness, on the CPU.
+
+    Raises:
+        LeakauditError: `size` does not divide `nodes`, no such partitions can exist, or none were
+            found.
     """
     if not 2 <= size <= nodes or nodes % size:
         raise LeakauditError(
-            f"secured: group_size {size} does not divide {nodes} peers into groups; use a divisor from 2 to {nodes}"
+            f"secured: group_size {size} does not divide {nodes} peers into groups; "
+            f"use a divisor from 2 to {nodes}"
         )
-    most = 1 if nodes == size or nodes < size * size else (nodes - 1) // (size - 1)
+    # Each partition uses up size - 1 of the nodes - 1 edges of a node. A second one needs `size`
+    # groups at least, since the members of a group must be spread over different ones.
+    most = (nodes - 1) // (size - 1)
+    if nodes < size * size:
+        most = 1
     if count > most:
         raise LeakauditError(
-            f"secured: {nodes} peers in groups of {size} have at most {most} partitions, got partitions={count}"
+            f"secured: {nodes} peers in groups of {size} have at most {most} partitions, "
+            f"got partitions={count}"
         )
-    draw, best = random.Random(int(torch.randint(2**62, (), generator=generator))), 0
+    draw = random.Random(int(torch.randint(2**62, (), generator=generator)))
+    best = 0
     for _ in range(RESTARTS):
         found = _once(nodes, size, count, draw)
         if len(found) == count:
             return found
         best = max(best, len(found))
     raise LeakauditError(
-        f"secured: {RESTARTS} draws found {best} partitions of {nodes} peers in groups of {size}; use partitions={best}"
+        f"secured: {RESTARTS} draws found {best} partitions of {nodes} peers in groups of {size}; "
+        f"use partitions={best}"
     )
 
 
@@ -46,10 +71,10 @@ def _once(nodes: int, size: int, count: int, draw: random.Random) -> list[Partit
     """Return partitions until there are `count`, or no further one is found."""
     free = [set(range(nodes)) - {v} for v in range(nodes)]  # whom each node has not met
     found: list[Partition] = []
-    while (
-        len(found) < count
-        and (partition := _complete(set(range(nodes)), free, size, draw, [STEPS])) is not None
-    ):
+    while len(found) < count:
+        partition = _complete(set(range(nodes)), free, size, draw, [STEPS])
+        if partition is None:
+            break
         found.append(partition)
         for group in partition:
             for v in group:
@@ -60,9 +85,10 @@ def _once(nodes: int, size: int, count: int, draw: random.Random) -> list[Partit
 def _complete(
     left: set[int], free: Sequence[set[int]], size: int, draw: random.Random, steps: list[int]
 ) -> Partition | None:
-    """Return groups of everybody who is left, random ones, stepping back where one is stuck; None once that or the steps end.
+    """Return random groups of all nodes that are left; None if there are none, or if the steps end.
 
-    The node with the fewest possible partners comes first.
+    The node with the fewest possible partners chooses first. A group from which the others cannot
+    be completed is given up for the next.
     """
     if not left:
         return []
@@ -72,9 +98,11 @@ def _complete(
     for others in combinations(around, size - 1):
         if steps[0] <= 0:
             return None
-        if all(b in free[a] for a, b in combinations(others, 2)):
-            steps[0] -= 1
-            group = (first, *others)
-            if (rest := _complete(left.difference(group), free, size, draw, steps)) is not None:
-                return [tuple(sorted(group)), *rest]
+        if not all(b in free[a] for a, b in combinations(others, 2)):
+            continue
+        steps[0] -= 1
+        group = (first, *others)
+        rest = _complete(left.difference(group), free, size, draw, steps)
+        if rest is not None:
+            return [tuple(sorted(group)), *rest]
     return None

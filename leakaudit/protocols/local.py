@@ -1,9 +1,9 @@
-"""What a node does alone between two exchanges: gradient steps on all its records or on mini-batches, clipped or noised."""
+"""What a node does between two exchanges: gradient steps, on mini-batches, clipped or noised."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,21 +17,37 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
 
-CLIPPED = 1 << 24  # numbers of the records' own gradients that are held at once
+# Numbers of the records' own gradients that are held at once, 64 MiB in float32. A choice: it
+# bounds the memory of clipping, which needs every record's gradient by itself.
+CLIPPED = 1 << 24
 
 
 def normal(like: Tensor, std: float, generator: Generator) -> Tensor:
-    """Draw noise (N, d) of the generator, which lives on the CPU, for a tensor anywhere."""
+    """Draw normal noise on the CPU, for a tensor anywhere.
+
+    Args:
+        like: Tensor of the shape, dtype and device of the noise.
+        std: Standard deviation of a coordinate.
+        generator: Source of randomness, on the CPU.
+    """
     return torch.randn(like.shape, generator=generator, dtype=like.dtype).mul_(std).to(like.device)
 
 
 @dataclass(frozen=True)
 class Steps:
-    """w <- (1 - lr decay) w - lr_t g(w) + n, `count` times a round, n ~ N(0, std^2 I).
+    """w <- (1 - lr decay) w - lr_t g(w) + n, `count` times a round, with n ~ N(0, std^2 I).
 
-    lr_t = lr / (1 + slow (t - 1)) in round t. batch: records of a step, 0 for all; a record comes again when all have come, in the
-    same order where that is within a round.
-    clip: Euclidean norm to which each record's gradient is cut, 0 for none.
+    In round t, lr_t = lr / (1 + slow (t - 1)). A record comes again when all have come, in the same
+    order if that is within a round.
+
+    Attributes:
+        lr: Step size.
+        count: Steps of a round.
+        batch: Records of a step; 0 takes all.
+        clip: Euclidean norm to which each record's gradient is cut; 0 for none.
+        std: Standard deviation of the noise of a step; 0 for none.
+        decay: Weight decay.
+        slow: Decrease of the step size from round to round.
     """
 
     lr: float
@@ -47,10 +63,16 @@ class Steps:
         return vector if self.count == 1 else f"{vector}.{k}"
 
     def turns(self, rounds: int, samples: int) -> Turns | None:
-        """Return which of the gradients of `LocalSteps` a record of a node can enter (`Victim.turns`).
+        """Return which of the gradients of `LocalSteps` a record of a node can enter.
 
-        None if every step takes all records, if their number is not known, or if the last mini-batch of an order is smaller: its
-        mean moves by more than that of the others.
+        Args:
+            rounds: Length of the run.
+            samples: Records of a node; 0 if that is not known.
+
+        Returns:
+            What `Victim.turns` returns. None if every step takes all records, if their number is
+            not known, or if the last mini-batch of an order is smaller, so that its mean moves by
+            more than that of the others.
         """
         if not 0 < self.batch < samples or samples % self.batch:
             return None
@@ -58,7 +80,7 @@ class Steps:
         turns: list[list[list[int]]] = []
         at = parts
         for step in range(rounds * self.count):
-            if step % self.count == 0 and at >= parts:  # orders are drawn between rounds only
+            if step % self.count == 0 and at >= parts:  # orders are drawn only between rounds
                 turns.append([[] for _ in range(parts)])
                 at = 0
             turns[-1][at % parts].append(step)
@@ -68,73 +90,111 @@ class Steps:
     def declare(
         self, p: Relations, i: int, base: Expression, at: Expression | None = None
     ) -> Expression:
-        """Return where node i stands after its steps; the first leads from `base` along the gradient at `at`, by default the same."""
+        """Declare the steps of a node in this round.
+
+        Args:
+            p: The declaration.
+            i: The node.
+            base: The model from which the first step leads.
+            at: The model at which the first gradient is taken; None for `base`.
+
+        Returns:
+            The model after the steps.
+        """
         lr = decimal(self.lr) / (1 + decimal(self.slow) * (p.round - 1))
         keep = 1 - decimal(self.lr) * decimal(self.decay)
+        point = base if at is None else at
         for k in range(1, self.count + 1):
             index = None if self.count == 1 else k
-            new = keep * base - lr * p.grad(i, at=base if at is None else at, index=index)
-            new = new + p.noise("n", self.std, i, index) if self.std else new
-            base, at = p.state("w", i, k, eq=new) if k < self.count else new, None
+            new = keep * base - lr * p.grad(i, at=point, index=index)
+            if self.std:
+                new = new + p.noise("n", self.std, i, index)
+            if k < self.count:
+                new = p.state("w", i, k, eq=new)
+            base = new
+            point = new
         return base
 
 
 class LocalSteps:
-    """All nodes' `Steps` of one run, stacked; every gradient that is not of all records as they are is offered to the recorder."""
+    """All nodes' `Steps` of one run, stacked.
+
+    Every gradient that is not of all records as they are is offered to the recorder.
+    """
 
     def __init__(
         self, steps: Steps, problem: Problem, recorder: Recorder, generator: Generator
     ) -> None:
-        self.steps, self.problem, self.recorder, self.generator = (
-            steps,
-            problem,
-            recorder,
-            generator,
-        )
+        """Prepare the steps of a run.
+
+        Args:
+            steps: The steps of a round.
+            problem: The task and every node's data.
+            recorder: What gradients and noise are offered to.
+            generator: Source of randomness, on the CPU.
+        """
+        self.steps = steps
+        self.problem = problem
+        self.recorder = recorder
+        self.generator = generator
         self.whole = not 0 < steps.batch < problem.samples
-        self._order, self._at = torch.empty(0), problem.samples
+        self._order = torch.empty(0)
+        self._at = problem.samples
         self._both = [torch.empty(0), torch.empty(0)]  # results of the last two steps take turns
 
     def __call__(self, t: int, base: Tensor, at: Tensor | None = None) -> Tensor:
-        """Return the models (N, d) after round t's steps; the first leads from `base` along the gradient at `at`.
+        """Take the steps of a round.
 
-        The result is overwritten by the second step after it.
+        Args:
+            t: The round.
+            base: The models from which the first step leads, (N, d).
+            at: The models at which the first gradients are taken, (N, d); None for `base`.
+
+        Returns:
+            The models after the steps, (N, d), overwritten by the second step after this one.
         """
         steps = self.steps
-        lr, keep = steps.lr / (1 + steps.slow * (t - 1)), 1 - steps.lr * steps.decay
+        lr = steps.lr / (1 + steps.slow * (t - 1))
+        keep = 1 - steps.lr * steps.decay
         if not self.whole and self._at >= self.problem.samples:
-            shape = self.problem.nodes, self.problem.samples
-            self._order, self._at = (
-                torch.rand(shape, generator=self.generator).argsort(1).to(base.device),
-                0,
-            )
+            shape = (self.problem.nodes, self.problem.samples)
+            drawn = torch.rand(shape, generator=self.generator)
+            self._order = drawn.argsort(1).to(base.device)
+            self._at = 0
+        point = base if at is None else at
         for k in range(1, steps.count + 1):
-            g = self._gradients(base if at is None else at)
+            g = self._gradients(point)
             if not self.whole or steps.clip:
                 self.recorder.state(steps.name("g", k), t, g)
-            base, at = torch.add(keep * base if steps.decay else base, g, alpha=-lr, out=g), None
+            kept = keep * base if steps.decay else base
+            base = torch.add(kept, g, alpha=-lr, out=g)
             if steps.std:
                 noise = normal(base, steps.std, self.generator)
                 self.recorder.state(steps.name("n", k), t, noise)
                 base.add_(noise)
+            point = base
         return base
 
     def _gradients(self, w: Tensor) -> Tensor:
+        """Return the gradients at w in a tensor that is not w."""
         x, y = (self.problem.x, self.problem.y) if self.whole else self._next()
         if self.steps.clip:
             return clipped(self.problem, w, x, y, self.steps.clip)
         if self._both[0].shape != w.shape:
-            self._both = [
-                torch.empty_like(w, memory_format=torch.contiguous_format) for _ in self._both
-            ]
+            dense = torch.contiguous_format
+            self._both = [torch.empty_like(w, memory_format=dense) for _ in self._both]
         self._both.reverse()
         if self._both[0] is w:
             self._both.reverse()
         return self.problem.task.gradients(w, x, y, out=self._both[0])
 
     def _next(self) -> tuple[Tensor, Tensor]:
-        """Return the next mini-batch of every node; the last of an order is smaller where the size does not divide."""
-        problem, start = self.problem, 0 if self._at >= self.problem.samples else self._at
+        """Return the next mini-batch of every node.
+
+        The last of an order is smaller if the size does not divide the number of records.
+        """
+        problem = self.problem
+        start = 0 if self._at >= problem.samples else self._at
         self._at = start + self.steps.batch
         rows = self._order[:, start : self._at]
         nodes = torch.arange(problem.nodes, device=rows.device)[:, None]
@@ -142,42 +202,91 @@ class LocalSteps:
 
 
 def clipped(problem: Problem, w: Tensor, x: Tensor, y: Tensor, bound: float) -> Tensor:
-    """Mean over a node's records of their gradients, each cut to norm `bound` (Abadi et al. 2016, Algorithm 1); w (N, d) -> (N, d)."""
-    together, total = max(1, CLIPPED // w.numel()), torch.zeros_like(w)
+    """Return the mean over a node's records of their gradients, each cut to a norm.
+
+    Abadi et al. 2016, Algorithm 1.
+
+    Args:
+        problem: The task.
+        w: Models, (N, d).
+        x: Inputs, (N, records, ...).
+        y: Labels, (N, records, ...).
+        bound: Largest Euclidean norm of a record's gradient.
+
+    Returns:
+        The means, (N, d).
+    """
+    together = max(1, CLIPPED // w.numel())
+    total = torch.zeros_like(w)
     for at in range(0, x.shape[1], together):
-        xs, ys = x[:, at : at + together], y[:, at : at + together]
+        xs = x[:, at : at + together]
+        ys = y[:, at : at + together]
         size = xs.shape[1]
-        g = problem.task.gradients(
-            w.repeat_interleave(size, 0), xs.flatten(0, 1)[:, None], ys.flatten(0, 1)[:, None]
-        )
+        # One row for every record of every node.
+        models = w.repeat_interleave(size, 0)
+        g = problem.task.gradients(models, xs.flatten(0, 1)[:, None], ys.flatten(0, 1)[:, None])
         g = g * (bound / g.norm(dim=1, keepdim=True).clamp(min=bound))
         total += g.reshape(len(w), size, -1).sum(1)
     return total / x.shape[1]
 
 
 def least(name: str, **values: float) -> None:
-    """Raise LeakauditError where a value lies below 0 or is infinite; `name` is the victim's."""
-    if low := {k: v for k, v in values.items() if not 0 <= v < math.inf}:
+    """Check that constants are finite and at least 0.
+
+    Args:
+        name: The victim's name, for the error.
+        values: Constants by name.
+
+    Raises:
+        LeakauditError: One is not.
+    """
+    low = {k: v for k, v in values.items() if not 0 <= v < math.inf}
+    if low:
         raise LeakauditError(
-            f"{name}: expected {', '.join(low)} >= 0 and finite, got {', '.join(map(str, low.values()))}"
+            f"{name}: expected {', '.join(low)} >= 0 and finite, got {_joined(low.values())}"
         )
 
 
 def above(name: str, **values: float) -> None:
-    """Raise LeakauditError where a value does not lie above 0 or is infinite; `name` is the victim's."""
-    if low := {k: v for k, v in values.items() if not 0 < v < math.inf}:
+    """Check that constants are finite and above 0.
+
+    Args:
+        name: The victim's name, for the error.
+        values: Constants by name.
+
+    Raises:
+        LeakauditError: One is not.
+    """
+    low = {k: v for k, v in values.items() if not 0 < v < math.inf}
+    if low:
         raise LeakauditError(
-            f"{name}: expected {', '.join(low)} > 0 and finite, got {', '.join(map(str, low.values()))}"
+            f"{name}: expected {', '.join(low)} > 0 and finite, got {_joined(low.values())}"
         )
 
 
 def stable(name: str, task: Task, bound: float = 2.0, **steps: float) -> None:
-    """Raise LeakauditError where a step times the task's l2 reaches `bound`: gradient descent on the l2 term alone then diverges."""
-    if high := {k: v for k, v in steps.items() if v * task.l2 >= bound}:
+    """Check that gradient descent does not diverge on the task's l2 term, whatever the data are.
+
+    Args:
+        name: The victim's name, for the error.
+        task: The model and its loss.
+        bound: Step size times curvature from which a quadratic diverges.
+        steps: Step sizes by name.
+
+    Raises:
+        LeakauditError: A step times the weight of the l2 term reaches `bound`.
+    """
+    high = {k: v for k, v in steps.items() if v * task.l2 >= bound}
+    if high:
         limit = f"{bound / task.l2:g} ({bound:g} / l2)"
         raise LeakauditError(
-            f"{name}: expected {', '.join(high)} < {limit}, beyond which the steps diverge, got {_listed(high)}; lower it"
+            f"{name}: expected {', '.join(high)} < {limit}, beyond which the steps diverge, "
+            f"got {_listed(high)}; lower it"
         )
+
+
+def _joined(values: Iterable[float]) -> str:
+    return ", ".join(map(str, values))
 
 
 def _listed(values: Mapping[str, float]) -> str:
@@ -185,10 +294,20 @@ def _listed(values: Mapping[str, float]) -> str:
 
 
 def common(recorder: Recorder, problem: Problem) -> Tensor:
-    """Return the common start w0 of all nodes, (N, d)."""
+    """Return the common start w0 of all nodes, (N, d).
+
+    Args:
+        recorder: Holds the public tensors.
+        problem: The task and every node's data.
+    """
     return recorder.public["w0"].to(problem.x.device).repeat(problem.nodes, 1)
 
 
 def everybody(p: Relations, nodes: int) -> Mapping[int, Expression]:
-    """Declare the common start of all nodes."""
+    """Declare the common start of all nodes.
+
+    Args:
+        p: The declaration.
+        nodes: Number of nodes.
+    """
     return dict.fromkeys(range(nodes), p.public("w0"))

@@ -14,19 +14,33 @@ Weights = Mapping[tuple[int, int], Fraction]
 
 
 def metropolis(graph: Graph) -> Weights:
-    """Return W_ij = 1 / (1 + max(d_i, d_j)) of every arc, and W_ii, which completes row i to one (Metropolis-Hastings weights)."""
+    """Return the Metropolis-Hastings weights of a graph.
+
+    W_ij = 1 / (1 + max(d_i, d_j)) for neighbours i and j of degrees d_i and d_j, and W_ii completes
+    row i to one. The matrix is symmetric, so that averaging keeps the mean.
+
+    Args:
+        graph: Who talks to whom.
+
+    Returns:
+        The entries of all arcs (i, j), and of (i, i).
+    """
     weights = {
         (i, j): Fraction(1, 1 + max(graph.degree(i), graph.degree(j))) for i, j in graph.arcs
     }
-    own = {
-        (i, i): 1 - sum((weights[i, j] for j in graph.neighbours[i]), Fraction(0))
-        for i in range(graph.nodes)
-    }
+    own = {}
+    for i, near in enumerate(graph.neighbours):
+        own[i, i] = 1 - sum((weights[i, j] for j in near), Fraction(0))
     return {**weights, **own}
 
 
 def matrix(weights: Weights, like: Tensor) -> Tensor:
-    """Return the weights as an (N, N) tensor of the dtype and device of `like`."""
+    """Return the weights as a tensor (N, N).
+
+    Args:
+        weights: The entries that are not zero, with the whole diagonal.
+        like: A tensor of the wanted dtype and device.
+    """
     size = 1 + max(i for i, _ in weights)
     w = torch.zeros(size, size, dtype=torch.float64)
     for (i, j), value in weights.items():

@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Generator, Tensor
 
+from leakaudit._util.bisection import crossing
+from leakaudit.bounds.mechanisms import truncated_laplace
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.expression import Law
 
@@ -16,11 +18,19 @@ Mechanism: TypeAlias = Literal[
     "none", "laplace", "gaussian", "truncated_laplace", "truncated_gaussian"
 ]
 SQRT_PI = math.sqrt(math.pi)
+ZERO = 26.0  # erfc(u) is below 1e-295 from here on, so no delta that is accepted lies beyond
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Independent noise of mean 0 on every coordinate, with density C exp(-|z / scale|^power) on [-width, width]."""
+    """Independent noise of mean 0 on every coordinate, with density C exp(-|z / scale|^power).
+
+    Attributes:
+        power: 1 for Laplace noise, 2 for normal noise.
+        scale: Scale of the density; normal noise that is not truncated has the variance scale^2 /
+            2.
+        width: The density is zero outside [-width, width]; infinite if nothing is truncated.
+    """
 
     power: Literal[1, 2]
     scale: float
@@ -36,7 +46,8 @@ class Noise:
     @property
     def std(self) -> float:
         """Standard deviation of a coordinate."""
-        s, u = self.scale, self.width / self.scale
+        s = self.scale
+        u = self.width / s
         if math.isinf(u):
             return s * math.sqrt(2 / self.power**2)
         if self.power == 1:
@@ -44,31 +55,45 @@ class Noise:
         return s * math.sqrt(0.5 - u * math.exp(-u * u) / (SQRT_PI * math.erf(u)))
 
     def draw(self, like: Tensor, generator: Generator) -> Tensor:
-        """Return noise of the shape, dtype and device of `like`; the inverse of the distribution function is taken in float64."""
+        """Draw noise: of truncated kinds by the inverse of the distribution function, in float64.
+
+        Args:
+            like: A tensor of the shape, dtype and device of the noise.
+            generator: Source of randomness, on the CPU.
+        """
         if self.law == "gaussian":
-            return (
-                torch.randn(like.shape, generator=generator, dtype=like.dtype)
-                .mul_(self.std)
-                .to(like.device)
-            )
+            drawn = torch.randn(like.shape, generator=generator, dtype=like.dtype)
+            return drawn.mul_(self.std).to(like.device)
         sides = torch.rand(like.shape, generator=generator, dtype=torch.float64).mul_(2).sub_(1)
         u = self.width / self.scale
         if self.power == 2:
             return torch.erfinv(sides * math.erf(u)).mul_(self.scale).to(like)
-        return (
-            torch.log1p(sides.abs() * math.expm1(-u)).mul_(sides.sign()).mul_(-self.scale).to(like)
-        )
+        size = torch.log1p(sides.abs() * math.expm1(-u))  # minus the absolute value over the scale
+        return size.mul_(sides.sign()).mul_(-self.scale).to(like)
 
 
 def calibrated(
     mechanism: Mechanism, epsilon: float, delta: float, sensitivity: float
 ) -> Noise | None:
-    """Return the noise that the paper gives one release of this sensitivity Delta; None for ``none``.
+    """Return the noise that the paper gives one release.
 
-    laplace: scale Delta / epsilon. gaussian: variance 2 log(1.25 / delta) Delta^2 / epsilon^2. truncated_laplace: the same scale as
-    laplace on A = Delta / epsilon log(1 + (e^epsilon - 1) / (2 delta)) (Definition 6). truncated_gaussian: exp(-(z / sigma)^2) with
-    sigma^2 = Delta^2 / epsilon, and A from the two equations of Theorem 6: the mass of [A - Delta, A] is delta.
-    Raises LeakauditError where Theorem 6 has no A.
+    ``laplace`` has the scale Delta / epsilon. ``gaussian`` has the variance
+    2 log(1.25 / delta) Delta^2 / epsilon^2. ``truncated_laplace`` (Definition 6) has the scale of
+    laplace on A = Delta / epsilon log(1 + (e^epsilon - 1) / (2 delta)). ``truncated_gaussian``
+    has the density exp(-(z / sigma)^2) with sigma^2 = Delta^2 / epsilon, and A from the two
+    equations of Theorem 6: the mass of [A - Delta, A] is delta.
+
+    Args:
+        mechanism: Name of the mechanism.
+        epsilon: Of differential privacy, positive.
+        delta: Of differential privacy, between 0 and 1/2; laplace does not use it.
+        sensitivity: How far one record moves the release, Delta.
+
+    Returns:
+        The noise; None for ``none``.
+
+    Raises:
+        LeakauditError: Theorem 6 has no A.
     """
     if mechanism == "none":
         return None
@@ -77,9 +102,10 @@ def calibrated(
     if mechanism == "truncated_gaussian":
         sigma = sensitivity / math.sqrt(epsilon)
         return Noise(2, sigma, sigma * _edge(math.sqrt(epsilon), delta))
-    scale = sensitivity / epsilon
-    cut = scale * math.log1p(math.expm1(epsilon) / (2 * delta))
-    return Noise(1, scale, cut if mechanism == "truncated_laplace" else math.inf)
+    if mechanism == "truncated_laplace":
+        cut = truncated_laplace(epsilon, delta, sensitivity)
+        return Noise(1, cut.scale, cut.width)
+    return Noise(1, sensitivity / epsilon)
 
 
 def _edge(shift: float, delta: float) -> float:
@@ -88,12 +114,11 @@ def _edge(shift: float, delta: float) -> float:
     def mass(u: float) -> float:
         return (math.erfc(u - shift) - math.erfc(u)) / (2 * math.erf(u))
 
-    low, high = shift / 2, shift + 26.0  # erfc is zero beyond 27
+    low = shift / 2
+    high = shift + ZERO
     if not mass(high) < delta < mass(low):
         raise LeakauditError(
-            f"truncated_gaussian: Theorem 6 has no A for delta {delta:g}; use a delta between 1e-290 and 0.5"
+            f"truncated_gaussian: Theorem 6 has no A for delta {delta:g}; "
+            "use a delta between 1e-290 and 0.5"
         )
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (middle, high) if mass(middle) > delta else (low, middle)
-    return high
+    return crossing(lambda u: mass(u) <= delta, low, high, side="above")

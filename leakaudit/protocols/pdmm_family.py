@@ -1,4 +1,9 @@
-"""The dual variables z of PDMM: two sums a node that need no wires, or z on every wire, which moves by what arrives there."""
+"""The dual variables z of PDMM, in two forms.
+
+`Sums` trains on two sums a node, whose cost does not grow with the wires, and keeps z only on the
+recorded wires. `Wires` keeps z on every wire and moves it by what arrives there: a quantizer acts
+on each wire by itself, and of nodes in other processes only what arrives is known.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +21,24 @@ from leakaudit.traces.arcs import Arcs
 if TYPE_CHECKING:
     from leakaudit.traces.recorder import Recorder
 
-ROWS = (
-    1 << 16
-)  # numbers of one direction of some wires that are worked on together, so that they stay in cache
+# Numbers of one direction of some wires that are worked on together, 256 KiB in float32, so that
+# both directions and their changes stay in a second-level cache. A choice for common processors.
+ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
 class Rule:
-    """z_{j|i} <- z_{j|i} + theta ( z_{i|j} - z_{j|i} + 2 rho B w_i ), which travels i -> j, as the change or as z.
+    """z_{j|i} <- z_{j|i} + theta ( z_{i|j} - z_{j|i} + 2 rho B w_i ), of which i tells j.
 
-    cell: width of a fixed quantizer on what travels, 0 for none. z0: standard deviation of z^0. Stacked, z is (2, E, c): of i -> j,
-    then of j -> i, i < j.
+    Stacked, z is (2, E, c): of the messages i -> j, then of those j -> i, for the edges (i, j)
+    with i < j, where B = 1 for i and -1 for j.
+
+    Attributes:
+        rho: Penalty of disagreement.
+        theta: Averaging, 0 < theta <= 1.
+        differential: Whether the change of z travels, not z.
+        cell: Cell width of a fixed quantizer on what travels; 0 for none.
+        z0: Standard deviation of z^0.
     """
 
     rho: float
@@ -43,19 +55,39 @@ class Rule:
     def drawn(
         self, graph: Graph, w: Tensor, generator: Generator
     ) -> Iterator[tuple[tuple[int, int], Tensor]]:
-        """Yield z^0 (2, d) of every wire, whichever are recorded, so that recording less does not change the training."""
-        for edge in graph.edges if self.z0 else ():
-            yield (
-                edge,
-                torch.randn(2, w.shape[1], generator=generator, dtype=w.dtype)
-                .mul_(self.z0)
-                .to(w.device),
-            )
+        """Draw z^0 of every wire, so that recording fewer wires does not change the training.
+
+        Args:
+            graph: Who talks to whom.
+            w: The models, (N, d).
+            generator: Source of randomness, on the CPU.
+
+        Yields:
+            An edge and its z^0, (2, d); nothing if z^0 is zero.
+        """
+        if not self.z0:
+            return
+        for edge in graph.edges:
+            z = torch.randn(2, w.shape[1], generator=generator, dtype=w.dtype)
+            yield edge, z.mul_(self.z0).to(w.device)
 
     def change(self, z: Tensor, w: Tensor, ends: Tensor, out: Iterable[Tensor]) -> None:
-        """Fill `out`, (k, c) i -> j and (k, c) j -> i, with the changes of z (2, k, c) as their senders reckon them; ends: (2, k)."""
-        (i, j), (there, back) = ends, out
-        own, other = (w[i], w[j]) if len(i) > 1 else (w[i[0]][None], w[j[0]][None])
+        """Compute the changes of z as their senders do.
+
+        Args:
+            z: The duals of k wires, (2, k, c).
+            w: The models, (N, c).
+            ends: The nodes i and j of the wires, (2, k).
+            out: Filled with the changes i -> j and j -> i, (k, c) each.
+        """
+        i, j = ends
+        there, back = out
+        if len(i) > 1:
+            own = w[i]
+            other = w[j]
+        else:  # a view, not a copy
+            own = w[i[0]][None]
+            other = w[j[0]][None]
         torch.sub(z[1], z[0], out=there)
         torch.neg(there, out=back)
         there.add_(own, alpha=2 * self.rho)
@@ -70,9 +102,9 @@ class Rule:
 
 
 class Sums:
-    """S_i = sum_j B z_{i|j} and T_i = sum_j B z_{j|i}, (N, d), whose cost does not grow with wires, and z on the recorded ones alone.
+    """S_i = sum_j B z_{i|j} and T_i = sum_j B z_{j|i}, (N, d), and z on the recorded wires.
 
-    They move by theta ( T - S - 2 rho sum_j w_j ) and theta ( S - T + 2 rho d_i w_i ).
+    The sums move by theta ( T - S - 2 rho sum_j w_j ) and theta ( S - T + 2 rho d_i w_i ).
     """
 
     def __init__(
@@ -84,14 +116,22 @@ class Sums:
         wires: Iterable[tuple[int, int]],
         generator: Generator,
     ) -> None:
-        """Draw z^0 and send it; w (N, d)."""
-        self.rule, self.recorder, self.around, self.columns = (
-            rule,
-            recorder,
-            Around(graph, w),
-            slice(*recorder.columns),
-        )
-        self.s, self.t = torch.zeros_like(w), torch.zeros_like(w)
+        """Draw z^0 and send it.
+
+        Args:
+            rule: How z moves.
+            graph: Who talks to whom.
+            recorder: What the messages go to.
+            w: The models, (N, d).
+            wires: Undirected edges that are recorded.
+            generator: Source of randomness, on the CPU.
+        """
+        self.rule = rule
+        self.recorder = recorder
+        self.around = Around(graph, w)
+        self.columns = slice(*recorder.columns)
+        self.s = torch.zeros_like(w)
+        self.t = torch.zeros_like(w)
         at = {wire: k for k, wire in enumerate(sorted(set(wires)))}
         self.ends = torch.tensor(list(at), dtype=torch.long).reshape(-1, 2).T
         self.z = w.new_zeros(2, len(at), self.columns.stop - self.columns.start)
@@ -107,9 +147,16 @@ class Sums:
             out.copy_(z)
 
     def move(self, w: Tensor, part: slice) -> None:
-        """Move S and T on some columns of w; for theta = 1 they change places, which `send` completes."""
-        rule, w, s, t = self.rule, w[:, part], self.s[:, part], self.t[:, part]
-        pull, others = 2 * rule.rho * self.around.degree, self.around.sum(w)
+        """Move S and T on some columns of the models w, (N, d).
+
+        For theta = 1 they change places, which `send` completes.
+        """
+        rule = self.rule
+        w = w[:, part]
+        s = self.s[:, part]
+        t = self.t[:, part]
+        pull = 2 * rule.rho * self.around.degree
+        others = self.around.sum(w)
         if rule.theta == 1:
             t.sub_(others, alpha=2 * rule.rho)
             s.addcmul_(w, pull)
@@ -119,30 +166,41 @@ class Sums:
             s.add_(change)
 
     def send(self, t: int, w: Tensor) -> None:
-        """Move z on the recorded wires, and write what travels straight into the recording where it is in memory."""
-        rule, outs, w = self.rule, self._outgoing(t, self.rule.kind), w[:, self.columns]
+        """Move z on the recorded wires and send what travels, in round t for the models w, (N, d).
+
+        What travels is written straight into the recording if that is possible.
+        """
+        rule = self.rule
+        outs = self._outgoing(t, rule.kind)
+        w = w[:, self.columns]
         if rule.theta == 1:
             self.s, self.t = self.t, self.s
         direct = rule.differential and self.z.is_cpu
         for some in pieces(self.z):
-            z, rows = self.z[:, some], [out[some] for out in outs]
+            z = self.z[:, some]
+            rows = [out[some] for out in outs]
             change = rows if direct else [torch.empty_like(one) for one in z]
             rule.change(z, w, self.ends[:, some].to(z.device), change)
             for old, new in zip(z, change, strict=True):
                 old.add_(new)
-            for row, sent in (
-                () if direct else zip(rows, change if rule.differential else z, strict=True)
-            ):
-                row.copy_(sent)
+            if direct:
+                continue
+            sent = change if rule.differential else z
+            for row, values in zip(rows, sent, strict=True):
+                row.copy_(values)
 
     def _outgoing(self, t: int, kind: str, secure: bool = False) -> list[Tensor]:
-        """Reserve a round's rows of the recording: those i -> j, those j -> i; none where no wire is recorded."""
-        both = (self.ends, self.ends.flip(0)) if self.ends.numel() else ()
-        return [self.recorder.send_many(t, src, dst, kind, secure=secure) for src, dst in both]
+        """Reserve a round's rows of the recording: of the messages i -> j, then of those j -> i."""
+        if not self.ends.numel():
+            return []
+        return [
+            self.recorder.send_many(t, src, dst, kind, secure=secure)
+            for src, dst in (self.ends, self.ends.flip(0))
+        ]
 
 
 class Wires:
-    """z (2, E, d) on all wires, and S (N, d) of it: for a quantizer, which acts on each, and for nodes in several processes."""
+    """z (2, E, d) on all wires, and S (N, d) of it."""
 
     def __init__(
         self,
@@ -153,26 +211,29 @@ class Wires:
         wires: Iterable[tuple[int, int]],
         generator: Generator,
     ) -> None:
-        """Draw z^0 and send it; w (N, d)."""
-        self.rule, self.recorder, self.ends, kept = (
-            rule,
-            recorder,
-            torch.tensor(graph.edges, dtype=torch.long).reshape(-1, 2).T,
-            set(wires),
-        )
-        (src, dst), some = (
-            torch.cat((self.ends, self.ends.flip(0)), 1),
-            torch.tensor([edge in kept for edge in graph.edges]),
-        )
-        self.arcs = Arcs(src, dst, torch.arange(len(src)), some.repeat(2))
+        """Draw z^0 and send it.
+
+        Args:
+            rule: How z moves.
+            graph: Who talks to whom.
+            recorder: What the messages go to.
+            w: The models, (N, d).
+            wires: Undirected edges that are recorded.
+            generator: Source of randomness, on the CPU.
+        """
+        self.rule = rule
+        self.recorder = recorder
+        self.ends = torch.tensor(graph.edges, dtype=torch.long).reshape(-1, 2).T
+        kept = set(wires)
+        recorded = torch.tensor([edge in kept for edge in graph.edges])
+        src, dst = torch.cat((self.ends, self.ends.flip(0)), 1)
+        self.arcs = Arcs(src, dst, torch.arange(len(src)), recorded.repeat(2))
         z = w.new_zeros(2, len(graph.edges), w.shape[1])
         for k, (_, drawn) in enumerate(rule.drawn(graph, w, generator)):
             z[:, k] = drawn
-        self.z, self.s, self._change = (
-            self._exchange(0, "z0", z, secure=True),
-            torch.zeros_like(w),
-            torch.empty_like(z),
-        )
+        self.z = self._exchange(0, "z0", z, secure=True)
+        self.s = torch.zeros_like(w)
+        self._change = torch.empty_like(z)
         for k, (i, j) in enumerate(graph.edges):
             self.s[i] += self.z[1, k]
             self.s[j] -= self.z[0, k]
@@ -181,8 +242,12 @@ class Wires:
         """Do nothing: S moves when something arrives."""
 
     def send(self, t: int, w: Tensor) -> None:
-        """Move z and S by what arrives; where nothing does, the receiver's z stays."""
-        change, ends = self._change, self.ends.to(w.device)
+        """Send in round t for the models w, (N, d), and move z and S by what arrives.
+
+        If nothing arrives, the receiver's z stays.
+        """
+        change = self._change
+        ends = self.ends.to(w.device)
         for some in pieces(self.z):
             self.rule.change(self.z[:, some], w, ends[:, some], change[:, some])
         if self.rule.differential:
@@ -190,13 +255,13 @@ class Wires:
             self.z.add_(change)
         else:
             came = self._exchange(t, "z", self.z + change, instead=lambda: self.z)
-            change = (
-                came - self.z if self.recorder.partial else change
-            )  # of a node elsewhere only z is known
+            if self.recorder.partial:  # only z is known of a node in another process
+                change = came - self.z
             self.z = came
         for some in pieces(self.z):
             i, j = ends[:, some]
-            self.s.index_add_(0, i, change[1, some]).index_add_(0, j, change[0, some], alpha=-1)
+            self.s.index_add_(0, i, change[1, some])
+            self.s.index_add_(0, j, change[0, some], alpha=-1)
 
     def _exchange(
         self,
@@ -212,6 +277,10 @@ class Wires:
 
 
 def pieces(z: Tensor) -> Iterator[slice]:
-    """Yield the wires of z (2, E, c) in pieces that stay in cache."""
+    """Yield the wires in pieces that stay in cache.
+
+    Args:
+        z: The duals, (2, E, c).
+    """
     together = max(1, ROWS // max(1, z.shape[2]))
     return (slice(at, at + together) for at in range(0, z.shape[1], together))

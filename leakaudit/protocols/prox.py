@@ -1,4 +1,9 @@
-"""Exact local updates of splitting methods: batched proximal points of convex losses."""
+"""Exact local updates of splitting methods: batched proximal points of convex losses.
+
+The update minimises f_i(w) + <linear, w> + weight/2 |w|^2, which is strongly convex. Newton's
+method gets there in a few steps if each step is shortened until the value falls enough (Armijo),
+and all nodes step together, each with a step size of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,39 +18,62 @@ from leakaudit.errors import LeakauditError
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
 
-LARGEST = 2048  # parameters; Newton keeps one (d, d) matrix a node
+LARGEST = 2048  # parameters; Newton keeps one (d, d) matrix a node, 32 MiB each in float64
 STEPS = 100
+HALVINGS = 30  # of a step; 2^-30 is below the resolution of float32
+ARMIJO = 1e-4  # part of the decrease along the slope that a step must reach, the textbook's choice
+# Units of rounding of the value. A predicted decrease below so many of them cannot be told from the
+# rounding of a sum over records, so the step is taken whole.
+DROWNED = 1e3
 
 
 def exact(task: Task) -> None:
-    """Raise LeakauditError where a model has no exact update: it is not convex, or has more than `LARGEST` parameters."""
+    """Check that a model has an exact update.
+
+    Args:
+        task: The model and its loss.
+
+    Raises:
+        LeakauditError: The model is not convex, or has more than `LARGEST` parameters.
+    """
     if not task.convex or task.layout.size > LARGEST:
         raise LeakauditError(
-            f"the exact update needs a convex model (linear, logistic) of at most {LARGEST} parameters, "
-            f"got {task.spec.model} with {task.layout.size}; use update=gradient where the protocol has it, or another model"
+            "the exact update needs a convex model (linear, logistic) of at most "
+            f"{LARGEST} parameters, got {task.spec.model} with {task.layout.size}; "
+            "use update=gradient where the protocol has it, or another model"
         )
 
 
 def prox(problem: Problem, start: Tensor, linear: Tensor, weight: Tensor) -> Tensor:
-    """Return argmin_w f_i(w) + <linear_i, w> + weight_i/2 |w|^2 for every node i, by damped Newton steps.
+    """Return argmin_w f_i(w) + <linear_i, w> + weight_i/2 |w|^2 for every node i.
 
-    start, linear: (N, d); weight: (N, 1), positive. The gradient at the result is zero to rounding.
-    Raises LeakauditError as `exact` does, and where the steps do not converge.
+    The gradient at the result is zero to rounding.
+
+    Args:
+        problem: The task and every node's data.
+        start: Where the Newton steps begin, (N, d).
+        linear: The linear term, (N, d).
+        weight: Weight of the quadratic term, (N, 1), positive.
+
+    Returns:
+        The minimisers, (N, d); NaN for nodes whose data are not in this process.
+
+    Raises:
+        LeakauditError: The model has no exact update, or the steps do not converge.
     """
     task = problem.task
     exact(task)
-    if (here := problem.here) is not None:
+    here = problem.here
+    if here is not None:
         out = torch.full_like(start, torch.nan)
         if bool(here.any()):
-            out[here] = prox(
-                replace(problem, x=problem.x[here], y=problem.y[here], here=None),
-                start[here],
-                linear[here],
-                weight[here],
-            )
+            ours = replace(problem, x=problem.x[here], y=problem.y[here], here=None)
+            out[here] = prox(ours, start[here], linear[here], weight[here])
         return out
-    w, eye = start.clone(), torch.eye(start.shape[1], dtype=start.dtype, device=start.device)
+    w = start.clone()
+    eye = torch.eye(start.shape[1], dtype=start.dtype, device=start.device)
     scale = linear.abs().amax() + 1
+    eps = torch.finfo(w.dtype).eps
 
     def value(u: Tensor) -> Tensor:
         quadratic = (linear * u).sum(1) + 0.5 * (weight * u * u).sum(1)
@@ -53,18 +81,16 @@ def prox(problem: Problem, start: Tensor, linear: Tensor, weight: Tensor) -> Ten
 
     for _ in range(STEPS):
         slope = task.gradients(w, problem.x, problem.y) + linear + weight * w
-        if slope.abs().max() <= 4 * torch.finfo(w.dtype).eps * scale:
+        if slope.abs().max() <= 4 * eps * scale:
             return w
-        step = torch.linalg.solve(
-            task.hessians(w, problem.x, problem.y) + weight[:, :, None] * eye, slope
-        )
-        size, now, fall = torch.ones_like(weight), value(w), (slope * step).sum(1)
-        for _ in range(
-            30
-        ):  # Armijo, every node by itself; near the optimum the test drowns in rounding and full steps are right
-            bad = (value(w - size * step) > now - 1e-4 * size[:, 0] * fall) & (
-                fall > 1e3 * torch.finfo(w.dtype).eps * (now.abs() + 1)
-            )
+        curvature = task.hessians(w, problem.x, problem.y) + weight[:, :, None] * eye
+        step = torch.linalg.solve(curvature, slope)
+        size = torch.ones_like(weight)
+        now = value(w)
+        fall = (slope * step).sum(1)
+        for _ in range(HALVINGS):
+            too_little = value(w - size * step) > now - ARMIJO * size[:, 0] * fall
+            bad = too_little & (fall > DROWNED * eps * (now.abs() + 1))
             if not bad.any():
                 break
             size[bad] /= 2
@@ -72,8 +98,12 @@ def prox(problem: Problem, start: Tensor, linear: Tensor, weight: Tensor) -> Ten
         if torch.equal(moved, w):
             return w
         w = moved
-    if slope.abs().max() > torch.finfo(w.dtype).eps ** 0.75 * scale:
+    # A choice between eps, which the test above asks for, and sqrt(eps): at such a slope the value
+    # is at its minimum to rounding, and no step can be judged by it.
+    if slope.abs().max() > eps**0.75 * scale:
+        worst = float(slope.abs().max())
         raise LeakauditError(
-            f"the exact update did not converge in {STEPS} Newton steps (slope {float(slope.abs().max()):.1e}); use update=gradient"
+            f"the exact update did not converge in {STEPS} Newton steps (slope {worst:.1e}); "
+            "use update=gradient"
         )
     return w

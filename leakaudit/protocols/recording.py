@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit import registry
+from leakaudit._util.seeds import generators as generators
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.protocols import topology as graphs
 from leakaudit.protocols.scenario import Scenario
@@ -23,15 +25,23 @@ from leakaudit.traces.recorder import Recorder, human, plan_size
 if TYPE_CHECKING:
     from leakaudit.victim import Victim
 
-POOL = 1000  # records of the data set that are kept for identification
+POOL = 1000  # records of the data set that are kept for identification, a choice
 
 
 @dataclass(frozen=True)
 class Plan:
     """A scenario made ready: nothing is written yet.
 
-    rows: (N, samples) records of `source` that the nodes hold. wires: undirected edges that are recorded.
-    columns: (start, stop) of the model vector that is recorded. random: generators of the model and the run.
+    Attributes:
+        scenario: Where the plan comes from.
+        victim: The protocol with its constants.
+        source: The data set.
+        rows: Records of `source` that the nodes hold, (N, samples).
+        task: The model and its loss.
+        graph: Who talks to whom.
+        wires: Undirected edges that are recorded.
+        columns: First column of the model vector that is recorded, and the one after the last.
+        random: Generators by name, of the model and the run among others.
     """
 
     scenario: Scenario
@@ -44,23 +54,44 @@ class Plan:
     columns: tuple[int, int]
     random: Mapping[str, Generator]
 
+    @cached_property
+    def messages(self) -> int:
+        """How many messages the recording will hold, or the most if that depends on a schedule."""
+        return self.victim.messages(self.graph, self.scenario.rounds, self.wires)
+
     def size(
         self,
         rounds: int | None = None,
         wires: list[tuple[int, int]] | None = None,
         columns: tuple[int, int] | None = None,
     ) -> int:
-        """Bytes of the recording, or of a smaller one."""
+        """Return the bytes of the recording, or of a smaller one.
+
+        Args:
+            rounds: Length of the run; None for the scenario's.
+            wires: Undirected edges that are recorded; None for the plan's.
+            columns: Columns of the model vector that are recorded; None for the plan's.
+        """
         start, stop = columns or self.columns
-        messages = self.victim.messages(
-            self.graph, rounds or self.scenario.rounds, self.wires if wires is None else wires
-        )
+        messages = self.messages
+        if rounds is not None or wires is not None:
+            asked = self.wires if wires is None else wires
+            messages = self.victim.messages(self.graph, rounds or self.scenario.rounds, asked)
         return plan_size(messages, stop - start, self.task.dtype)
 
     def fit(self, limit: int) -> None:
-        """Raise LeakauditError, with the sizes of smaller recordings, where this one needs more than `limit` bytes."""
-        if (needed := self.size()) <= limit:
+        """Check that the recording is not too large.
+
+        Args:
+            limit: Most bytes that it may take.
+
+        Raises:
+            LeakauditError: It is larger; the message has the sizes of smaller recordings.
+        """
+        needed = self.size()
+        if needed <= limit:
             return
+        # A little less than in proportion, because a part of the file does not shrink.
         fewer = max(1, int(self.scenario.rounds * limit / needed * 0.99))
         options = {
             f"--rounds {fewer}": self.size(rounds=fewer),
@@ -69,7 +100,8 @@ class Plan:
         }
         sizes = ", ".join(f"{flag} {human(n)}" for flag, n in options.items())
         raise LeakauditError(
-            f"the recording needs {human(needed)}, --max-bytes allows {human(limit)}; smaller: {sizes}"
+            f"the recording needs {human(needed)}, --max-bytes allows {human(limit)}; "
+            f"smaller: {sizes}"
         )
 
 
@@ -81,7 +113,18 @@ def plan(
     device: str = "cpu",
     trusted: bool = False,
 ) -> Plan:
-    """Draw data and graph and build the task. Raises LeakauditError where the scenario cannot run."""
+    """Draw data and graph, and build the task.
+
+    Args:
+        scenario: What is to run.
+        data_root: Folder of data sets; None for the usual one.
+        download: Whether data sets may be downloaded.
+        device: Where the training runs.
+        trusted: Whether a model of the user's own may execute its code.
+
+    Raises:
+        LeakauditError: The scenario cannot run.
+    """
     victim, args = scenario.parts()
     _known(scenario, args)
     random = generators(scenario.seed, "data", "split", "graph", "model", "run", "schedule")
@@ -117,25 +160,44 @@ def record(
     max_bytes: int = 4_000_000_000,
     private: Mapping[str, Any] | None = None,
 ) -> Recorder:
-    """Run the plan and record it at `path`, in memory where None; returns the closed recorder.
+    """Run the plan and record it.
 
-    The scenario goes into the truth, with what `private` adds: whoever knows the seed can repeat the noise and z^0.
-    Raises LeakauditError before anything is written where the recording would need more than `max_bytes`.
+    The scenario goes into the truth, because whoever knows the seed can repeat the noise and z^0.
+
+    Args:
+        plan: What runs.
+        path: File of the recording; None keeps it in memory.
+        max_bytes: Most bytes that the recording may take.
+        private: What goes into the truth beside the scenario.
+
+    Returns:
+        The closed recorder.
+
+    Raises:
+        LeakauditError: The recording would be larger; nothing has been written then.
     """
     plan.fit(max_bytes)
     with opened(plan, path, public(plan), max_bytes, private) as recorder:
-        rows, task, source = plan.rows, plan.task, plan.source
-        problem = Problem(
-            task, source.x[rows].to(task.device, task.dtype), source.y[rows].to(task.device)
-        )
+        task = plan.task
+        x = plan.source.x[plan.rows].to(task.device, task.dtype)
+        y = plan.source.y[plan.rows].to(task.device)
         plan.victim.run(
-            problem, plan.graph, plan.scenario.rounds, recorder, plan.random["run"], plan.wires
+            Problem(task, x, y),
+            plan.graph,
+            plan.scenario.rounds,
+            recorder,
+            plan.random["run"],
+            plan.wires,
         )
     return recorder
 
 
 def public(plan: Plan) -> dict[str, Tensor]:
-    """Draw what everybody knows at the start: the model w0 and the schedule."""
+    """Draw what everybody knows at the start: the model w0 and the schedule.
+
+    Args:
+        plan: What will run.
+    """
     scheduled = plan.victim.schedule(plan.graph, plan.scenario.rounds, plan.random["schedule"])
     return {"w0": plan.task.init(plan.random["model"]), **scheduled}
 
@@ -148,9 +210,19 @@ def opened(
     private: Mapping[str, Any] | None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Recorder:
-    """Return the recorder of a plan's run, which has been given the truth."""
-    scenario, rows, source = plan.scenario, plan.rows, plan.source
-    messages = plan.victim.messages(plan.graph, scenario.rounds, plan.wires)
+    """Return the recorder of a plan's run, which has been given the truth.
+
+    Args:
+        plan: What will run.
+        path: File of the recording; None keeps it in memory.
+        public: Public tensors by name.
+        max_bytes: Most bytes that the recording may take.
+        private: What goes into the truth beside the scenario.
+        provenance: What the trace says of its origin.
+    """
+    scenario = plan.scenario
+    rows = plan.rows
+    source = plan.source
     recorder = Recorder(
         path,
         protocol=scenario.victim,
@@ -159,8 +231,8 @@ def opened(
         params={**registry.values(plan.victim), "samples": scenario.samples},
         layout=plan.task.layout,
         rounds=scenario.rounds,
-        messages=messages,
-        rows=messages,
+        messages=plan.messages,
+        rows=plan.messages,
         dtype=plan.task.dtype,
         columns=plan.columns,
         public=public,
@@ -173,17 +245,9 @@ def opened(
     )
     for node in range(scenario.nodes):
         recorder.truth(node, source.x[rows[node]], source.y[rows[node]], index=rows[node])
-    recorder.pool(source.x[np.setdiff1d(np.arange(len(source.x)), rows.numpy())[:POOL]])
+    others = np.setdiff1d(np.arange(len(source.x)), rows.numpy())
+    recorder.pool(source.x[others[:POOL]])
     return recorder
-
-
-def generators(seed: int, *names: str) -> dict[str, Generator]:
-    """Return independent generators, one a name, from one seed."""
-    children = np.random.SeedSequence(seed).spawn(len(names))
-    return {
-        n: Generator().manual_seed(int(c.generate_state(1, np.uint64)[0] >> 1))
-        for n, c in zip(names, children, strict=True)
-    }
 
 
 def _known(scenario: Scenario, args: Mapping[str, Any]) -> None:
@@ -195,7 +259,8 @@ def _known(scenario: Scenario, args: Mapping[str, Any]) -> None:
         if key not in known:
             both = [*registry.parameters(registry.get("victims", scenario.victim)), *known]
             raise LeakauditError(
-                f"neither {scenario.victim} nor {scenario.model} has a parameter {key!r}{suggest(key, both)}"
+                f"neither {scenario.victim} nor {scenario.model} has a parameter {key!r}"
+                f"{suggest(key, both)}"
             )
 
 
@@ -205,11 +270,13 @@ def _wires(text: str, graph: Graph) -> list[tuple[int, int]]:
         return list(graph.edges) if text == "all" else []
     try:
         if text.startswith("node:"):
-            chosen = {e for e in graph.edges if int(text[5:]) in e}
+            node = int(text.removeprefix("node:"))
+            chosen = {e for e in graph.edges if node in e}
         else:
-            chosen = {
-                (min(i, j), max(i, j)) for i, j in (map(int, p.split("-")) for p in text.split(","))
-            }
+            chosen = set()
+            for edge in text.split(","):
+                i, j = map(int, edge.split("-"))
+                chosen.add((min(i, j), max(i, j)))
     except ValueError:
         chosen = set()
     if not chosen or not chosen <= set(graph.edges):
@@ -225,11 +292,10 @@ def _columns(text: str, task: Task) -> tuple[int, int]:
     layout = task.layout
     if text == "all":
         return 0, layout.size
-    names = (
-        [n for n in task.first_linear or layout.names[:1] if n]
-        if text == "first"
-        else text.split(",")
-    )
+    if text == "first":
+        names = [n for n in task.first_linear or layout.names[:1] if n]
+    else:
+        names = text.split(",")
     for name in names:
         if name not in layout.names:
             raise LeakauditError(

@@ -1,4 +1,4 @@
-"""What EXTRA and NIDS share: private starts, an l1 prox, noise that fades."""
+"""What EXTRA and NIDS share: private start models, the prox of an l1 norm, noise that fades."""
 
 from __future__ import annotations
 
@@ -16,7 +16,18 @@ if TYPE_CHECKING:
 
 
 def ranges(name: str, l1: float, spread: float, sigma: float, fade: float) -> None:
-    """Refuse an l1 weight, a spread or a noise below 0, and noise that grows."""
+    """Check the constants that EXTRA and NIDS share.
+
+    Args:
+        name: The victim's name, for the error.
+        l1: Weight of the l1 norm.
+        spread: Standard deviation of the start models.
+        sigma: Standard deviation of the noise in round 0.
+        fade: Factor of the standard deviation from round to round.
+
+    Raises:
+        LeakauditError: One of them is negative, or the noise grows.
+    """
     above(name, fade=fade)
     least(name, l1=l1, spread=spread, sigma=sigma)
     if fade > 1:
@@ -27,7 +38,18 @@ class Released:
     """Adds noise of standard deviation sigma fade^t, which is offered to the recorder as ``xi``."""
 
     def __init__(self, sigma: float, fade: float, recorder: Recorder, generator: Generator) -> None:
-        self.sigma, self.fade, self.recorder, self.generator = sigma, fade, recorder, generator
+        """Prepare the noise of a run.
+
+        Args:
+            sigma: Standard deviation in round 0; 0 adds no noise.
+            fade: Factor of the standard deviation from round to round.
+            recorder: What the noise is offered to.
+            generator: Source of randomness, on the CPU.
+        """
+        self.sigma = sigma
+        self.fade = fade
+        self.recorder = recorder
+        self.generator = generator
 
     def __call__(self, t: int, value: Tensor) -> Tensor:
         """Return value (N, d) with the noise of round t."""
@@ -39,11 +61,27 @@ class Released:
 
 
 def start(problem: Problem, recorder: Recorder, generator: Generator, spread: float) -> Tensor:
-    """Return the start models (N, d): the common one, plus private normal vectors of standard deviation `spread`."""
+    """Return the start models (N, d): the common one, plus private normal vectors.
+
+    Args:
+        problem: The task and every node's data.
+        recorder: Holds the common start ``w0``.
+        generator: Source of randomness, on the CPU.
+        spread: Standard deviation of the private vectors; 0 for none.
+    """
     w = common(recorder, problem)
-    return w + normal(w, spread, generator) if spread else w
+    if not spread:
+        return w
+    return w + normal(w, spread, generator)
 
 
 def shrink(v: Tensor, by: float | Tensor) -> Tensor:
-    """Return the prox of ``by |.|_1``: every coordinate moved towards zero by at most `by`."""
-    return v if isinstance(by, float) and by == 0 else v.sign() * torch.clamp(v.abs() - by, min=0)
+    """Return the prox of ``by |.|_1``: every coordinate moves towards zero by at most `by`.
+
+    Args:
+        v: The vectors, (N, d).
+        by: A number, or one of each node, (N, 1).
+    """
+    if isinstance(by, float) and by == 0:
+        return v
+    return v.sign() * torch.clamp(v.abs() - by, min=0)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leakaudit import registry
 from leakaudit._util import toml_file
 from leakaudit.errors import LeakauditError, suggest
-
-if TYPE_CHECKING:
-    from leakaudit.victim import Victim
+from leakaudit.victim import Victim
 
 DTYPES = ("float32", "float64")
 KINDS: dict[str, type] = {"str": str, "int": int, "bool": bool}
@@ -23,9 +21,23 @@ NAMED = {str: "text", int: "a whole number", bool: "true or false"}
 class Scenario:
     """Everything that decides a run.
 
-    set: constants of the victim and arguments of the model by name. samples: records a node. wires: ``all``, ``none``,
-    ``node:3`` or ``0-1,1-2``; layers: ``all``, ``first`` or parameter names joined by commas. states, curves: what the truth
-    keeps beside the data: private vectors, and loss, accuracy, consensus and norms of every round.
+    Attributes:
+        victim: Name of the protocol.
+        nodes: Number of nodes that hold data.
+        graph: Who talks to whom, a kind of `topology.make`.
+        rounds: Length of the run.
+        data: Name of the data set.
+        samples: Records of a node.
+        split: How the records are divided among the nodes.
+        model: Name of the model.
+        set: Constants of the victim and arguments of the model, by name.
+        dtype: ``float32`` or ``float64``.
+        seed: Decides all randomness of the run.
+        wires: Undirected edges that are recorded: ``all``, ``none``, ``node:3`` or ``0-1,1-2``.
+        layers: Columns of the model vector that are recorded: ``all``, ``first``, or parameter
+            names joined by commas.
+        states: Whether the truth keeps the private vectors.
+        curves: Whether the truth keeps loss, accuracy, consensus and norms of every round.
     """
 
     victim: str = "pdmm"
@@ -47,10 +59,12 @@ class Scenario:
     def __post_init__(self) -> None:
         """Check what needs no other file."""
         for f in fields(self):
-            kind, value = KINDS.get(str(f.type)), getattr(self, f.name)
-            if kind is not None and (
-                not isinstance(value, kind) or (kind is int and isinstance(value, bool))
-            ):
+            kind = KINDS.get(str(f.type))
+            value = getattr(self, f.name)
+            if kind is None:
+                continue
+            truth_for_number = kind is int and isinstance(value, bool)
+            if truth_for_number or not isinstance(value, kind):
                 raise LeakauditError(f"{f.name}: expected {NAMED[kind]}, got {value!r}")
         if self.dtype not in DTYPES:
             raise LeakauditError(f"dtype: expected float32 or float64, got {self.dtype!r}")
@@ -60,17 +74,31 @@ class Scenario:
 
     @classmethod
     def from_toml(cls, path: Path) -> Scenario:
-        """Read a scenario file, or the scenario of an audit's file; unknown keys are refused."""
+        """Read a scenario file, or the scenario of an audit's file.
+
+        Args:
+            path: The file.
+
+        Raises:
+            LeakauditError: It cannot be read, or has an unknown key.
+        """
         return cls.of(toml_file.read(path, f"scenario {path}"), path)
 
     @classmethod
     def of(cls, values: Mapping[str, Any], path: Path) -> Scenario:
-        """Return the scenario of a file's values: those of its table ``scenario`` where it has one, else all but ``audit``."""
-        own = (
-            toml_file.table(values, "scenario", what=f"scenario {path}")
-            if "scenario" in values
-            else values
-        )
+        """Return the scenario of a file's values.
+
+        Args:
+            values: Of the file; its table ``scenario`` counts if it has one, else all but
+                ``audit``.
+            path: The file, for errors.
+
+        Raises:
+            LeakauditError: There is an unknown key.
+        """
+        own = values
+        if "scenario" in values:
+            own = toml_file.table(values, "scenario", what=f"scenario {path}")
         values = {k: v for k, v in own.items() if k != "audit"}
         known = {f.name for f in fields(cls)}
         for key in values:
@@ -81,30 +109,40 @@ class Scenario:
     def to_toml(self) -> str:
         """Return the text that `from_toml` reads."""
         top = [f"{k} = {_toml(v)}" for k, v in asdict(self).items() if k != "set"]
-        return (
-            "\n".join([*top, "", "[set]", *(f"{k} = {_toml(v)}" for k, v in self.set.items())])
-            + "\n"
-        )
+        constants = [f"{k} = {_toml(v)}" for k, v in self.set.items()]
+        return "\n".join([*top, "", "[set]", *constants, ""])
 
     def parts(self) -> tuple[Victim, dict[str, Any]]:
         """Return the configured victim, and what is left of `set` for the model.
 
-        A victim's ``samples`` or ``records``, on which noise and claims rest, are those of the scenario where `set` has none.
+        A victim's ``samples`` or ``records``, on which noise and claims rest, are those of the
+        scenario if `set` has none.
+
+        Raises:
+            LeakauditError: The victim is not complete, or does not take one of its constants.
         """
         kind = registry.get("victims", self.victim)
+        if not (isinstance(kind, type) and issubclass(kind, Victim)):
+            raise LeakauditError(
+                f"victim {self.victim!r}: expected a subclass of leakaudit.victim.Victim, "
+                f"got {kind!r}"
+            )
         mine = registry.parameters(kind)
-        known: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
-        victim: Victim = registry.configure(
-            kind, {**known, **{k: v for k, v in self.set.items() if k in mine}}
-        )
-        return victim, {k: v for k, v in self.set.items() if k not in mine}
+        constants: dict[str, Any] = {k: self.samples for k in ("samples", "records") if k in mine}
+        rest = {}
+        for key, value in self.set.items():
+            if key in mine:
+                constants[key] = value
+            else:
+                rest[key] = value
+        victim: Victim = registry.configure(kind, constants)
+        return victim, rest
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return (
-        repr(value)
-        if isinstance(value, int | float)
-        else '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
-    )
+    if isinstance(value, int | float):
+        return repr(value)
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

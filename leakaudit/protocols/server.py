@@ -1,4 +1,4 @@
-"""What protocols with a server share: the round trip."""
+"""What protocols with a server share: the round trip of models and clients' messages."""
 
 from __future__ import annotations
 
@@ -27,21 +27,53 @@ def train(
     up: Callable[[Tensor, Tensor], Tensor],
     merge: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
-    """Send the model (d,) down as kind ``w``, once; up goes what `up` makes of it and the gradients (N, d); `merge` makes the next."""
-    clients, server = [i for i, _ in wires], graph.nodes - 1
-    w, curves = recorder.public["w0"].to(problem.x.device), Curves(recorder, problem)
+    """Send the model down and the clients' gradients up, round by round.
+
+    The model (d,) travels as kind ``w``, and its payload is stored once.
+
+    Args:
+        problem: The task and every client's data.
+        graph: A star whose last node is the server.
+        rounds: Length of the run.
+        recorder: What the messages and states go to.
+        wires: Undirected edges that are recorded.
+        kind: Kind of the messages that travel up.
+        up: Makes what the clients send (N, d) of the model (d,) and their gradients (N, d).
+        merge: Makes the next model (d,) of the model and what the clients sent.
+    """
+    clients = [i for i, _ in wires]
+    server = graph.nodes - 1
+    w = recorder.public["w0"].to(problem.x.device)
+    curves = Curves(recorder, problem)
     g = w.new_empty(server, len(w))
     recorder.state("w", 0, w.expand(server, -1))
     for t in range(1, rounds + 1):
-        sent = up(w, problem.task.gradients(w.expand(server, -1), problem.x, problem.y, out=g))
-        if clients:
-            recorder.send(t, server, clients, "w", w)
-            rows = recorder.send_many(
-                t, torch.tensor(clients), torch.full((len(clients),), server), kind
-            )
-            rows.copy_(sent[clients][:, slice(*recorder.columns)])
+        gradients = problem.task.gradients(w.expand(server, -1), problem.x, problem.y, out=g)
+        sent = up(w, gradients)
+        exchange(recorder, t, clients, server, w, kind, sent)
         w = merge(w, sent)
         recorder.state("w", t, w.expand(server, -1))
         curves.observe(t, w[None])
         recorder.end_round(t)
         step("recording", t, rounds)
+
+
+def exchange(
+    recorder: Recorder, t: int, clients: list[int], server: int, w: Tensor, kind: str, sent: Tensor
+) -> None:
+    """Record a round: the model goes down as kind ``w``, and the clients' rows come up.
+
+    Args:
+        recorder: What the messages go to.
+        t: The round.
+        clients: Clients whose wires are recorded.
+        server: The server's node.
+        w: The model, (d,).
+        kind: Kind of the messages that travel up.
+        sent: What all clients send, (N, d).
+    """
+    if not clients:
+        return
+    recorder.send(t, server, clients, "w", w)
+    rows = recorder.send_many(t, torch.tensor(clients), torch.full((len(clients),), server), kind)
+    rows.copy_(sent[clients][:, slice(*recorder.columns)])

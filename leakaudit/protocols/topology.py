@@ -13,6 +13,8 @@ from torch import Generator
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.trace import Graph
 
+# Both limits are choices. So many edges take some gigabytes as Python objects, and a graph of a
+# kind below is connected more often than not.
 LARGEST = 10_000_000  # edges
 DRAWS = 1000
 
@@ -20,10 +22,16 @@ DRAWS = 1000
 def make(kind: str, nodes: int, generator: Generator) -> Graph:
     """Return a connected graph of nodes 0..nodes-1.
 
-    kind: ``ring``; ``star`` (node 0 is the hub); ``complete``; ``rgg``, random points of the unit square
-    that are joined within sqrt(2 log n / n); ``er``, Erdos-Renyi with p = 2 log n / n; ``grid``, the most
-    square rectangle; ``file:PATH``, a line ``i j`` an edge, ``#`` begins a comment.
-    Raises LeakauditError for an unknown kind, too few nodes and graphs that are not connected.
+    Args:
+        kind: ``ring``; ``star``, whose hub is node 0; ``complete``; ``rgg``, random points of the
+            unit square that are joined within sqrt(2 log n / n); ``er``, Erdos-Renyi with p = 2
+            log n / n; ``grid``, the most square rectangle; ``file:PATH``, with a line ``i j`` for
+            each edge, in which ``#`` begins a comment.
+        nodes: Number of nodes.
+        generator: Source of randomness.
+
+    Raises:
+        LeakauditError: The kind is unknown, there are too few nodes, or the graph is not connected.
     """
     if nodes < 2:
         raise LeakauditError(f"graph: expected at least 2 nodes, got {nodes}")
@@ -44,10 +52,9 @@ def _plain(graph: nx.Graph, nodes: int) -> Graph:
 
 def _connected(graph: Graph, kind: str) -> Graph:
     if not graph.connected:
-        alone = [n for n in range(graph.nodes) if not graph.neighbours[n]]
-        raise LeakauditError(
-            f"graph {kind}: not connected{f', node {alone[0]} has no edge' if alone else ''}; add edges or lower --nodes"
-        )
+        isolated = [n for n in range(graph.nodes) if not graph.neighbours[n]]
+        which = f", node {isolated[0]} has no edge" if isolated else ""
+        raise LeakauditError(f"graph {kind}: not connected{which}; add edges or lower --nodes")
     return graph
 
 
@@ -62,18 +69,19 @@ def _redrawn(kind: str, draw: Callable[[], nx.Graph]) -> nx.Graph:
 
 
 def _rgg(nodes: int, generator: Generator) -> nx.Graph:
+    # 2 pi times the area pi r^2 = log n / n at which such graphs become connected.
     radius = math.sqrt(2 * math.log(nodes) / nodes)
+    device = generator.device
 
     def draw() -> nx.Graph:
-        points = torch.rand(
-            nodes, 2, generator=generator, dtype=torch.float64, device=generator.device
-        )
+        points = torch.rand(nodes, 2, generator=generator, dtype=torch.float64, device=device)
         return nx.random_geometric_graph(nodes, radius, pos=dict(enumerate(points.tolist())))
 
     return _redrawn("rgg", draw)
 
 
 def _er(nodes: int, generator: Generator) -> nx.Graph:
+    # Twice the probability log n / n at which such graphs become connected.
     p = min(1.0, 2 * math.log(nodes) / nodes)
 
     def draw() -> nx.Graph:
@@ -89,9 +97,8 @@ def _grid(nodes: int, _: Generator) -> nx.Graph:
         raise LeakauditError(
             f"graph grid: {nodes} nodes fill no rectangle; use {nodes - 1} or {nodes + 1}"
         )
-    return nx.convert_node_labels_to_integers(
-        nx.grid_2d_graph(rows, nodes // rows), ordering="sorted"
-    )
+    rectangle = nx.grid_2d_graph(rows, nodes // rows)
+    return nx.convert_node_labels_to_integers(rectangle, ordering="sorted")
 
 
 def _read(path: Path, nodes: int) -> Graph:
@@ -100,7 +107,8 @@ def _read(path: Path, nodes: int) -> Graph:
     try:
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
-                if words := line.partition("#")[0].split():
+                words = line.partition("#")[0].split()
+                if words:
                     edges.add(_edge(words, nodes, f"{path.name}, line {number}"))
     except (OSError, UnicodeDecodeError) as error:
         raise LeakauditError(f"graph file:{path}: cannot be read as text ({error})") from error
@@ -108,14 +116,16 @@ def _read(path: Path, nodes: int) -> Graph:
 
 
 def _edge(words: list[str], nodes: int, where: str) -> tuple[int, int]:
-    if len(words) != 2 or not all(w.isascii() and w.isdigit() and len(w) < 10 for w in words):
+    numbers = all(w.isascii() and w.isdigit() and len(w) < 10 for w in words)
+    if len(words) != 2 or not numbers:
         raise LeakauditError(
             f"graph {where}: expected two node numbers 'i j', got {' '.join(words)[:60]!r}"
         )
     i, j = sorted(map(int, words))
     if i == j or j >= nodes:
         raise LeakauditError(
-            f"graph {where}: expected two different nodes of 0 to {nodes - 1}, got {i} and {j}; see --nodes"
+            f"graph {where}: expected two different nodes of 0 to {nodes - 1}, "
+            f"got {i} and {j}; see --nodes"
         )
     return i, j
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,31 +20,49 @@ if TYPE_CHECKING:
     from leakaudit.trace import Truth
     from leakaudit.traces.recorder import Recorder
 
-FIRST, LAST = (
-    ("loss", "accuracy", "consensus"),
-    ("seconds",),
-)  # in tables and figures; norms and the protocol's own stand between
-SHOWN = 12  # rounds of a text table
+# Tables and figures show these quantities first and last; norms and the protocol's own stand
+# between.
+FIRST = ("loss", "accuracy", "consensus")
+LAST = ("seconds",)
+SHOWN = 12  # rounds of a text table, so that it fits on a screen
 
 Run = Mapping[str, Tensor]
 
 
 class Curves:
-    """Observes a run for its recorder, where that one was asked to keep curves; else it costs nothing."""
+    """Observes a run if its recorder was asked to keep curves; else it costs nothing."""
 
     def __init__(self, recorder: Recorder, problem: Problem) -> None:
-        self.recorder, self.problem, self.started = recorder, problem, time.perf_counter()
+        """Start the clock.
+
+        Args:
+            recorder: What the curves go to.
+            problem: The task and every node's data.
+        """
+        self.recorder = recorder
+        self.problem = problem
+        self.started = time.perf_counter()
 
     def observe(self, round: int, w: Tensor, **vectors: Tensor) -> None:
-        """Keep loss and accuracy of the mean model on all nodes' data, the consensus error, and norms.
+        """Keep the quantities of a round.
 
-        w: (N, d). consensus: root mean square over nodes of |w_i - mean|. norm_w, and norm_NAME of each vector given, (N, d) or
-        (N, k, d): root mean square over nodes of the Euclidean norm. seconds: since the last call.
+        ``loss`` and ``accuracy`` are those of the mean model on all nodes' data. ``consensus`` is
+        the root mean square over nodes of |w_i - mean|. ``norm_w`` and ``norm_NAME`` of each
+        vector are the root mean square over nodes of the Euclidean norm. ``seconds`` have passed
+        since the last call.
+
+        Args:
+            round: The round.
+            w: The models, (N, d).
+            vectors: Others by name, (N, d) or (N, k, d).
         """
         if not self.recorder.keep_curves:
             return
-        task, mean, passed = self.problem.task, w.mean(0), time.perf_counter() - self.started
-        x, y = self.problem.x.flatten(0, 1), self.problem.y.flatten(0, 1)
+        passed = time.perf_counter() - self.started
+        task = self.problem.task
+        mean = w.mean(0)
+        x = self.problem.x.flatten(0, 1)
+        y = self.problem.y.flatten(0, 1)
         keep = self.recorder.curve
         keep("loss", round, float(task.loss(mean, x, y)))
         if task.spec.loss != "squared":
@@ -56,56 +75,86 @@ class Curves:
 
 
 def kept(truth: Truth, name: str) -> dict[str, Tensor]:
-    """Return a truth's curves, (rounds + 1,) float64 each, NaN where a round has none; raises LeakauditError where it holds none.
+    """Return a truth's curves.
 
-    name: of the truth, for the error.
+    Args:
+        truth: The private side of a recording.
+        name: Name of the truth, for the error.
+
+    Returns:
+        The curves by quantity in the order of tables and figures, (rounds + 1,) float64 each, NaN
+        if a round has no value.
+
+    Raises:
+        LeakauditError: It holds none.
     """
     found = {n: v.double() for n, v in truth.states.items() if v.dim() == 1}
     if not found:
         raise LeakauditError(f"{name} holds no curves; record with --curves")
-    rank = {
-        n: k
-        for k, n in enumerate(
-            (*FIRST, *sorted(n for n in found if n not in (*FIRST, *LAST)), *LAST)
-        )
-    }
-    return {n: found[n] for n in sorted(found, key=lambda n: rank[n])}
+    return {n: found[n] for n in sorted(sorted(found), key=_rank)}
 
 
 def names(runs: Mapping[str, Run]) -> list[str]:
-    """Return the quantities that some run has, in the order of tables and figures."""
+    """Return the quantities that some run has, in the order of tables and figures.
+
+    Args:
+        runs: Curves by run.
+    """
     every = dict.fromkeys(n for run in runs.values() for n in run)
-    return sorted(every, key=lambda n: FIRST.index(n) if n in FIRST else len(FIRST) + (n in LAST))
+    return sorted(every, key=_rank)
+
+
+def _rank(name: str) -> int:
+    """Return the place of a quantity; those between the first and the last ones have the same."""
+    if name in FIRST:
+        return FIRST.index(name)
+    return len(FIRST) + (name in LAST)
 
 
 def rounds(run: Run) -> list[int]:
-    """Return the rounds in which at least one quantity is known."""
-    width = max(len(v) for v in run.values())
-    return [
-        t for t in range(width) if any(t < len(v) and bool(v[t].isfinite()) for v in run.values())
-    ]
+    """Return the rounds in which at least one quantity is known.
+
+    Args:
+        run: The curves of a run.
+    """
+    known = set()
+    for values in run.values():
+        known.update(values.isfinite().nonzero().flatten().tolist())
+    return sorted(known)
 
 
 def rows(runs: Mapping[str, Run]) -> list[list[str]]:
-    """Return one row a run and round, under a heading; an unknown value is empty."""
+    """Return a row for each run and round under a heading; an unknown value is empty.
+
+    Args:
+        runs: Curves by run.
+    """
     columns = names(runs)
     table = [["run", "round", *columns]]
     for label, run in runs.items():
-        table += [
-            [label, str(t), *(_cell(run.get(n), t, repr) for n in columns)] for t in rounds(run)
-        ]
+        for t in rounds(run):
+            cells = [_cell(run.get(n), t, repr) for n in columns]
+            table.append([label, str(t), *cells])
     return table
 
 
 def to_csv(runs: Mapping[str, Run]) -> str:
-    """Return all rounds of all runs as comma-separated values."""
+    """Return all rounds of all runs as comma-separated values.
+
+    Args:
+        runs: Curves by run.
+    """
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows(runs))
     return text.getvalue()
 
 
 def to_json(runs: Mapping[str, Run]) -> str:
-    """Return ``{run: {"round": [...], quantity: [...]}}``; an unknown value is null."""
+    """Return ``{run: {"round": [...], quantity: [...]}}``; an unknown value is null.
+
+    Args:
+        runs: Curves by run.
+    """
     tree = {}
     for label, run in runs.items():
         at = rounds(run)
@@ -114,38 +163,42 @@ def to_json(runs: Mapping[str, Run]) -> str:
 
 
 def to_text(runs: Mapping[str, Run]) -> str:
-    """Return a table a run, of at most `SHOWN` rounds: the first, the last, and equally many between."""
+    """Return a table for each run, of at most `SHOWN` rounds from the first to the last.
+
+    Args:
+        runs: Curves by run.
+    """
     parts = []
     for label, run in runs.items():
         at = rounds(run)
-        some = (
-            at
-            if len(at) <= SHOWN
-            else [at[int(k)] for k in torch.linspace(0, len(at) - 1, SHOWN).round()]
-        )
-        table = [
-            ["round", *run],
-            *([str(t), *(_cell(v, t, "{:.6g}".format) for v in run.values())] for t in some),
-        ]
-        left = f"; {len(some)} of {len(at)} rounds shown" if len(some) < len(at) else ""
+        some = at
+        left = ""
+        if len(at) > SHOWN:
+            some = [at[int(k)] for k in torch.linspace(0, len(at) - 1, SHOWN).round()]
+            left = f"; {len(some)} of {len(at)} rounds shown"
+        table = [["round", *run]]
+        for t in some:
+            table.append([str(t), *(_cell(v, t, "{:.6g}".format) for v in run.values())])
         parts.append(f"{label}{left}\n{_aligned(table)}")
     return "\n".join(parts)
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "".join(
-        "  ".join(cell.rjust(w) for cell, w in zip(row, widths, strict=True)) + "\n"
-        for row in table
-    )
+    text = ""
+    for row in table:
+        text += "  ".join(map(str.rjust, row, widths)) + "\n"
+    return text
 
 
 def _number(values: Tensor | None, t: int) -> float | None:
-    """A value that is known; also one that is infinite is not a number of JSON."""
-    value = float(values[t]) if values is not None and t < len(values) else float("nan")
-    return value if abs(value) < float("inf") else None
+    """Return a value if it is known and finite, as a number of JSON must be."""
+    if values is None or t >= len(values):
+        return None
+    value = float(values[t])
+    return value if math.isfinite(value) else None
 
 
-def _cell(values: Tensor | None, t: int, form: object) -> str:
+def _cell(values: Tensor | None, t: int, form: Callable[[float], str]) -> str:
     value = _number(values, t)
-    return "" if value is None else form(value)  # type: ignore[operator]
+    return "" if value is None else form(value)

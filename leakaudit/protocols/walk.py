@@ -15,22 +15,42 @@ Activation: TypeAlias = Literal["walk", "iid"]
 
 
 def draw(graph: Graph, count: int, generator: Generator, activation: Activation) -> Tensor:
-    """Return (count,) nodes, the first uniform; then ``walk``: a uniform neighbour of the one before, ``iid``: any node, itself too."""
-    drawn = torch.rand(
-        count, generator=generator, dtype=torch.float64, device=generator.device
-    ).tolist()
-    at = [int(drawn[0] * graph.nodes)]
-    for u in drawn[1:]:
+    """Draw which nodes are active; the first is uniform.
+
+    Args:
+        graph: Who talks to whom.
+        count: Number of activations.
+        generator: Source of randomness.
+        activation: ``walk`` goes on to a uniform neighbour of the node before, ``iid`` to any
+            node, also the same one.
+
+    Returns:
+        The nodes, (count,).
+    """
+    uniform = torch.rand(count, generator=generator, dtype=torch.float64, device=generator.device)
+    first, *others = uniform.tolist()
+    at = [int(first * graph.nodes)]
+    for u in others:
         near = range(graph.nodes) if activation == "iid" else graph.neighbours[at[-1]]
         at.append(near[int(u * len(near))])
     return torch.tensor(at)
 
 
 def read(public: Mapping[str, Tensor], name: str, count: int) -> list[int]:
-    """Return the first `count` nodes of a schedule; raises LeakauditError where the public tensors hold none, or a shorter one."""
+    """Return the first nodes of a schedule.
+
+    Args:
+        public: Public tensors of a trace.
+        name: Name of the schedule.
+        count: Number of nodes.
+
+    Raises:
+        LeakauditError: There is no such tensor, or it is shorter.
+    """
     if name not in public or len(public[name]) < count:
         raise LeakauditError(
-            f"expected a public tensor {name!r} that says who is active, {count} nodes; draw it with schedule()"
+            f"expected a public tensor {name!r} that says who is active, {count} nodes; "
+            "draw it with schedule()"
         )
     nodes: list[int] = public[name][:count].tolist()
     return nodes

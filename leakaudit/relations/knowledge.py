@@ -113,22 +113,16 @@ def _knows(adversary: Adversary, vector: Vector, own: bool) -> bool:
     if window is not None and vector.round >= window.stop:
         return False
     if vector.kind == "message":
-        return (window is None or vector.round in window) and _hears(adversary, vector)
+        return (window is None or vector.round in window) and _heard(adversary, vector)
     if vector.kind == "public":
         return adversary.knows == "all" or vector.name in adversary.knows
     return own and vector.owner in adversary.corrupt
 
 
-def _hears(adversary: Adversary, message: Vector) -> bool:
-    src, dst = message.owner, message.dst
-    if src in adversary.corrupt or (
-        adversary.corrupt and (dst is None or not adversary.corrupt.isdisjoint(dst))
-    ):
-        return True
-    if message.secure:
-        return False
-    return (
-        dst is None
-        or adversary.hears == "all"
-        or any((src, j) in adversary.hears for j in dst if adversary.hears != "none")
-    )
+def _heard(adversary: Adversary, message: Vector) -> bool:
+    src = message.owner
+    if src is None:
+        raise LeakauditError(f"{message.label} has no sender")
+    if message.dst is None:
+        return adversary.observes(src, None, secure=message.secure)
+    return any(adversary.observes(src, dst, secure=message.secure) for dst in message.dst)

@@ -7,222 +7,327 @@ import io
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from leakaudit.errors import LeakauditError
-from leakaudit.results.wording import said_of
+from leakaudit.rendering.shown import Picture, Section
+from leakaudit.results import model
+from leakaudit.results.model import Finding, StoredImages, given
+from leakaudit.results.wording import MaybeColumn, cell_of, point_of, values
 from leakaudit.trace import Json
 
+# All of these are choices: how much of a page pictures may take.
 OTHERS = 6  # candidates that are shown beside an image
-EACH, MOST = 4, 64  # pictures a place (best, median, worst, random), and in the whole report
+EACH = 4  # pictures a place: best, median, worst, random
+MOST = 64  # pictures in the whole report
 BUDGET = 500_000  # bytes of PNG in a report
-LARGEST, LEAST = 128, 16  # pixels of the longer side
+LARGEST = 128  # pixels of the longer side
+LEAST = 16  # the same of pictures that were shrunk to stay within the budget
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One true record of one finding, or one image found where nothing was scored. psnr: dB; rank: larger is closer."""
+    """One true record of one finding, or one image found if nothing was scored.
 
-    finding: Mapping[str, Json]
+    Attributes:
+        finding: What it is of.
+        record: Which true record, or which image.
+        row: Of the reconstruction, None if the record was not recovered.
+        rank: The larger, the closer.
+    """
+
+    finding: Finding
     record: int
     row: int | None
     rank: float
 
-    def value(self, metric: str) -> Json:
-        """Return one score of this image, None where it was not measured."""
-        column = (self.finding["scores"] or {}).get(metric)
-        return None if column is None else column["per_image"][self.record]
+    def value(self, column: MaybeColumn) -> float | None:
+        """Return one score of this image.
+
+        Args:
+            column: Of the finding's scores.
+
+        Returns:
+            The score, None if it was not measured.
+        """
+        measured = values(column)
+        if not measured:
+            return None
+        return measured[self.record]
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """An entry with its images, as bytes."""
+
+    entry: Entry
+    place: str
+    found: np.ndarray | None
+    original: np.ndarray | None
+    others: Sequence[np.ndarray]
+
+    @property
+    def images(self) -> list[np.ndarray]:
+        """All images that are shown of it."""
+        some = (self.found, self.original, *self.others[:OTHERS])
+        return [image for image in some if image is not None]
 
 
 def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
-    """Return the record with ``gallery``, a list of sections that `leakaudit.rendering.html` draws; the files stand in `folder`.
+    """Add the pictures to a record.
 
-    A section has ``attack``, ``adversary``, ``total`` and ``images``: ``place`` (best, median, worst or random), ``at`` (point of a
-    grid), ``node``, ``record``, ``of`` (records of that node), ``psnr``, ``ssim``, ``lpips``, ``certificate``, and data URIs ``found``
-    and ``original``, None where there is none, ``candidates``, how many images explain the leak as well as ``found``, and ``others``,
-    data URIs of some of them.
-    Raises LeakauditError for a file of pictures that cannot be read.
+    Args:
+        results: A record.
+        folder: Where its files are.
+
+    Returns:
+        The record with ``gallery``, the values of one `leakaudit.rendering.shown.Section` for each attack
+        by each adversary.
+
+    Raises:
+        LeakauditError: A file of pictures cannot be read.
+    """
+    record = model.of_run(results)
+    sections = sections_of(record.findings, given(record.originals, None), folder)
+    return {**results, "gallery": [asdict(section) for section in sections]}
+
+
+def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path) -> list[Section]:
+    """Choose and read the pictures of some findings.
+
+    Args:
+        findings: What was found.
+        originals: File of the true images, None for none.
+        folder: Where the files are.
+
+    Returns:
+        One section for each attack by each adversary.
+
+    Raises:
+        LeakauditError: A file of pictures cannot be read.
     """
     groups: dict[tuple[str, str], list[Entry]] = {}
-    for finding in results["findings"]:
-        if finding.get("images"):
-            groups.setdefault((finding["attack"], finding["adversary"]), []).extend(
-                _entries(finding)
-            )
+    for finding in findings:
+        if finding.images:
+            group = groups.setdefault((finding.attack, finding.adversary), [])
+            group.extend(_entries(finding))
     room = max(4, MOST // max(1, len(groups)))
-    chosen = {
-        key: choose(entries, room if len(entries) <= room else min(4 * EACH, room))
-        for key, entries in groups.items()
-    }
-    files = _Files(folder, results.get("originals"))
-    drawn = [
-        (key, place, one, *files.both(one), files.others(one))
-        for key, some in chosen.items()
-        for place, one in some
+    files = _Files(folder, originals, {})
+    drawn = []
+    for entries in groups.values():
+        part = room if len(entries) <= room else min(4 * EACH, room)
+        for place, entry in choose(entries, part):
+            one = files.drawn(entry, place)
+            if one.found is not None or one.original is not None:
+                drawn.append(one)
+    shown = drawn[:MOST]
+    encode = fitting([image for one in shown for image in one.images])
+    pictures: dict[tuple[str, str], list[Picture]] = {}
+    for one in shown:
+        finding = one.entry.finding
+        pictures.setdefault((finding.attack, finding.adversary), []).append(_picture(one, encode))
+    return [
+        Section(
+            attack=attack, adversary=adversary, total=len(groups[attack, adversary]), images=some
+        )
+        for (attack, adversary), some in pictures.items()
     ]
-    shown = [d for d in drawn if d[3] is not None or d[4] is not None][:MOST]
-    encode = fitting(
-        [image for d in shown for image in (d[3], d[4], *d[5][:OTHERS]) if image is not None]
-    )
-    sections: dict[tuple[str, str], dict[str, Any]] = {}
-    for key, place, one, found, original, others in shown:
-        section = sections.setdefault(
-            key, {"attack": key[0], "adversary": key[1], "total": len(groups[key]), "images": []}
-        )
-        candidates = {
-            "candidates": len(others),
-            "others": [encode(other) for other in others[:OTHERS]],
-        }
-        section["images"].append(
-            {**_shown(place, one, encode(found), encode(original)), **candidates}
-        )
-    return {**results, "gallery": list(sections.values())}
 
 
 def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
-    """Return closest, middle, farthest and random entries, each once, a quarter of `room` of each; all if they fit, unmarked if alike."""
-    ranked = sorted(entries, key=lambda e: -e.rank)
+    """Choose closest, middle, farthest and random entries, each once, a quarter of the room of each.
+
+    Args:
+        entries: What there is.
+        room: How many at most.
+
+    Returns:
+        Place in words and entry; all entries if they fit, unmarked if they are alike.
+    """
+    ranked = sorted(entries, key=lambda entry: -entry.rank)
     if len(ranked) <= room:
-        alike = len({e.rank for e in ranked}) == 1
-        return [("" if alike else _place(k, len(ranked)), e) for k, e in enumerate(ranked)]
+        alike = len({entry.rank for entry in ranked}) == 1
+        places = ["" if alike else _place(k, len(ranked)) for k in range(len(ranked))]
+        return list(zip(places, ranked, strict=True))
     each = room // 4
     half = (len(ranked) - each) // 2
-    fixed = {
-        "best": range(each),
-        "median": range(half, half + each),
-        "worst": range(len(ranked) - each, len(ranked)),
+    chosen = {
+        "best": list(range(each)),
+        "median": list(range(half, half + each)),
+        "worst": list(range(len(ranked) - each, len(ranked))),
     }
-    taken = {k for places in fixed.values() for k in places}
+    taken = {k for places in chosen.values() for k in places}
     left = [k for k in range(len(ranked)) if k not in taken]
-    drawn = sorted(random.Random(0).sample(left, min(each, len(left))))
-    return [
-        (place, ranked[k]) for place, places in {**fixed, "random": drawn}.items() for k in places
-    ]
+    # Seed 0: the same record gives the same page.
+    chosen["random"] = sorted(random.Random(0).sample(left, min(each, len(left))))
+    return [(place, ranked[k]) for place, places in chosen.items() for k in places]
 
 
 def _place(k: int, count: int) -> str:
-    return "best" if k == 0 else "worst" if k == count - 1 else "median" if k == count // 2 else ""
+    if k == 0:
+        return "best"
+    if k == count - 1:
+        return "worst"
+    if k == count // 2:
+        return "median"
+    return ""
 
 
-def _entries(finding: Mapping[str, Json]) -> Iterable[Entry]:
+def _entries(finding: Finding) -> list[Entry]:
     """One entry a true record, in the truth's order; without scores one an image, closest first by the attack's own order."""
-    scores = finding["scores"]
+    scores = finding.scores
     if scores is None:
-        yield from (Entry(finding, k, k, -_residual(finding)) for k in range(finding["batch"] or 1))
-        return
-    near = scores.get("psnr", {}).get("per_image") or [None] * len(scores["matched"])
-    for k, (row, psnr) in enumerate(zip(scores["matched"], near, strict=True)):
-        yield Entry(finding, k, row, -math.inf if psnr is None else psnr)
+        residual = math.inf if finding.residual is None else float(finding.residual)
+        return [Entry(finding, k, k, -residual) for k in range(finding.batch or 1)]
+    near = values(scores.psnr) or [None] * len(scores.matched)
+    entries = []
+    for k, (row, psnr) in enumerate(zip(scores.matched, near, strict=True)):
+        entries.append(Entry(finding, k, row, -math.inf if psnr is None else psnr))
+    return entries
 
 
-def _residual(finding: Mapping[str, Json]) -> float:
-    return math.inf if finding["residual"] is None else float(finding["residual"])
+def _picture(one: _Drawn, encode: Callable[[np.ndarray | None], str | None]) -> Picture:
+    entry, finding, scores = one.entry, one.entry.finding, one.entry.finding.scores
+    certified = entry.row is not None and entry.row < given(finding.certified, 0)
+    return Picture(
+        place=one.place,
+        at=_point(finding),
+        node=finding.node,
+        record=entry.record,
+        of=len(scores.matched) if scores else finding.batch or 1,
+        psnr=entry.value(scores.psnr) if scores else None,
+        ssim=entry.value(scores.ssim) if scores else None,
+        lpips=entry.value(scores.lpips) if scores else None,
+        certificate="exact" if certified else finding.certificate.name.lower(),
+        found=encode(one.found),
+        original=encode(one.original),
+        candidates=len(one.others),
+        others=[encode(other) for other in one.others[:OTHERS]],
+    )
 
 
-def _shown(place: str, one: Entry, found: str | None, original: str | None) -> dict[str, Json]:
-    certified = one.row is not None and one.row < one.finding.get("certified", 0)
-    word = "exact" if certified else str(one.finding["certificate"]["name"]).lower()
-    values = {m: one.value(m) for m in ("psnr", "ssim", "lpips")}
-    return {
-        "place": place,
-        "at": said_of(one.finding["cell"]).removesuffix(", seed 0")
-        if "cell" in one.finding
-        else "",
-        "node": one.finding["node"],
-        "record": one.record,
-        "of": len(one.finding["scores"]["matched"])
-        if one.finding["scores"]
-        else one.finding["batch"] or 1,
-        **values,
-        "certificate": word,
-        "found": found,
-        "original": original,
-    }
+def _point(finding: Finding) -> str:
+    """The first run at a point is not named, as most audits have one."""
+    cell = given(finding.cell, None)
+    if cell is not None and cell.seed == 0:
+        return point_of(cell.epsilon)
+    return cell_of(finding)
 
 
+@dataclass(frozen=True)
 class _Files:
-    """Arrays of the files beside a record, each file opened once."""
+    """Arrays of the files beside a record, each file opened once.
 
-    def __init__(self, folder: Path, originals: str | None) -> None:
-        self.folder, self.originals, self.held = (
-            folder,
-            originals,
-            dict[str, Mapping[str, np.ndarray]](),
-        )
+    Attributes:
+        folder: Where they are.
+        originals: Name of the file of true images, None for none.
+        held: Arrays of the files that were opened.
+    """
 
-    def both(self, one: Entry) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """Return the image found and the original, (h, w) or (h, w, 3) bytes each."""
-        images = one.finding["images"]
-        found = (
-            None if one.row is None else _image(self._array(images["file"], images["x"]), one.row)
-        )
-        first = (
-            one.finding.get("cell", {}).get("seed", 0) == 0
-        )  # the originals are those of the first run
-        if self.originals is None or one.finding["scores"] is None or not first:
-            return found, None
-        return found, _image(
-            self._array(self.originals, f"node{one.finding['node']}", absent=True), one.record
-        )
+    folder: Path
+    originals: str | None
+    held: dict[str, Mapping[str, np.ndarray]]
 
-    def others(self, one: Entry) -> list[np.ndarray]:
-        """Return other candidates for the image found, bytes as in `both`."""
-        images = one.finding["images"]
-        name = images.get("choices", {}).get(str(one.row))
+    def drawn(self, entry: Entry, place: str) -> _Drawn:
+        """Read the images of an entry, (h, w) or (h, w, 3) bytes each."""
+        finding = entry.finding
+        found, others = None, []
+        if finding.images is not None and entry.row is not None:
+            found = _image(self.array(finding.images.file, finding.images.x), entry.row)
+        if finding.images is not None:
+            others = self.others(finding.images, entry.row)
+        return _Drawn(entry, place, found, self.original(entry), others)
+
+    def original(self, entry: Entry) -> np.ndarray | None:
+        """Read the true image; those beside an audit are of its first run."""
+        finding = entry.finding
+        cell = given(finding.cell, None)
+        later = cell is not None and cell.seed != 0
+        if self.originals is None or finding.scores is None or later:
+            return None
+        # The originals may be deleted; the report then shows reconstructions only.
+        if self.originals not in self.held and not (self.folder / self.originals).is_file():
+            return None
+        key = f"node{finding.node}"
+        return _image(self.opened(self.originals, key).get(key), entry.record)
+
+    def others(self, images: StoredImages, row: int | None) -> list[np.ndarray]:
+        """Read other candidates for the image found."""
+        name = given(images.choices, {}).get(str(row))
         if name is None:
             return []
-        batch = self._array(images["file"], name)
-        pictures = [_image(batch, row) for row in range(0 if batch is None else len(batch))]
+        batch = self.array(images.file, name)
+        pictures = [_image(batch, place) for place in range(len(batch))]
         return [picture for picture in pictures if picture is not None]
 
-    def _array(self, name: str, key: str, absent: bool = False) -> np.ndarray | None:
-        try:
-            if name not in self.held:
-                if absent and not (self.folder / name).is_file():
-                    return None  # originals may be deleted, the report then shows reconstructions alone
+    def array(self, name: str, key: str) -> np.ndarray:
+        """Return an array that must be there."""
+        arrays = self.opened(name, key)
+        if key not in arrays:
+            raise self.refused(name, key, KeyError(key))
+        return arrays[key]
+
+    def opened(self, name: str, key: str) -> Mapping[str, np.ndarray]:
+        """Return all arrays of a file."""
+        if name not in self.held:
+            try:
                 with np.load(self.folder / name, allow_pickle=False) as file:
-                    self.held[name] = {k: file[k] for k in file.files}
-            return self.held[name].get(key) if absent else self.held[name][key]
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            message = f"{self.folder / name}: expected the pictures {key!r} of the results: {str(error)[:200]}; use --redact to leave them out"
-            raise LeakauditError(message) from None
+                    self.held[name] = {each: file[each] for each in file.files}
+            except (OSError, ValueError, TypeError, KeyError) as error:
+                raise self.refused(name, key, error) from None
+        return self.held[name]
+
+    def refused(self, name: str, key: str, error: Exception) -> LeakauditError:
+        """Return the error of a file that cannot be read."""
+        return LeakauditError(
+            f"{self.folder / name}: expected the pictures {key!r} of the results: "
+            f"{str(error)[:200]}; use --redact to leave them out"
+        )
 
 
 def _image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
-    """Return one image as bytes, None where there is none or it is no image with 1 or 3 channels."""
+    """Return one image as bytes, None if there is none or it is not an image with 1 or 3 channels."""
     if batch is None or batch.ndim != 4 or batch.shape[1] not in (1, 3) or row >= len(batch):
         return None
     x = batch[row]
     if x.dtype != np.uint8:
-        x = np.round(np.nan_to_num(x.astype(np.float64), nan=0.5).clip(0, 1) * 255).astype(np.uint8)
+        # A value that is not a number is drawn in the middle of the range.
+        unit = np.nan_to_num(x.astype(np.float64), nan=0.5).clip(0, 1)
+        x = np.round(unit * 255).astype(np.uint8)
     return np.ascontiguousarray(x[0] if len(x) == 1 else x.transpose(1, 2, 0))
 
 
 def fitting(images: Sequence[np.ndarray]) -> Callable[[np.ndarray | None], str | None]:
-    """Return an encoder at the largest side at which all images together stay within `BUDGET`."""
+    """Return an encoder at the largest side at which all images together stay within `BUDGET`.
+
+    Args:
+        images: All that will be encoded.
+
+    Returns:
+        A function from an image to a data URI, and from None to None.
+    """
     side = min(LARGEST, max((max(image.shape[:2]) for image in images), default=LARGEST))
     while side > LEAST and sum(len(_png(image, side)) for image in images) > BUDGET:
-        side = max(LEAST, int(side / 1.25))
-    return lambda image: (
-        None
-        if image is None
-        else "data:image/png;base64," + base64.b64encode(_png(image, side)).decode()
-    )
+        side = max(LEAST, int(side / 1.25))  # the area, and about so the bytes, falls by a third
+
+    def encode(image: np.ndarray | None) -> str | None:
+        if image is None:
+            return None
+        return "data:image/png;base64," + base64.b64encode(_png(image, side)).decode()
+
+    return encode
 
 
 def _png(image: np.ndarray, side: int) -> bytes:
     picture = Image.fromarray(image)
     if max(picture.size) > side:
         scale = side / max(picture.size)
-        picture = picture.resize(
-            (max(1, round(picture.width * scale)), max(1, round(picture.height * scale))),
-            Image.Resampling.LANCZOS,
-        )
+        size = max(1, round(picture.width * scale)), max(1, round(picture.height * scale))
+        picture = picture.resize(size, Image.Resampling.LANCZOS)
     file = io.BytesIO()
     picture.save(file, format="PNG", optimize=True)
     return file.getvalue()

@@ -1,18 +1,20 @@
-"""Two results side by side: what gives away more than before, less, the same, and what one of both did not look at."""
+"""Two results side by side: what gives away more than before, less, the same, and what one of them did not look at."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from msgspec import UNSET, Struct
+
+from leakaudit.results import model
 from leakaudit.results.grading import RANK, Check, checks
+from leakaudit.results.model import RunRecord, TraceSource
 from leakaudit.trace import Json
 
 Change = Literal["worse", "new", "better", "gone", "same"]
-DECIBEL, RELATIVE = (
-    0.5,
-    0.05,
-)  # changes of PSNR in dB and of a relative error below which nothing has changed
+DECIBEL = 0.5  # a PSNR that moves by less has not changed; a choice, below what an eye can tell
+RELATIVE = 0.05  # the same of a relative error, as a share of the earlier one; a choice
 SHOWN = 50  # changes in text
 MEANS: dict[Change, str] = {
     "worse": "gives away more than before",
@@ -23,91 +25,196 @@ MEANS: dict[Change, str] = {
 }
 
 
-def compare(now: Mapping[str, Json], before: Mapping[str, Json]) -> dict[str, Json]:
-    """Return the record `now` with ``against``: ``summary``, ``differs`` and ``rows``, worst first.
+class ComparedCheck(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One check in two results.
 
-    A row has ``id`` (the fingerprint in SARIF), ``name``, ``node``, ``change`` of `MEANS`, ``before`` and ``now``, a sentence each.
-    differs: what was not the same on both sides, so that a change may come from there.
+    Attributes:
+        id: Its fingerprint, also in SARIF.
+        name: What was looked at.
+        node: Whose data.
+        change: From the earlier results to these.
+        before: The earlier message, None if it was not looked at.
+        now: The message, None if it is not looked at any more.
     """
-    new, old = ({c.id: c for c in checks(results)} for results in (now, before))
-    rows = [_row(new.get(key), old.get(key)) for key in dict.fromkeys((*new, *old))]
+
+    id: str
+    name: str
+    node: int
+    change: Change
+    before: str | None
+    now: str | None
+
+
+class Against(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Results beside earlier ones.
+
+    Attributes:
+        summary: How many checks changed how.
+        differs: What was not the same on both sides, so that a change may come from there.
+        rows: The checks, those that are worse first.
+    """
+
+    summary: str
+    differs: tuple[str, ...]
+    rows: tuple[ComparedCheck, ...]
+
+    @property
+    def changed(self) -> list[ComparedCheck]:
+        """The checks that are not the same."""
+        return [row for row in self.rows if row.change != "same"]
+
+
+def compare(now: Mapping[str, Json], before: Mapping[str, Json]) -> dict[str, Json]:
+    """Compare two records.
+
+    Args:
+        now: The record that is reported.
+        before: An earlier one.
+
+    Returns:
+        The record `now` with ``against``, the values of an `Against`.
+    """
+    new, old = model.of_run(now), model.of_run(before)
+    return {**now, "against": model.plain(against(new, old, differences(new, old)))}
+
+
+def against(now: RunRecord, before: RunRecord, differs: Sequence[str]) -> Against:
+    """Compare the checks of two records.
+
+    Args:
+        now: The record that is reported.
+        before: An earlier one.
+        differs: As `differences`.
+
+    Returns:
+        The comparison.
+    """
+    new = {check.id: check for check in checks(now)}
+    old = {check.id: check for check in checks(before)}
     order = list(MEANS)
-    rows.sort(key=lambda row: order.index(row["change"]))
-    differs = _differs(now, before)
-    return {
-        **now,
-        "against": {"summary": _sentence(rows, differs), "differs": differs, "rows": rows},
+    rows = [_row(new.get(key), old.get(key)) for key in {**new, **old}]
+    rows.sort(key=lambda row: order.index(row.change))
+    return Against(summary=_sentence(rows, differs), differs=tuple(differs), rows=tuple(rows))
+
+
+def differences(now: RunRecord, before: RunRecord) -> list[str]:
+    """Name what was not the same on both sides.
+
+    Args:
+        now: The record that is reported.
+        before: An earlier one.
+
+    Returns:
+        The names, in a fixed order.
+    """
+    a, b = now.provenance, before.provenance
+    pairs: dict[str, tuple[object, object]] = {
+        "the protocol": (now.trace.protocol, before.trace.protocol),
+        "the model": (now.trace.model, before.trace.model),
+        "the data": (now.trace.data, before.trace.data),
+        "the network": (now.trace.links, before.trace.links),
+        "the recording": _recordings(a.trace, b.trace),
+        "the configuration": (a.digest, b.digest),
+        "the definition of a metric": (now.metrics, before.metrics),
     }
+    for name in ("leakaudit", "torch"):
+        pairs[f"the version of {name}"] = (a.versions.get(name), b.versions.get(name))
+    return [name for name, (x, y) in pairs.items() if x != y]
 
 
-def lines(against: Mapping[str, Json]) -> list[str]:
-    """Return the comparison as text: its sentence, then a line a change, at most `SHOWN`; cleaned, not escaped; nothing without rows."""
-    if not against:
+def _recordings(now: TraceSource, before: TraceSource) -> tuple[object, object]:
+    """What identifies both recordings; the number that is drawn for each is left out if a record of version 1 has none."""
+    ids = (now.id, now.sha256), (before.id, before.sha256)
+    if UNSET in (now.recording, before.recording):
+        return ids
+    return (*ids[0], now.recording), (*ids[1], before.recording)
+
+
+def read_against(results: Mapping[str, Json]) -> Against | None:
+    """Return the comparison that `compare` added.
+
+    Args:
+        results: A record.
+
+    Returns:
+        The comparison, None if there is none.
+    """
+    values = results.get("against")
+    if not values:
+        return None
+    return model.fitted(values, Against)
+
+
+def lines(against: Against | Mapping[str, Json] | None) -> list[str]:
+    """Return a comparison as text.
+
+    Args:
+        against: The comparison, also as JSON values; None or empty for none.
+
+    Returns:
+        Its sentence, then a line a change, at most `SHOWN`; cleaned, not escaped; nothing for no comparison.
+    """
+    found = against
+    if not isinstance(found, Against):
+        found = read_against({"against": against})
+    if found is None:
         return []
-    changed = [row for row in against["rows"] if row["change"] != "same"]
-    said = [
-        f"{row['change']}: {row['name']}: {row['before'] or 'nothing'}; now {row['now'] or 'nothing'}"
-        for row in changed[:SHOWN]
-    ]
-    left = [f"{len(changed) - SHOWN} more changes"] if len(changed) > SHOWN else []
-    return [against["summary"], *said, *left]
+    said = []
+    for row in found.changed[:SHOWN]:
+        before, now = row.before or "nothing", row.now or "nothing"
+        said.append(f"{row.change}: {row.name}: {before}; now {now}")
+    left = len(found.changed) - SHOWN
+    if left > 0:
+        said.append(f"{left} more changes")
+    return [found.summary, *said]
 
 
-def _row(now: Check | None, before: Check | None) -> dict[str, Json]:
+def _row(now: Check | None, before: Check | None) -> ComparedCheck:
     one = now or before
     if one is None:
         raise ValueError("a row needs a check on one side")
-    change: Change = _change(now, before) if now and before else "new" if now else "gone"
-    said = {side: c and c.message for side, c in (("before", before), ("now", now))}
-    return {"id": one.id, "name": one.name, "node": one.node, "change": change, **said}
+    return ComparedCheck(
+        id=one.id,
+        name=one.name,
+        node=one.node,
+        change=_change(now, before),
+        before=before.message if before else None,
+        now=now.message if now else None,
+    )
 
 
-def _change(now: Check, before: Check) -> Change:
+def _change(now: Check | None, before: Check | None) -> Change:
     """By level, then by identical records, then by PSNR or error beyond the tolerance, then by certificate; residuals do not count."""
+    if before is None:
+        return "new"
+    if now is None:
+        return "gone"
     if now.level != before.level:
         return "worse" if RANK[now.level] > RANK[before.level] else "better"
     for k, (a, b) in enumerate(zip(now.harm[:3], before.harm[:3], strict=False)):
-        if a != b and not (k == 1 and _close(a, b)):
-            return "worse" if a > b else "better"
+        nearness = k == 1  # of `wording.harm`
+        if a == b or (nearness and _close(a, b)):
+            continue
+        return "worse" if a > b else "better"
     return "same"
 
 
 def _close(a: float, b: float) -> bool:
-    """PSNR in dB where both are above 0, minus a relative error where both are below."""
-    return abs(a - b) <= (DECIBEL if min(a, b) > 0 else RELATIVE * abs(b) if max(a, b) < 0 else 0.0)
+    """PSNR in dB if both are above 0, minus a relative error if both are below."""
+    tolerance = 0.0
+    if min(a, b) > 0:
+        tolerance = DECIBEL
+    elif max(a, b) < 0:
+        tolerance = RELATIVE * abs(b)
+    return abs(a - b) <= tolerance
 
 
-def _differs(now: Mapping[str, Json], before: Mapping[str, Json]) -> list[str]:
-    a, b = now["provenance"], before["provenance"]
-    pairs = {
-        "the protocol": (now["trace"]["protocol"], before["trace"]["protocol"]),
-        "the model": (now["trace"]["model"], before["trace"]["model"]),
-        "the data": (now["trace"]["data"], before["trace"]["data"]),
-        "the network": (now["trace"].get("links"), before["trace"].get("links")),
-        "the recording": _recordings(a["trace"], b["trace"]),
-        "the configuration": (a["digest"], b["digest"]),
-        "the definition of a metric": (now["metrics"], before["metrics"]),
-        **{
-            f"the version of {name}": (a["versions"].get(name), b["versions"].get(name))
-            for name in ("leakaudit", "torch")
-        },
-    }
-    return [name for name, (x, y) in pairs.items() if x != y]
-
-
-def _recordings(now: Mapping[str, Json], before: Mapping[str, Json]) -> tuple[Json, Json]:
-    """What identifies both recordings; the number that is drawn for each is left out if a record of version 1 has none."""
-    names = ["id", "sha256"]
-    if "recording" in now and "recording" in before:
-        names.append("recording")
-    return [now[name] for name in names], [before[name] for name in names]
-
-
-def _sentence(rows: list[dict[str, Json]], differs: list[str]) -> str:
-    counted = {change: sum(row["change"] == change for row in rows) for change in MEANS}
-    parts = (
-        ", ".join(f"{count} {MEANS[change]}" for change, count in counted.items() if count)
-        or "nothing was looked at"
-    )
+def _sentence(rows: Sequence[ComparedCheck], differs: Sequence[str]) -> str:
+    parts = []
+    for change, meaning in MEANS.items():
+        count = sum(row.change == change for row in rows)
+        if count:
+            parts.append(f"{count} {meaning}")
+    counted = ", ".join(parts) or "nothing was looked at"
     source = f" Not the same on both sides: {', '.join(differs)}." if differs else ""
-    return f"Against the earlier results: {parts}.{source}"
+    return f"Against the earlier results: {counted}.{source}"

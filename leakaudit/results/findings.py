@@ -8,12 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from leakaudit import registry
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
-from leakaudit.results.record_file import SCHEMA, VERSION
+from leakaudit.results import model
+from leakaudit.results.model import (
+    SCHEMA,
+    VERSION,
+    AttackAbout,
+    Finding,
+    LeakSummary,
+    RoundSpan,
+    Scores,
+    StoredImages,
+    TraceSummary,
+    Undetermined,
+)
 from leakaudit.results.wording import summary
 from leakaudit.scoring.scoring import Score, definitions
 from leakaudit.trace import Json, Trace
 
-DRAWN = 5000  # edges at most that are kept for the drawing
+DRAWN = 5000  # edges at most that are kept for the drawing; a choice, far above what a page draws
 
 
 def finding(
@@ -22,38 +34,69 @@ def finding(
     score: Score,
     images: Mapping[str, str | None] | None = None,
 ) -> dict[str, Json]:
-    """One entry of ``findings``; images: where the reconstruction was saved, from `results.save_reconstructions`."""
-    return {
-        "node": found.node,
-        "adversary": leak.adversary,
-        "attack": found.attack,
-        "leak": {
-            "kind": leak.kind,
-            "rounds": {
-                "first": int(leak.rounds.min()),
-                "last": int(leak.rounds.max()),
-                "count": len(leak.rounds),
-            },
-            "rows": len(leak.combination),
-            "formula": leak.formula,
-            "scope": leak.scope,
-            "std": finite(float(leak.std.max())),
-        },
-        "certificate": {"name": found.certificate.name, "sentence": found.certificate.value},
-        "certified": sum(c is Certificate.EXACT for c in found.certificates),
-        "batch": leak.batch if leak.batch is not None else len(found.x),
-        "labels": None if found.y is None else [finite(v) for v in found.y.tolist()],
-        "scores": score.to_json(),
-        "residual": finite(found.residual),
-        "seconds": found.seconds,
-        "note": "; ".join(filter(None, (found.note, score.note))),
-        "images": None if images is None else dict(images),
-    }
+    """Return one entry of ``findings``.
+
+    Args:
+        leak: What was attacked.
+        found: What came out.
+        score: How near it comes to the truth.
+        images: Where it was saved, from `record_file.save_reconstructions`; None if it was not.
+
+    Returns:
+        The values of a `leakaudit.results.model.Finding`.
+    """
+    scores = score.to_json()
+    return model.plain(
+        Finding(
+            node=found.node,
+            adversary=leak.adversary,
+            attack=found.attack,
+            leak=_leak(leak),
+            certificate=model.certificate(found.certificate.name, found.certificate.value),
+            certified=sum(one is Certificate.EXACT for one in found.certificates),
+            batch=leak.batch if leak.batch is not None else len(found.x),
+            labels=_labels(found),
+            scores=None if scores is None else model.fitted(scores, Scores),
+            residual=finite(found.residual),
+            seconds=found.seconds,
+            note="; ".join(filter(None, (found.note, score.note))),
+            images=None if images is None else model.fitted(images, StoredImages),
+        )
+    )
+
+
+def _leak(leak: GradientLeak) -> LeakSummary:
+    rounds = RoundSpan(
+        first=int(leak.rounds.min()), last=int(leak.rounds.max()), count=len(leak.rounds)
+    )
+    return LeakSummary(
+        kind=leak.kind,
+        rounds=rounds,
+        rows=len(leak.combination),
+        formula=leak.formula,
+        scope=leak.scope,
+        std=finite(float(leak.std.max())),
+    )
+
+
+def _labels(found: Reconstruction) -> tuple[float | None, ...] | None:
+    if found.y is None:
+        return None
+    return tuple(finite(label) for label in found.y.tolist())
 
 
 def undetermined(node: int, adversary: str, reason: str) -> dict[str, Json]:
-    """One entry of ``undetermined``: a node of which this adversary learns no gradient, and why."""
-    return {"node": node, "adversary": adversary, "reason": reason}
+    """Return one entry of ``undetermined``.
+
+    Args:
+        node: A node of which this adversary learns no gradient.
+        adversary: Who hears.
+        reason: Why.
+
+    Returns:
+        The values of a `leakaudit.results.model.Undetermined`.
+    """
+    return model.plain(Undetermined(node=node, adversary=adversary, reason=reason))
 
 
 def build(
@@ -68,28 +111,38 @@ def build(
     originals: str | None = None,
     complete: bool = True,
 ) -> dict[str, Json]:
-    """Everything that results.json holds.
+    """Return everything that results.json holds.
 
-    not_tried: what the run left out, in words. lpips: the sentence of `lpips_weights.find`. picture: file name of the
-    grid beside results.json, originals: of the true images. complete: False where the run was interrupted.
+    Args:
+        trace: What was attacked.
+        findings: From `finding`.
+        undetermined: From `undetermined`.
+        not_tried: What the run left out, in words.
+        provenance: From `leakaudit.results.provenance.collect`.
+        lpips: The sentence of `lpips_weights.find`.
+        picture: File of the drawing of all reconstructions, beside results.json.
+        originals: File of the true images.
+        complete: Whether the run came to its end.
+
+    Returns:
+        The values of a `leakaudit.results.model.AttackRecord`.
     """
     left_out = list(not_tried)
+    found = [model.fitted(one, Finding) for one in findings]
+    closed = [model.fitted(one, Undetermined) for one in undetermined]
+    used = dict.fromkeys(one.attack for one in found if one.attack != "none")
     return {
         "schema": SCHEMA,
         "version": VERSION,
         "kind": "attack",
         "complete": complete,
-        "summary": summary(findings, undetermined, left_out, complete),
+        "summary": summary(found, closed, left_out, complete),
         "trace": about(trace),
-        "findings": [dict(f) for f in findings],
-        "undetermined": [dict(u) for u in undetermined],
+        "findings": [dict(one) for one in findings],
+        "undetermined": [dict(one) for one in undetermined],
         "not_tried": left_out,
         "metrics": definitions(trace.task, lpips),
-        "attacks": {
-            name: described(name)
-            for name in dict.fromkeys(f["attack"] for f in findings)
-            if name != "none"
-        },
+        "attacks": {name: described(name) for name in used},
         "picture": picture,
         "originals": originals,
         "provenance": dict(provenance),
@@ -97,26 +150,52 @@ def build(
 
 
 def about(trace: Trace) -> dict[str, Json]:
-    """What was trained, and the network to draw."""
-    return {
-        "protocol": trace.protocol,
-        "nodes": trace.graph.nodes,
-        "edges": len(trace.graph.edges),
-        "links": [list(edge) for edge in trace.graph.edges[:DRAWN]],
-        "rounds": trace.rounds,
-        "data": trace.task.data,
-        "model": trace.task.model,
-        "shape": list(trace.task.shape),
-        "classes": trace.task.classes,
-    }
+    """Describe what was trained, and the network to draw.
+
+    Args:
+        trace: A recording.
+
+    Returns:
+        The values of a `leakaudit.results.model.TraceSummary`.
+    """
+    graph, task = trace.graph, trace.task
+    return model.plain(
+        TraceSummary(
+            protocol=trace.protocol,
+            nodes=graph.nodes,
+            edges=len(graph.edges),
+            links=graph.edges[:DRAWN],
+            rounds=trace.rounds,
+            data=task.data,
+            model=task.model,
+            shape=task.shape,
+            classes=task.classes,
+        )
+    )
 
 
 def described(attack: str) -> dict[str, Json]:
-    """What a reader should know of an attack: its source, what it reads, what it costs."""
+    """Return what a reader should know of an attack.
+
+    Args:
+        attack: Its name.
+
+    Returns:
+        The values of a `leakaudit.results.model.AttackAbout`: its source, what it reads, what it costs.
+    """
     kind = registry.get("attacks", attack)
-    return {"paper": kind.paper, "reads": kind.reads, "cost": kind.cost, "exact": kind.exact}
+    return model.plain(
+        AttackAbout(paper=kind.paper, reads=kind.reads, cost=kind.cost, exact=kind.exact)
+    )
 
 
 def finite(value: float) -> float | None:
-    """The number, or None where JSON cannot hold it."""
+    """Return a number that JSON can hold.
+
+    Args:
+        value: Any number.
+
+    Returns:
+        The number, None if it is infinite or not a number.
+    """
     return value if math.isfinite(value) else None

@@ -12,29 +12,67 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from leakaudit.results.wording import clean, harm, outcome, said_of
-from leakaudit.trace import Json
+from leakaudit.results import model
+from leakaudit.results.model import (
+    AuditRecord,
+    CellEntry,
+    CheckRecord,
+    Finding,
+    RuleEntry,
+    RunRecord,
+    VerdictEntry,
+    given,
+)
+from leakaudit.results.wording import (
+    cell_of,
+    clean,
+    harm,
+    is_identical,
+    outcome,
+    point_of,
+    values,
+)
 from leakaudit.verdict import Verdict
 
 Level = Literal["error", "warning", "note"]
 RANK: dict[Level, int] = {"error": 2, "warning": 1, "note": 0}
-VERDICTS: dict[str, Level] = {  # the gravest first
-    **dict.fromkeys(("REFUTED", "UNSUPPORTED"), "error"),
+VERDICTS: dict[str, Level] = {  # the worst first
+    "REFUTED": "error",
+    "UNSUPPORTED": "error",
     "INCONCLUSIVE": "warning",
-    **dict.fromkeys(("NOT_REFUTED", "UNCLAIMED"), "note"),
+    "NOT_REFUTED": "note",
+    "UNCLAIMED": "note",
 }
 RULES: dict[str, Level] = {
-    **dict.fromkeys(("OVER", "REGRESSION", "CONTRADICTED", "VOID", "NOT_COMPARABLE"), "error"),
-    **dict.fromkeys(("WARNING", "INCONCLUSIVE"), "warning"),
+    "OVER": "error",
+    "REGRESSION": "error",
+    "CONTRADICTED": "error",
+    "VOID": "error",
+    "NOT_COMPARABLE": "error",
+    "WARNING": "warning",
+    "INCONCLUSIVE": "warning",
 }
+CONTROLS = ("recording", "attacked", "positive", "negative")  # kinds of rules
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. name: without any figure; message: with them; both cleaned, not escaped.
+    """One thing that was looked at; all texts are cleaned, not escaped.
 
-    id: a digest of what was looked at, without what came out. rule: attack, test or pitfall. adversary: "" where none is needed.
-    open: whether nothing was decided. cell: of a gate, "" elsewhere. harm: sorts checks of one kind by what they give away.
+    Attributes:
+        id: A digest of what was looked at, without what came out.
+        name: What was looked at, without any figure.
+        rule: Attack, test or pitfall.
+        node: Whose data.
+        adversary: Who hears, "" if no adversary is needed.
+        level: How bad it is.
+        message: What came out, with figures.
+        word: The outcome in one word.
+        detail: More about it.
+        seconds: Time that it took.
+        open: Whether nothing was decided.
+        cell: Of a gate, "" elsewhere.
+        harm: Sorts checks of one level by what they give away.
     """
 
     id: str
@@ -57,129 +95,148 @@ class Check:
         return (RANK[self.level], *self.harm)
 
 
-def checks(results: Mapping[str, Json]) -> list[Check]:
-    """Return all checks, the worst first; equal names are told apart by their order."""
-    verdicts = (results.get("audit") or {}).get("verdicts", ())
-    gate = results.get("gate") or {"cells": (), "rules": ()}
-    cells = {cell["name"]: cell for cell in gate["cells"]}
-    found = [
-        *(_verdict(results, v) for v in verdicts),
-        *(_finding(results, f) for f in results["findings"]),
-    ]
-    found += [_gated(rule, cells.get(rule["cell"])) for rule in gate["rules"]]
-    return sorted(_unique(found), key=lambda c: c.rank, reverse=True)
+def checks(record: RunRecord | Mapping[str, object]) -> list[Check]:
+    """Return all checks of a record.
+
+    Args:
+        record: As a type or as JSON values.
+
+    Returns:
+        The checks, the worst first; equal names are told apart by their order.
+    """
+    typed = record if isinstance(record, RunRecord) else model.of_run(record)
+    return sorted(_unique(_listed(typed)), key=lambda check: check.rank, reverse=True)
+
+
+def _listed(record: RunRecord) -> list[Check]:
+    found = []
+    if isinstance(record, AuditRecord):
+        found += [_verdict(record, verdict) for verdict in record.audit.verdicts]
+    found += [_finding(record, finding) for finding in record.findings]
+    if isinstance(record, CheckRecord):
+        cells = {cell.name: cell for cell in record.gate.cells}
+        found += [_gated(rule, cells.get(rule.cell)) for rule in record.gate.rules]
+    return found
 
 
 def counts(found: Iterable[Check]) -> dict[Level, int]:
-    """Return how many checks have each level."""
-    counted = Counter(c.level for c in found)
+    """Count checks.
+
+    Args:
+        found: Some checks.
+
+    Returns:
+        How many have each level.
+    """
+    counted = Counter(check.level for check in found)
     return {level: counted[level] for level in RANK}
 
 
-def level(finding: Mapping[str, Json]) -> Level:
-    """``error`` for a record given away, ``warning`` for one that fits or is identified, else ``note``.
+def level(finding: Finding) -> Level:
+    """Say how bad a finding is.
 
     A record is given away if it is identical to the truth, certified exact, or known to within narrow intervals.
-
     In an audit the verdicts judge, and a finding is a warning at most.
+
+    Args:
+        finding: One finding.
+
+    Returns:
+        ``error`` for a record given away, ``warning`` for one that fits or is identified, else ``note``.
     """
-    scores, word = finding["scores"], finding["certificate"]["name"]
-    recovered = scores is None or scores["not_recovered"] < len(scores["matched"])
-    same = scores is not None and any(scores.get("exact", {}).get("per_image", ()))
-    if same or (word in ("EXACT", "INTERVAL") and recovered):
-        return "warning" if "cell" in finding else "error"
-    named = scores is not None and any(scores.get("identified", {}).get("per_image", ()))
-    return "warning" if named or (word == "APPROXIMATE" and recovered) else "note"
+    scores, word = finding.scores, finding.certificate.name
+    recovered = scores is None or scores.not_recovered < len(scores.matched)
+    certified = word in ("EXACT", "INTERVAL") and recovered
+    if is_identical(scores) or certified:
+        return "error" if given(finding.cell, None) is None else "warning"
+    identified = scores is not None and any(values(scores.identified))
+    if identified or (word == "APPROXIMATE" and recovered):
+        return "warning"
+    return "note"
 
 
-def _finding(results: Mapping[str, Json], finding: Mapping[str, Json]) -> Check:
-    leak, rounds = finding["leak"], finding["leak"]["rounds"]
-    cell = f", {said_of(finding['cell'])}" if "cell" in finding else ""
+def _finding(record: RunRecord, finding: Finding) -> Check:
+    leak = finding.leak
+    cell = given(finding.cell, None)
+    point = f", {cell_of(finding)}" if cell else ""
+    source = f"{finding.attack} from a {leak.kind}"
+    mark = _mark(
+        record,
+        finding,
+        leak.kind,
+        leak.rounds.first,
+        leak.rounds.last,
+        # Fingerprints of earlier versions were taken of this text.
+        repr(None if cell is None else {"epsilon": cell.epsilon, "seed": cell.seed}),
+    )
     return Check(
-        id=_mark(
-            results,
-            finding,
-            leak["kind"],
-            rounds["first"],
-            rounds["last"],
-            repr(finding.get("cell")),
-        ),
-        name=clean(
-            f"node {finding['node']}: {finding['attack']} from a {leak['kind']} heard by {finding['adversary']}{cell}"
-        ),
-        rule=clean(finding["attack"]),
-        node=finding["node"],
-        adversary=clean(finding["adversary"]),
+        id=mark,
+        name=clean(f"node {finding.node}: {source} heard by {finding.adversary}{point}"),
+        rule=clean(finding.attack),
+        node=finding.node,
+        adversary=clean(finding.adversary),
         level=level(finding),
-        message=clean(
-            f"node {finding['node']}, {outcome(finding)}, by {finding['attack']} from a {leak['kind']}{cell}"
-        ),
-        word=finding["certificate"]["name"],
-        detail=clean(finding["note"]),
-        seconds=finding["seconds"],
+        message=clean(f"node {finding.node}, {outcome(finding)}, by {source}{point}"),
+        word=finding.certificate.name,
+        detail=clean(finding.note),
+        seconds=finding.seconds,
         harm=harm(finding),
     )
 
 
-def _verdict(results: Mapping[str, Json], one: Mapping[str, Json]) -> Check:
-    verdict, promise = Verdict[one["verdict"]], one["promise"] or {"name": "no promise"}
-    where = f"{promise['name']}, node {one['node']} heard by {one['adversary']}, {said_of(one)}"
+def _verdict(record: RunRecord, one: VerdictEntry) -> Check:
+    verdict = Verdict[one.verdict]
+    promise = one.promise.name if one.promise else "no promise"
+    where = f"{promise}, node {one.node} heard by {one.adversary}, {point_of(one.epsilon)}"
     return Check(
-        id=_mark(results, one, one["test"], promise["name"], repr(one["epsilon"])),
-        name=clean(f"{one['test']} ({one['attack']}) against {where}"),
-        rule=clean(one["test"]),
-        node=one["node"],
-        adversary=clean(one["adversary"]),
+        id=_mark(record, one, one.test, promise, repr(one.epsilon)),
+        name=clean(f"{one.test} ({one.attack}) against {where}"),
+        rule=clean(one.test),
+        node=one.node,
+        adversary=clean(one.adversary),
         level=VERDICTS[verdict.name],
-        message=clean(f"{verdict.words}: {one['says']} ({one['test']} against {where})"),
+        message=clean(f"{verdict.words}: {one.says} ({one.test} against {where})"),
         word=verdict.words,
-        detail=clean(one["power"]),
+        detail=clean(one.power),
         open=verdict is Verdict.INCONCLUSIVE,
         harm=(math.inf,),
     )
 
 
-def _gated(rule: Mapping[str, Json], cell: Mapping[str, Json] | None) -> Check:
-    """cell: None for what needs no adversary, the lint of a recording."""
-    what = f"{rule['kind']} {rule['measure']}".strip()
-    control = rule["kind"] in ("recording", "attacked", "positive", "negative")
+def _gated(rule: RuleEntry, cell: CellEntry | None) -> Check:
+    """A rule as a check; the lint of a recording has no cell, because it needs no adversary."""
+    what = f"{rule.kind} {rule.measure}".strip()
+    control = " control" if rule.kind in CONTROLS else ""
+    mark = repr((rule.cell, what)).encode("utf-8", "backslashreplace")
+    found = rule.status in ("OVER", "REGRESSION", "CONTRADICTED")
     return Check(
-        id=hashlib.sha256(
-            repr((rule["cell"], what)).encode("utf-8", "backslashreplace")
-        ).hexdigest(),
-        name=clean(f"{rule['cell']}: {what}{' control' if control else ''}"),
-        rule=clean(cell["attack"] if cell else rule["measure"] or rule["kind"]),
-        node=((cell and cell["worst"]) or {}).get("node", 0),
-        adversary=clean(cell["adversary"]) if cell else "",
-        level=RULES.get(rule["status"], "note"),
-        message=clean(f"{rule['cell']}: {rule['says']}"),
-        word=rule["status"].replace("_", " "),
-        open=rule["status"] in ("INCONCLUSIVE", "UNTESTED"),
-        cell=clean(rule["cell"]),
-        harm=(float(rule["status"] in ("OVER", "REGRESSION", "CONTRADICTED")),),
+        id=hashlib.sha256(mark).hexdigest(),
+        name=clean(f"{rule.cell}: {what}{control}"),
+        rule=clean(cell.attack if cell else rule.measure or rule.kind),
+        node=cell.worst_node or 0 if cell else 0,
+        adversary=clean(cell.adversary) if cell else "",
+        level=RULES.get(rule.status, "note"),
+        message=clean(f"{rule.cell}: {rule.says}"),
+        word=rule.status.replace("_", " "),
+        open=rule.status in ("INCONCLUSIVE", "UNTESTED"),
+        cell=clean(rule.cell),
+        harm=(float(found),),
     )
 
 
-def _mark(results: Mapping[str, Json], one: Mapping[str, Json], *more: object) -> str:
-    trace = results["trace"]
-    what = (
-        trace["protocol"],
-        trace["model"],
-        trace["data"],
-        one["adversary"],
-        one["attack"],
-        one["node"],
-        *more,
-    )
+def _mark(record: RunRecord, one: Finding | VerdictEntry, *more: object) -> str:
+    trace = record.trace
+    who = (one.adversary, one.attack, one.node)
+    what = (trace.protocol, trace.model, trace.data, *who, *more)
     return hashlib.sha256(repr(what).encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def _unique(found: Sequence[Check]) -> Iterator[Check]:
     seen = Counter[str]()
-    for one in found:
-        seen[one.id] += 1
-        yield (
-            one
-            if seen[one.id] == 1
-            else replace(one, id=hashlib.sha256(f"{one.id} {seen[one.id]}".encode()).hexdigest())
-        )
+    for check in found:
+        seen[check.id] += 1
+        count = seen[check.id]
+        if count == 1:
+            yield check
+        else:
+            yield replace(check, id=hashlib.sha256(f"{check.id} {count}".encode()).hexdigest())

@@ -1,210 +1,476 @@
-"""A record that can be shown to more people: no pictures, no labels, no paths, and nodes under other numbers."""
+"""A record that can be shown to more people: no pictures, no labels, no paths, and nodes under other numbers.
+
+The record is read by its types, so it is known of every field what it holds, and each is treated by what it is:
+
+- a node, an edge or an adversary is renamed;
+- a sentence that could name a node is dropped, or made again from the redacted fields beside it;
+- a name is kept if it is one of leakaudit's own (an attack, a protocol, a data set, a model), else hidden;
+- scores, certificates, the shape of the network, seeds, versions and sha256 stay: they are what a report is about.
+
+No text is searched. A text that is not known to be harmless does not stay.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
 import json
-import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
-from leakaudit.results.comparison import MEANS
-from leakaudit.results.grading import checks
-from leakaudit.results.record_file import warned
-from leakaudit.results.wording import clean, summary
-from leakaudit.trace import Json
+from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
+
+from leakaudit import registry
+from leakaudit.adversary import Adversary
+from leakaudit.errors import LeakauditError
+from leakaudit.reconstruction import Certificate
+from leakaudit.results import comparison, findings, model
+from leakaudit.results.model import (
+    AttackAbout,
+    AuditPart,
+    AuditRecord,
+    CellEntry,
+    CheckRecord,
+    CurvePoint,
+    Finding,
+    GatePart,
+    LeakSummary,
+    NodeBest,
+    Provenance,
+    RuleEntry,
+    RunRecord,
+    TraceSummary,
+    Undetermined,
+    VerdictEntry,
+    ViewEntry,
+    given,
+)
+from leakaudit.results.record_file import ID_ONLY, UNTIED, warned
+from leakaudit.results.wording import headline, reconstructed, rule_outcome
+from leakaudit.scoring.scoring import definitions
+from leakaudit.tasks.data import NAMES
+from leakaudit.tasks.models import MODELS
+from leakaudit.trace import Json, TaskSpec
+from leakaudit.verdict import Verdict
 
 HIDDEN = "redacted"
-_NODES = re.compile(r"(?i)\b(nodes?|peers?)([:= ]\s?)(\d+(?:(?:,\s?| and | or )\d+)*)")
-_EDGES = re.compile(r"(?i)\b(edges?)([:= ]\s?)(\d+-\d+(?:,\s?\d+-\d+)*)")
-_FILE = re.compile(r"[/\\]|^(file|npz):|\.\w{2,5}$")
-TREATED = (
-    "findings",
-    "undetermined",
-    "provenance",
-    "trace",
-    "summary",
-    "gallery",
-    "against",
-    "files",
-)  # of a record, one by one
-NAMED = (
-    "lint",
-    "recording",
-    "attacked",
-)  # rules of a gate that begin with what was found, then a colon and figures
-_PICTURES = ("picture", "originals", "figure")
-_DROPPED = (
-    "formula",
-    "scope",
-    "note",
-    "leaking",
-    "reasons",
-)  # entries whose texts name nodes in other ways
+LOCATION = "leakaudit.toml"  # of a gate whose configuration was named by an absolute path
+LEAKS = ("gradient", "difference")  # kinds of a `leakaudit.leak.GradientLeak`
+GUESSERS = ("auto", "none", "likelihood", "likelihood ratio")  # what guesses, beside the attacks
+LEVELS = (0, 1, 15, 16, 255, 256, 65535)  # grids of data whose definitions are known
+LISTENERS = ("adversary", "adversaries", "undetermined")  # settings that name adversaries
+ATTACKS = ("attack", "attacks")  # settings that name attacks
+# Values of settings that are words of leakaudit's own; every other text in settings is hidden.
+WORDS = frozenset(
+    ("all", "auto", "none", "cpu", "cuda", "off", "warn", "error", "mean", "worst", "best", HIDDEN)
+)
+ADVERSARY_NOBODY = "nobody"  # what an `Adversary` that hears nothing is written as
 
-Rename = Callable[[int], int]
+B = TypeVar("B", Undetermined, Finding, VerdictEntry, NodeBest)
 
 
 def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Json]:
-    """Return the record without pictures, labels, notes, formulas, paths and command arguments, its nodes renumbered throughout.
+    """Take out of a record what is personal.
 
-    key: gives the same numbers in every record redacted with it, and gives them away to whoever knows it; without one they are drawn
-    from the whole record. Scores, certificates, the shape of the graph, seeds and sha256 stay: they are what a report is about.
+    Args:
+        results: The record of an attack, an audit or a gate. A comparison or a gallery in it is left out.
+        key: Gives the same numbers in every record redacted with it, and gives them away to whoever knows
+            it. Without one they are drawn from the whole record.
+
+    Returns:
+        The record without pictures, labels, notes, formulas, paths and command arguments, its nodes
+        renumbered throughout.
     """
-    rename = _renaming(results, key)
-    findings = _in_order([_finding(f, rename) for f in results["findings"]])
-    undetermined = _in_order(
-        [{**_texts(u, rename), "reason": HIDDEN} for u in results["undetermined"]]
-    )
-    rest = {k: v for k, v in results.items() if k not in TREATED}
-    out: dict[str, Json] = {**_texts(rest, rename), "trace": _trace(results["trace"], rename)}
-    out |= dict.fromkeys((p for p in _PICTURES if p in results), None)
-    if location := out.get("location"):
-        out["location"] = location.rpartition("/")[2] if location.startswith("/") else location
-    if gate := results.get("gate"):
-        out["gate"] = _gate(gate, out["gate"], rename)
-    if audit := out.get("audit"):
-        out["audit"] = {**audit, "figure": None}
-    out |= {
-        "findings": findings,
-        "undetermined": undetermined,
-        "provenance": _provenance(results["provenance"], rename),
-    }
-    if results["kind"] == "attack":
-        said = summary(findings, undetermined, out["not_tried"], results["complete"])
-        out["summary"] = warned(said, results.get("unverified", ()))
-    else:
-        out["summary"] = _text(_unlinted(results), rename)
-    if against := results.get("against"):
-        out["against"] = {**against, "rows": _rows(out, _texts(against["rows"], rename))}
-    return out
+    record = model.of_run(results)
+    return _placed(_Redactor.drawn(key, record).record(record), results)
 
 
-def _rows(redacted: Mapping[str, Json], rows: list[dict[str, Json]]) -> list[dict[str, Json]]:
-    """Changes by kind, with the fingerprints of the redacted checks: the old ones could be guessed from the old numbers."""
-    known = {c.name: c.id for c in checks(redacted)}
-    shown = [{**row, "id": known.get(row["name"], "")} for row in rows]
-    return sorted(shown, key=lambda row: list(MEANS).index(row["change"]))
+def redact_compared(
+    now: Mapping[str, Json], before: Mapping[str, Json], key: str | None = None
+) -> dict[str, Json]:
+    """Take out of two records what is personal, with the same numbers, and compare them.
+
+    Args:
+        now: As in `redact`.
+        before: An earlier one.
+        key: As in `redact`.
+
+    Returns:
+        The record `now`, redacted, with ``against`` as `leakaudit.results.comparison.compare` adds it.
+    """
+    new, old = model.of_run(now), model.of_run(before)
+    redactor = _Redactor.drawn(key, new, old)
+    shown = redactor.record(new)
+    differs = comparison.differences(new, old)
+    against = comparison.against(shown, redactor.record(old), differs)
+    return {**_placed(shown, now), "against": model.plain(against)}
 
 
-def _gate(gate: Mapping[str, Json], shown: Mapping[str, Json], rename: Rename) -> dict[str, Json]:
-    """Its networks renamed; of what lint and recordings show only the name of it, since figures name nodes in many ways."""
-    rules = [
-        {**r, "says": _pitfall(r["says"])} if r["kind"] in NAMED else r for r in shown["rules"]
-    ]
-    return {
-        **shown,
-        "rules": rules,
-        "networks": {k: _trace(v, rename) for k, v in gate.get("networks", {}).items()},
-    }
+def _placed(shown: RunRecord, results: Mapping[str, Json]) -> dict[str, Json]:
+    """The values of a redacted record, with the place that the command line gave a record of another kind than a gate's."""
+    values = model.plain(shown)
+    if "location" in results and "location" not in values:
+        values["location"] = _location(results["location"])
+    return values
 
 
-def _pitfall(says: str) -> str:
-    return says.partition(": ")[0]
+@dataclass(frozen=True)
+class _Redactor:
+    """Redacts parts of records.
 
+    Attributes:
+        places: The new number of every node.
+        attacks: Names of attacks that stay.
+        protocols: Names of protocols that stay.
+    """
 
-def _unlinted(results: Mapping[str, Json]) -> str:
-    """Return the sentence of the whole without the figures of lint and recordings."""
-    said: str = results["summary"]
-    for rule in (results.get("gate") or {}).get("rules", ()):
-        said = (
-            said.replace(clean(rule["says"]), _pitfall(rule["says"]))
-            if rule["kind"] in NAMED
-            else said
+    places: Mapping[int, int]
+    attacks: frozenset[str]
+    protocols: frozenset[str]
+
+    @classmethod
+    def drawn(cls, key: str | None, *records: RunRecord) -> _Redactor:
+        """Draw a permutation of the nodes of some records."""
+        secret = key
+        if secret is None:
+            values = [json.dumps(model.plain(record), sort_keys=True) for record in records]
+            secret = "\n".join(values)
+        digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+        nodes = max(network.nodes for record in records for network in _networks(record))
+        order = sorted(
+            range(nodes), key=lambda node: hmac.digest(digest, str(node).encode(), "sha256")
         )
-    return said
+        return cls(
+            places={node: place for place, node in enumerate(order)},
+            attacks=frozenset((*registry.names("attacks"), *GUESSERS)),
+            protocols=frozenset(registry.names("victims")),
+        )
+
+    # --- names --------------------------------------------------------------------------------
+
+    def node(self, node: int) -> int:
+        """A node that is not in the network has no number of its own to hide."""
+        return self.places.get(node, node)
+
+    def adversary(self, name: str) -> str:
+        if name == ADVERSARY_NOBODY:
+            return name
+        try:
+            one = Adversary.parse(name)
+        except (LeakauditError, ValueError):
+            return HIDDEN
+        hears = one.hears
+        if isinstance(hears, frozenset):
+            hears = frozenset((self.node(a), self.node(b)) for a, b in hears)
+        return str(Adversary(hears=hears, corrupt=frozenset(map(self.node, one.corrupt))))
+
+    def attack(self, name: str) -> str:
+        return _known(name, self.attacks)
+
+    # --- records ------------------------------------------------------------------------------
+
+    def record(self, record: RunRecord) -> RunRecord:
+        shown = replace(
+            record,
+            trace=self.trace(record.trace),
+            findings=_by_node(map(self.finding, record.findings)),
+            undetermined=_by_node(map(self.undetermined, record.undetermined)),
+            not_tried=self.not_tried(record),
+            metrics=_metrics(record.metrics, record.trace),
+            attacks=self.described(record.attacks),
+            picture=None,
+            originals=UNSET if record.originals is UNSET else None,
+            provenance=self.provenance(record),
+            files=UNSET,
+            unverified=_remarks(record.unverified),
+        )
+        if isinstance(shown, AuditRecord):
+            shown = replace(shown, audit=self.audit(shown.audit))
+        if isinstance(shown, CheckRecord):
+            shown = replace(shown, gate=self.gate(shown.gate), location=_location(shown.location))
+        said = headline(shown).text
+        return replace(shown, summary=warned(said, given(shown.unverified, ())))
+
+    def finding(self, finding: Finding) -> Finding:
+        return replace(
+            finding,
+            node=self.node(finding.node),
+            adversary=self.adversary(finding.adversary),
+            attack=self.attack(finding.attack),
+            leak=_leak(finding.leak),
+            certificate=replace(
+                finding.certificate, sentence=Certificate[finding.certificate.name].value
+            ),
+            labels=None,
+            note="",
+            images=None,
+        )
+
+    def undetermined(self, one: Undetermined) -> Undetermined:
+        return Undetermined(
+            node=self.node(one.node), adversary=self.adversary(one.adversary), reason=HIDDEN
+        )
+
+    def trace(self, trace: TraceSummary) -> TraceSummary:
+        links = trace.links
+        if not isinstance(links, UnsetType):
+            renamed = [tuple(sorted(map(self.node, edge))) for edge in links]
+            links = tuple(sorted(renamed))
+        return replace(
+            trace,
+            protocol=_known(trace.protocol, self.protocols),
+            data=_data(trace.data),
+            model=_known(trace.model, MODELS),
+            links=links,
+        )
+
+    def not_tried(self, record: RunRecord) -> tuple[str, ...]:
+        """Keep the sentences that name an attack or a round, and nothing else."""
+        harmless = {f"attack {name}" for name in self.attacks} | self.attacks
+        harmless |= {f"rounds after {last}" for last in range(record.trace.rounds)}
+        harmless.add("curious nodes and coalitions (--as node:3)")
+        harmless.add("adversaries, attacks and epsilons that are not in the plan")
+        kept = [said for said in record.not_tried if said in harmless]
+        if len(kept) < len(record.not_tried):
+            kept.append(HIDDEN)
+        return tuple(kept)
+
+    def described(
+        self, attacks: Mapping[str, AttackAbout] | UnsetType
+    ) -> dict[str, AttackAbout] | UnsetType:
+        """Describe attacks as the program does, not as the record did."""
+        if isinstance(attacks, UnsetType):
+            return UNSET
+        known = {}
+        for name in attacks:
+            if name in self.attacks and name not in GUESSERS:
+                known[name] = model.fitted(findings.described(name), AttackAbout)
+        return known
+
+    def provenance(self, record: RunRecord) -> Provenance:
+        source = record.provenance
+        rescored = source.rescored
+        if not isinstance(rescored, UnsetType):
+            rescored = tuple(replace(one, command=_command("score")) for one in rescored)
+        settings = {name: self.setting(value, name) for name, value in source.settings.items()}
+        return replace(
+            source,
+            trace=replace(source.trace, id=HIDDEN),
+            truth=replace(source.truth, path=UNSET),
+            settings=settings,
+            command=_command(_verb(record)),
+            rescored=rescored,
+        )
+
+    def setting(self, value: object, name: str) -> object:
+        """Numbers stay, but for nodes; texts are adversaries, attacks or known words."""
+        if isinstance(value, Mapping):
+            return {key: self.setting(inner, str(key)) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.setting(inner, name) for inner in value]
+        if isinstance(value, str):
+            if name in LISTENERS:
+                return self.adversary(value)
+            if name in ATTACKS:
+                return self.attack(value)
+            return _known(value, WORDS)
+        if isinstance(value, int) and not isinstance(value, bool) and name in ("node", "nodes"):
+            return self.node(value)
+        return value
+
+    # --- audits -------------------------------------------------------------------------------
+
+    def audit(self, audit: AuditPart) -> AuditPart:
+        grid = []
+        for point in audit.grid:
+            views = [self.view(view) for view in point.read_views()]
+            views.sort(key=lambda view: -1 if view.node is None else view.node)
+            grid.append(
+                replace(point, constants={}, views=tuple(model.plain(view) for view in views))
+            )
+        return replace(
+            audit,
+            grid=tuple(grid),
+            curves=tuple(map(self.curve, audit.curves)),
+            verdicts=_by_node(map(self.verdict, audit.verdicts)),
+            figure=None,
+        )
+
+    def view(self, view: ViewEntry) -> ViewEntry:
+        claim = view.claim
+        return replace(
+            view,
+            node=None if view.node is None else self.node(view.node),
+            adversary=None if view.adversary is None else self.adversary(view.adversary),
+            why=None,
+            claim=None if claim is None else replace(claim, source=HIDDEN),
+        )
+
+    def curve(self, curve: CurvePoint) -> CurvePoint:
+        return replace(
+            curve, adversary=self.adversary(curve.adversary), attack=self.attack(curve.attack)
+        )
+
+    def verdict(self, one: VerdictEntry) -> VerdictEntry:
+        says = Verdict[one.verdict].value
+        if one.p is not None:
+            says = f"{says} (p = {one.p:.2g})"
+        counted = {}
+        for name, value in one.figures.items():
+            if value is None or isinstance(value, int | float) or value == "inf":
+                counted[name] = value
+        return replace(
+            one,
+            adversary=self.adversary(one.adversary),
+            node=self.node(one.node),
+            attack=self.attack(one.attack),
+            says=says,
+            power="",
+            figures=counted,
+        )
+
+    # --- gates --------------------------------------------------------------------------------
+
+    def gate(self, gate: GatePart) -> GatePart:
+        cells = tuple(map(self.cell, gate.cells))
+        known = dict(zip((cell.name for cell in gate.cells), cells, strict=True))
+        networks = given(gate.networks, {})
+        # Rules on a recording as a whole are of no cell, and named after their check.
+        whole = {}
+        for check in {*networks, *(cell.check for cell in gate.cells)}:
+            for what in ("lint", "recording"):
+                whole[f"{check}/{what}"] = f"{check}/{what}"
+        names = {**whole, **{name: cell.name for name, cell in known.items()}}
+        ids = {name: f"acceptance {k}" for k, name in enumerate(gate.acceptances, 1)}
+        pitfalls = given(gate.pitfalls, {})
+        rules = []
+        for rule in gate.rules:
+            pitfall = pitfalls.get(rule.measure)
+            rules.append(
+                _rule(
+                    rule,
+                    names.get(rule.cell, HIDDEN),
+                    known.get(rule.cell),
+                    None if pitfall is None else pitfall.name,
+                    ids.get(rule.accepted, HIDDEN if rule.accepted else ""),
+                )
+            )
+        shown = UNSET if gate.networks is UNSET else {n: self.trace(t) for n, t in networks.items()}
+        return replace(
+            gate,
+            cells=cells,
+            rules=tuple(rules),
+            networks=shown,
+            acceptances={ids[name]: state for name, state in gate.acceptances.items()},
+            stale=(HIDDEN,) * len(gate.stale),
+        )
+
+    def cell(self, cell: CellEntry) -> CellEntry:
+        adversary, attack = self.adversary(cell.adversary), self.attack(cell.attack)
+        nodes = cell.nodes
+        if not isinstance(nodes, UnsetType):
+            nodes = _by_node(map(self.best, nodes))
+        worst_node = None if cell.worst_node is None else self.node(cell.worst_node)
+        says = f"{adversary} reconstructs nothing by {attack}"
+        worst = None
+        if worst_node is not None:
+            says = ""
+            worst = {**(cell.worst or {}), "node": worst_node}
+            worst = {name: worst[name] for name in NodeBest.__struct_fields__ if name in worst}
+            for text in ("formula", "kind"):
+                if text in worst:
+                    worst[text] = ""
+        for one in given(nodes, ()):
+            if one.node == worst_node:
+                says = reconstructed(one, adversary, attack)
+        return replace(
+            cell,
+            name=f"{cell.check}/{adversary}/{attack}",
+            adversary=adversary,
+            attack=attack,
+            worst=worst,
+            nodes=nodes,
+            says=says,
+            reasons={},
+        )
+
+    def best(self, one: NodeBest) -> NodeBest:
+        return replace(one, node=self.node(one.node), kind=_known(one.kind, LEAKS), formula="")
 
 
-def _renaming(results: Mapping[str, Json], key: str | None) -> Rename:
-    """Return a permutation of the nodes."""
-    secret = (
-        json.dumps({k: v for k, v in results.items() if k != "gallery"}, sort_keys=True)
-        if key is None
-        else key
+def _networks(record: RunRecord) -> list[TraceSummary]:
+    networks = [record.trace]
+    if isinstance(record, CheckRecord):
+        networks += given(record.gate.networks, {}).values()
+    return networks
+
+
+def _by_node(entries: Iterable[B]) -> tuple[B, ...]:
+    """Entries by their new numbers: their old order would give the old ones away."""
+    return tuple(sorted(entries, key=lambda entry: entry.node))
+
+
+def _known(name: str, known: Iterable[str]) -> str:
+    """A name of leakaudit's own, or `HIDDEN`; no name at all gives nothing away."""
+    if not name or name in known:
+        return name
+    return HIDDEN
+
+
+def _data(name: str) -> str:
+    """Data sets by name stay, also with a number of records (``gaussians:200``); files and names of others do not."""
+    kind, _, count = name.partition(":")
+    if not count or count.isdigit():
+        return HIDDEN if _known(kind, NAMES) == HIDDEN else name
+    return HIDDEN
+
+
+def _leak(leak: LeakSummary) -> LeakSummary:
+    return replace(
+        leak,
+        kind=_known(leak.kind, LEAKS),
+        formula="",
+        scope=UNSET if leak.scope is UNSET else "",
     )
-    digest = hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
-    networks = (results["trace"], *(results.get("gate") or {}).get("networks", {}).values())
-    order = sorted(
-        range(max(n["nodes"] for n in networks)),
-        key=lambda n: hmac.digest(digest, str(n).encode(), "sha256"),
-    )
-    place = {node: k for k, node in enumerate(order)}
-    return lambda node: place.get(node, node)
 
 
-def _finding(finding: Mapping[str, Json], rename: Rename) -> dict[str, Json]:
-    return {**_texts(finding, rename), "labels": None, "images": None}
+def _rule(
+    rule: RuleEntry, name: str, cell: CellEntry | None, pitfall: str | None, accepted: str
+) -> RuleEntry:
+    renamed = replace(rule, cell=name, accepted=accepted)
+    return replace(renamed, says=rule_outcome(renamed, cell, pitfall))
 
 
-def _trace(trace: Mapping[str, Json], rename: Rename) -> dict[str, Json]:
-    links = trace.get("links")
-    shown = {k: _hide(v) if isinstance(v, str) else v for k, v in trace.items()}
-    return (
-        shown
-        if links is None
-        else {**shown, "links": sorted(sorted(map(rename, edge)) for edge in links)}
-    )
+def _metrics(metrics: Mapping[str, str], trace: TraceSummary) -> dict[str, str]:
+    """Definitions that the program makes itself stay; another one may name a file, of weights for instance."""
+    known: dict[str, set[str]] = {}
+    for levels in LEVELS:
+        task = TaskSpec("mlp", shape=trace.shape, levels=levels)
+        for name, text in definitions(task).items():
+            known.setdefault(name, set()).add(text)
+    return {name: _known(text, known.get(name, ())) for name, text in metrics.items()}
 
 
-def _provenance(p: Mapping[str, Json], rename: Rename) -> dict[str, Json]:
-    out = {**p, "settings": _settings(p["settings"], rename), "command": _command(p["command"])}
-    out["truth"] = {k: v for k, v in p["truth"].items() if k != "path"}
-    if "rescored" in p:
-        out["rescored"] = [{**one, "command": _command(one["command"])} for one in p["rescored"]]
-    return out
+def _remarks(remarks: Sequence[str] | UnsetType) -> tuple[str, ...] | UnsetType:
+    if isinstance(remarks, UnsetType):
+        return UNSET
+    return tuple(_known(remark, (UNTIED, ID_ONLY)) for remark in remarks)
 
 
-def _command(command: str) -> str:
-    """The program and its verb."""
-    return " ".join([*command.split()[:2], HIDDEN])
+def _verb(record: RunRecord) -> str:
+    if isinstance(record, AuditRecord):
+        return "audit"
+    if isinstance(record, CheckRecord):
+        return "check"
+    return "attack"
 
 
-def _settings(value: Any, rename: Rename, name: str = "") -> Any:
-    if isinstance(value, Mapping):
-        return {k: _settings(v, rename, k) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_settings(v, rename, name) for v in value]
-    if isinstance(value, str):
-        return _text(_hide(value), rename)
-    return (
-        rename(value)
-        if name in ("node", "nodes") and isinstance(value, int) and not isinstance(value, bool)
-        else value
-    )
+def _command(verb: str) -> str:
+    return f"leakaudit {verb} {HIDDEN}"
 
 
-def _hide(text: str) -> str:
-    return HIDDEN if _FILE.search(text) else text
-
-
-def _texts(value: Any, rename: Rename, name: str = "") -> Any:
-    """The same values, with the nodes renamed that their texts and their entries ``node`` name."""
-    if name in _DROPPED:
-        return type(value)() if isinstance(value, str | list | dict) else value
-    if isinstance(value, Mapping):
-        return {k: _texts(v, rename, k) for k, v in value.items()}
-    if isinstance(value, list):
-        shown = [_texts(v, rename, name) for v in value]
-        return _in_order(shown)
-    if isinstance(value, str):
-        return _text(value, rename)
-    return (
-        rename(value)
-        if name == "node" and isinstance(value, int) and not isinstance(value, bool)
-        else value
-    )
-
-
-def _in_order(values: list[Any]) -> list[Any]:
-    """Entries that are about a node by its new number: their old order would give the old one away."""
-    if not all(isinstance(v, Mapping) and isinstance(v.get("node"), int) for v in values):
-        return values
-    return sorted(values, key=lambda v: v["node"])
-
-
-def _text(text: str, rename: Rename) -> str:
-    def numbers(found: re.Match[str]) -> str:
-        return found[1] + found[2] + re.sub(r"\d+", lambda n: str(rename(int(n[0]))), found[3])
-
-    return _EDGES.sub(numbers, _NODES.sub(numbers, text))
+def _location(location: str) -> str:
+    """A path below the repository is what SARIF points at; an absolute one is of the machine."""
+    return LOCATION if location.startswith("/") else location

@@ -216,7 +216,7 @@ def _score(found: Reconstruction, truth: Truth, records: Tensor, weights: Weight
         labels_found=None if label is None else _share(label[:size], y),
         surplus=surplus,
         missed={name: values for name, values in missed.items() if name in columns},
-        note="; ".join(filter(None, (_lost(pairs.missing, size), _beyond(surplus, size)))),
+        note=remark(pairs.missing, surplus, size),
     )
 
 
@@ -245,16 +245,25 @@ def _missed(
     }
 
 
-def _lost(missing: int, size: int) -> str:
-    return f"{missing} of {size} records not recovered" if missing else ""
+def remark(missing: int, surplus: int, size: int) -> str:
+    """Say that a reconstruction does not have as many records as the node.
 
+    Args:
+        missing: Number of true records without a reconstruction.
+        surplus: Number of reconstructions beyond the true records.
+        size: Number of true records.
 
-def _beyond(surplus: int, size: int) -> str:
-    return (
-        f"{surplus} more than the {size} records were handed in, only the first {size} count"
-        if surplus
-        else ""
-    )
+    Returns:
+        The note of a `Score`, "" if the numbers agree.
+    """
+    said = []
+    if missing:
+        said.append(f"{missing} of {size} records not recovered")
+    if surplus:
+        said.append(
+            f"{surplus} more than the {size} records were handed in, only the first {size} count"
+        )
+    return "; ".join(said)
 
 
 def _measure(x: Tensor, y: Tensor, task: TaskSpec, weights: Weights | None) -> dict[str, Tensor]:

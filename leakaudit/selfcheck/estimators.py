@@ -21,9 +21,9 @@ from leakaudit.bounds.joint import joint_test
 from leakaudit.selfcheck.mechanism import Law, Mechanism
 
 Outcomes: TypeAlias = NDArray[np.int64]
-CUT = 1 - 1e-9  # of the score with the record: a threshold that rounding does not reach
-KAPPA = 0.1  # chance of the blind guess in a recovery
-AT_ONCE = 1 << 21  # numbers that are drawn together
+CUT = 1 - 1e-9  # of the score with the record, which rounding then leaves beyond the threshold
+KAPPA = 0.1  # chance that a blind guess recovers the record: a choice
+AT_ONCE = 1 << 21  # numbers that are drawn together, 16 MiB: a choice
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,11 @@ class Estimator:
     """A test of a claimed epsilon (Laplace noise, delta 0) or mu (Gaussian noise).
 
     Attributes:
-        name: What a reader calls it.
-        law: Of the noise.
-        observe: From a mechanism, runs, trials and a generator to the counts of every run
-            (runs, k).
-        refutes: From the counts of a run, trials, the claim and alpha to whether they contradict
-            the claim at confidence 1 - alpha.
+        name: for tables.
+        law: of the noise.
+        observe: (mechanism, runs, trials, generator) -> (runs, k) counts of every run.
+        refutes: (counts of a run, trials, claimed, alpha) -> whether they contradict the claim at
+            confidence 1 - alpha.
     """
 
     name: str
@@ -53,30 +52,32 @@ class Estimator:
         alpha: float,
         generator: np.random.Generator,
     ) -> int:
-        """Return in how many of the runs the claim is refuted.
+        """Return in how many runs the claim is refuted.
 
         Args:
-            mechanism: What is audited.
-            claimed: Its claimed mu or epsilon.
-            runs: Number of audits.
-            trials: Of each audit.
-            alpha: Level of each test.
-            generator: Source of randomness.
+            mechanism: what is tested.
+            claimed: epsilon or mu of all rounds.
+            runs: how many audits to run.
+            trials: of one audit.
+            alpha: level of the test.
+            generator: for all draws.
         """
         block = max(1, AT_ONCE // (2 * trials * mechanism.rounds))
         total = 0
         for at in range(0, runs, block):
             seen = self.observe(mechanism, min(block, runs - at), trials, generator)
+            # Many runs have the same counts, and a test is slow: decide each outcome once.
             outcomes, often = np.unique(seen, axis=0, return_counts=True)
             for outcome, times in zip(outcomes.tolist(), often.tolist(), strict=True):
-                total += times * self.refutes(tuple(outcome), trials, claimed, alpha)
+                if self.refutes(tuple(outcome), trials, claimed, alpha):
+                    total += times
         return total
 
 
 def _counts(
     mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator
 ) -> Outcomes:
-    """Count true and false positives of `trials` trials with the record and as many without.
+    """Return true and false positives of as many trials with the record as without.
 
     The threshold is fixed beforehand: in the middle for Gaussian noise; at the record's own value
     for Laplace noise, beyond which the likelihood ratio is the largest, e^epsilon.
@@ -96,23 +97,26 @@ def _counts(
 def _guesses(
     mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator
 ) -> Outcomes:
-    """Count right guesses among the surest half of `trials` canaries of one run.
+    """Return right guesses among the surest half of the canaries of one run.
 
-    Each is there by its own fair coin.
+    Each of `trials` canaries is included by its own fair coin.
     """
     there = generator.random((runs, trials)) < 0.5
-    far = mechanism.scores(there, generator) - sum(mechanism.ends) / 2
-    surest = np.argpartition(-np.abs(far), _guessed(trials) - 1, axis=1)[:, : _guessed(trials)]
+    middle = sum(mechanism.ends) / 2
+    far = mechanism.scores(there, generator) - middle
+    guessed = _guessed(trials)
+    surest = np.argpartition(-np.abs(far), guessed - 1, axis=1)[:, :guessed]
     right = np.take_along_axis((far > 0) == there, surest, 1)
     return np.asarray(right.sum(1, keepdims=True), np.int64)
 
 
 def _guessed(trials: int) -> int:
+    """Return how many canaries are guessed."""
     return max(1, trials // 2)
 
 
 def _hits(mechanism: Mechanism, runs: int, trials: int, generator: np.random.Generator) -> Outcomes:
-    """Count recoveries of the record, by the best test whose blind success rate is KAPPA."""
+    """Return recoveries of the record, by the best test whose blind success rate is KAPPA."""
     spread = np.sqrt(mechanism.rounds)
     level = mechanism.ends[0] - spread * float(ndtri(KAPPA))
     found = mechanism.scores(np.ones((runs, trials), bool), generator) >= level
@@ -134,15 +138,13 @@ def _one_run(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) -
 
 
 def _one_run_curve(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) -> bool:
-    return one_run.refutes(
-        trials, _guessed(trials), seen[0], Gdp(claimed, Adjacency.ADD_REMOVE), alpha
-    )
+    claim = Gdp(claimed, Adjacency.ADD_REMOVE)
+    return one_run.refutes(trials, _guessed(trials), seen[0], claim, alpha)
 
 
 def _recovery(seen: tuple[int, ...], trials: int, claimed: float, alpha: float) -> bool:
-    return empirical.lower(seen[0], trials, alpha) > reconstruction.success(
-        Gdp(claimed, Adjacency.ADD_REMOVE), KAPPA
-    )
+    possible = reconstruction.success(Gdp(claimed, Adjacency.ADD_REMOVE), KAPPA)
+    return empirical.lower(seen[0], trials, alpha) > possible
 
 
 ESTIMATORS = (

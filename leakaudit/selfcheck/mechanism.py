@@ -1,4 +1,4 @@
-"""Mechanisms whose privacy is known exactly, to audit the auditor with."""
+"""Mechanisms with exactly known privacy, to audit the auditor with."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ Floats: TypeAlias = NDArray[np.float64]
 class Mechanism:
     """One coordinate, released in every round under noise of scale 1.
 
-    In round t the record moves it by (-1)^t signal.
+    In round t the record moves the coordinate by (-1)^t signal.
 
     Attributes:
-        law: Of the noise.
+        law: of the noise.
         signal: mu of one round under Gaussian noise, epsilon under Laplace noise.
-        rounds: Number of releases.
-        reused: Whether one draw of noise serves all rounds, of which there is an even number then.
-        opposite: Whether another record takes the place of the missing one, and moves the release
-            the other way.
+        rounds: how often the coordinate is released.
+        reused: whether all rounds use the same draw of noise; `rounds` must then be even.
+        opposite: whether another record takes the place of a missing one, and moves the release the
+            other way.
     """
 
     law: Law
@@ -36,31 +36,33 @@ class Mechanism:
 
     @property
     def known(self) -> float:
-        """Exact mu (Gaussian) or epsilon (Laplace) of all rounds, inf if the noise cancels."""
+        """Exact mu (Gaussian) or epsilon (Laplace) of all rounds together; inf if noise cancels."""
         if self.reused:
             return math.inf if self.signal else 0.0
-        signal = 2 * self.signal if self.opposite else self.signal
-        return composed(self.law, signal, self.rounds)
+        times = 2 if self.opposite else 1
+        return composed(self.law, self.signal * times, self.rounds)
 
     @property
     def ends(self) -> tuple[float, float]:
         """Means of the score without the record and with it."""
-        present = self.rounds * self.signal
-        absent = -present if self.opposite else 0.0
-        return absent, present
+        far = self.rounds * self.signal
+        if self.opposite:
+            return -far, far
+        return 0.0, far
 
     def scores(self, there: NDArray[np.bool_], generator: np.random.Generator) -> Floats:
-        """Return sum_t (-1)^t release_t of independent trials; noise that is used twice cancels.
+        """Return sum_t (-1)^t release_t of independent trials; reused noise cancels.
 
         Args:
-            there: Whether the record is there, by trial, of any shape.
-            generator: Source of randomness.
+            there: (...,) whether the record is in each trial.
+            generator: for the noise.
 
         Returns:
-            Scores of the shape of `there`.
+            (...,) the scores.
         """
         signs = (-1.0) ** np.arange(self.rounds)
-        shape = (*there.shape, 1 if self.reused else self.rounds)
+        draws = 1 if self.reused else self.rounds
+        shape = (*there.shape, draws)
         if self.law == "gaussian":
             noise = generator.standard_normal(shape)
         else:
@@ -71,12 +73,15 @@ class Mechanism:
 
 
 def composed(law: Law, signal: float, rounds: int) -> float:
-    """Return mu or epsilon of several rounds with fresh noise: sqrt(T) mu, exact, or T epsilon.
+    """Return the exact privacy of several rounds with fresh noise.
 
     Args:
-        law: Of the noise.
-        signal: mu or epsilon of one round.
-        rounds: T.
+        law: of the noise.
+        signal: mu (Gaussian) or epsilon (Laplace) of one round.
+        rounds: T, how many there are.
+
+    Returns:
+        sqrt(T) mu or T epsilon.
     """
     if law == "gaussian":
         return signal * math.sqrt(rounds)

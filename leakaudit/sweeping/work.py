@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from leakaudit import registry
+from leakaudit._util import seeds
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.levels import levels
 from leakaudit.errors import LeakauditError
@@ -19,7 +20,6 @@ from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
-from leakaudit.pipeline import node_groups
 from leakaudit.protocols import recording
 from leakaudit.reconstruction import Attack
 from leakaudit.results import findings
@@ -175,7 +175,7 @@ def failure(status: str, says: str) -> dict[str, Json]:
 
 def _attacked(cell: Cell, fit: Sequence[GradientLeak], task: Task) -> list[attacking.Settled]:
     """Return what the attack made of the leaks, in their order."""
-    random = [node_groups.generator(cell.scenario.seed, leak.node) for leak in fit]
+    random = [seeds.generator(cell.scenario.seed, leak.node) for leak in fit]
     settings = {} if cell.attack == "auto" else dict(cell.settings)
     made = attacking.attack_together(fit, task, cell.attack, random, **settings)
     return sorted(made, key=lambda settled: settled.place)

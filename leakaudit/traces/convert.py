@@ -28,30 +28,37 @@ def convert(
     max_bytes: float = 4e9,
     shard_bytes: int = 1 << 30,
 ) -> None:
-    """Write the trace in `source` as `target`; the endings decide: .pt, .npz, .safetensors, or a folder (``name/``).
+    """Write a trace in another form; the endings decide which.
 
-    Raises LeakauditError where an array is missing or out of range, or the result would exceed max_bytes.
+    Args:
+        source: A .pt, .npz or .safetensors file, or a folder of shards.
+        target: A .pt, .npz or .safetensors file, or a folder (``name/``).
+        max_bytes: Largest result that is allowed.
+        shard_bytes: Size of a shard of a folder.
+
+    Raises:
+        LeakauditError: An array is missing or out of range, or the result would exceed max_bytes.
     """
-    old, new = Path(source), Path(target)
+    old = Path(source)
+    new = Path(target)
     folder = os.fspath(target).endswith("/") or new.is_dir()
     if not folder and new.suffix not in (".pt", *WRITE):
         raise LeakauditError(
-            f"convert: expected a target that ends in .pt, .npz, .safetensors or /, got {os.fspath(target)!r}"
+            "convert: expected a target that ends in .pt, .npz, .safetensors or /, "
+            f"got {os.fspath(target)!r}"
         )
     if old.resolve() == new.resolve():
         raise LeakauditError(f"convert: {old} cannot become itself; name another target")
-    trace = (
-        READ[old.suffix](old, max_bytes)
-        if old.suffix in READ and not old.is_dir()
-        else trace_file.load(old)
-    )
+    if old.suffix in READ and not old.is_dir():
+        trace = READ[old.suffix](old, max_bytes)
+    else:
+        trace = trace_file.load(old)
     if folder or new.suffix == ".pt":
         _record(trace, target, max_bytes, shard_bytes)
         return
     rows = sum(len(m.payload) for m in trace.messages)
-    if (
-        size := plan_size(len(trace), trace.columns[1] - trace.columns[0], trace.dtype, rows)
-    ) > max_bytes:
+    size = plan_size(len(trace), trace.columns[1] - trace.columns[0], trace.dtype, rows)
+    if size > max_bytes:
         raise LeakauditError(
             f"convert: {new} would take {human(size)}, max_bytes allows {human(max_bytes)}"
         )
@@ -85,27 +92,36 @@ def _record(
     with recorder:
         for m in trace.messages:
             for group in _groups(m):
-                at = int(group[0])
-                rows, row = np.unique(m.row.numpy()[group], return_inverse=True)
-                kind, secure = m.kinds[int(m.kind[at])], bool(m.secure[at])
-                out = recorder.send_many(
-                    int(m.round[at]),
-                    m.src.numpy()[group],
-                    m.dst.numpy()[group],
-                    kind,
-                    secure,
-                    row=row,
-                )
-                torch.index_select(m.payload, 0, torch.from_numpy(rows), out=out)
-                step("converting", int(m.round[at]), trace.rounds)
+                _send(recorder, m, group)
+                step("converting", int(m.round[int(group[0])]), trace.rounds)
         recorder.close(complete=trace.complete)
 
 
-def _groups(m: Messages) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Split messages by round, kind and secrecy, in the order of their rounds; within a group they keep theirs."""
+Places = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def _groups(m: Messages) -> Iterator[Places]:
+    """Split messages by round, kind and secrecy, in the order of their rounds.
+
+    Within a group they keep their order.
+    """
     columns = np.stack([m.round.numpy(), m.kind.numpy(), m.secure.numpy()])
     order = np.lexsort(columns[::-1])
     if len(order):
-        yield from np.split(
-            order, 1 + np.flatnonzero((np.diff(columns[:, order]) != 0).any(axis=0))
-        )
+        changes = (np.diff(columns[:, order]) != 0).any(axis=0)
+        yield from np.split(order, 1 + np.flatnonzero(changes))
+
+
+def _send(recorder: Recorder, m: Messages, group: Places) -> None:
+    """Record messages of one round, kind and secrecy; payloads of broadcasts stay stored once."""
+    first = int(group[0])
+    rows, row = np.unique(m.row.numpy()[group], return_inverse=True)
+    out = recorder.send_many(
+        int(m.round[first]),
+        m.src.numpy()[group],
+        m.dst.numpy()[group],
+        m.kinds[int(m.kind[first])],
+        bool(m.secure[first]),
+        row=row,
+    )
+    torch.index_select(m.payload, 0, torch.from_numpy(rows), out=out)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -18,45 +18,70 @@ from torch import Tensor
 import leakaudit
 from leakaudit._util.vocabulary import Vocabulary, finite
 from leakaudit.errors import LeakauditError
+from leakaudit.tasks.task import Task
 from leakaudit.trace import RECORDING, Graph, Json, Layout, TaskSpec, Trace, Truth
 from leakaudit.traces import trace_file
-from leakaudit.traces._storage import sidecar
 from leakaudit.traces._storage.arrays import integers, tensor
-from leakaudit.traces._storage.recording_file import Reel
+from leakaudit.traces._storage.recording_file import RecordingFile
 from leakaudit.traces._storage.sizes import estimate, human, plan_size, refuse_above
-from leakaudit.traces._storage.truth_file import TruthKeeper
+from leakaudit.traces._storage.table import TableFormat
+from leakaudit.traces._storage.truth_file import TruthBuilder
 from leakaudit.traces._storage.wellformed import FLOATS
-
-if TYPE_CHECKING:
-    from leakaudit.tasks.task import Task
-    from leakaudit.traces.arcs import Arcs
+from leakaudit.traces.arcs import Arcs
+from leakaudit.traces.writer import Integers, RecordingWriter
 
 __all__ = ["Recorder", "estimate", "human", "plan_size"]
+
+LAST_ROUND = (1 << 31) - 1  # what the int32 column of rounds can hold
 
 
 class Recorder:
     """Records messages into a trace, round by round.
 
-    A run that is killed leaves a trace up to its last whole round; one that ends with an exception does too, and
-    both are marked as incomplete. What stood at `path` before is replaced with the first message.
+    A run that is killed leaves a trace up to its last whole round, and so does one that ends with
+    an exception; both are marked as incomplete. Whatever stood at `path` before is replaced with
+    the first message.
 
-    path: a .pt file; a folder, where it exists or the text ends with "/", takes shards; None records in memory.
-    layout: of the flat model vector, the task's own by default. columns: (start, stop) of it that are recorded.
-    rounds, messages, rows: what is known of the size (rows: payloads, fewer than messages where one goes to several).
-    public: tensors that everybody has. secure_kinds: kinds of messages that travel encrypted.
-    truth: whether, or where, the truth is written if any is given; beside the trace by default.
-    private: plain values for the truth's provenance alone. keep_states, keep_curves: keep what `state`, `curve` is given.
-    id: of the recording, equal in trace and truth; drawn if it is None. Runs that share an id are told apart by another number, which is
-    always drawn.
-    hash: write a sha256 beside each file, None does up to 4 GiB. check: whether names, wires and numbers are held against what the
-    protocol and the task declare; False copies a recording as it is.
-    protocol: a registered victim, whose constants are `params` and whose kinds of messages are sent, or ``own:NAME`` for a protocol
-    that nobody has declared.
-    Raises LeakauditError, before anything is created, where the arguments do not fit, a protocol or constant is not known, the path
-    cannot be written or the recording would exceed max_bytes.
+    Args:
+        path: A .pt file. A folder, if it exists or the text ends with "/", takes shards. None
+            records in memory.
+        protocol: A registered victim, whose constants are `params` and whose kinds of messages are
+            sent, or ``own:NAME`` for a protocol that nobody has declared.
+        task: What is trained.
+        graph: Who can send to whom.
+        params: Constants of the protocol.
+        layout: Of the flat model vector; by default the task's own.
+        rounds: How many rounds there will be; None if that is not known.
+        messages: How many messages there will be; None if that is not known.
+        rows: How many payloads there will be, fewer than messages if one goes to several nodes; by
+            default as many.
+        dtype: Of the payloads.
+        columns: (start, stop) of the flat vector that is recorded; by default all of it.
+        public: Tensors that everybody has, by name.
+        secure_kinds: Kinds of messages that travel encrypted.
+        id: Of the recording, equal in trace and truth; drawn if None. Runs that share an id are
+            told apart by another number, which is always drawn.
+        truth: Whether, or where, the truth is written if any is given; by default beside the trace.
+        keep_states: Whether what `state` is given is kept.
+        keep_curves: Whether what `curve` is given is kept.
+        max_bytes: Largest recording that is allowed.
+        shard_bytes: Size of a shard of a folder.
+        hash: Whether a sha256 is written beside each file; None does so up to 4 GiB.
+        provenance: Plain values that describe the run, for the trace.
+        private: Plain values for the provenance of the truth only.
+        check: Whether names, wires and numbers are compared with what the protocol and the task
+            declare; False copies a recording as it is.
+
+    Attributes:
+        partial: Whether some nodes live in other processes.
+
+    Raises:
+        LeakauditError: Before anything is created: the arguments do not fit together, a protocol or
+            constant is not known, the path cannot be written, or the recording would exceed
+            max_bytes.
     """
 
-    partial = False  # whether some nodes live in other processes
+    partial = False
 
     def __init__(
         self,
@@ -85,91 +110,89 @@ class Recorder:
         private: Mapping[str, Json] | None = None,
         check: bool = True,
     ) -> None:
+        # What the session needs in order to accept or refuse a message.
         self.path = None if path is None else _followed(Path(path))
-        self.graph, self.dtype, self.id, self.rounds = (
-            graph,
-            dtype,
-            id or secrets.token_hex(16),
-            rounds,
-        )
+        self.graph = graph
+        self.dtype = dtype
+        self.id = id or secrets.token_hex(16)
+        self.rounds = rounds
         self.task, self.layout = _described(task, layout)
         self.columns = columns or (0, self.layout.size)
-        _check(
-            dtype, self.columns, self.layout, {"rounds": rounds, "messages": messages, "rows": rows}
-        )
+        self.keep_curves = keep_curves
+        self._keep_states = keep_states
+        self._secure_kinds = frozenset(secure_kinds)
+        self._round = 0
+        self._closed = False
+
+        # Refuse what cannot be recorded, before anything is created.
+        sizes = {"rounds": rounds, "messages": messages, "rows": rows}
+        _check(dtype, self.columns, self.layout, sizes)
         width = self.columns[1] - self.columns[0]
-        rows = messages if rows is None else rows
+        if rows is None:
+            rows = messages
         if messages is not None:
-            known: dict[str, Any] = {
-                "graph": graph,
-                "layout": self.layout,
-                "rounds": rounds,
-                "rows": rows,
-                "max_bytes": max_bytes,
-            }
-            refuse_above(max_bytes, estimate(messages, width, dtype, **known))
+            planned = estimate(
+                messages,
+                width,
+                dtype,
+                graph=graph,
+                layout=self.layout,
+                rounds=rounds,
+                rows=rows,
+                max_bytes=max_bytes,
+            )
+            refuse_above(max_bytes, planned)
         self.public = {
             name: tensor(value, f"public {name}").cpu().contiguous()
             for name, value in (public or {}).items()
         }
-        self._vocabulary = (
-            Vocabulary(protocol, params or {}, graph, rounds, self.public) if check else None
-        )
-        created = {"created": datetime.now(UTC).isoformat(timespec="seconds")}
-        made = {"leakaudit": leakaudit.__version__, "torch": torch.__version__, **created}
-        said = dict(provenance or {})
-        if check:  # what a gate relies on is the Recorder's own word; a copy keeps that of the recording it copies
-            said.pop("planned", None)
-            said.pop(RECORDING, None)
-            said |= {**created, "checked": True, **({} if rounds is None else {"planned": rounds})}
+        constants = params or {}
+        self._vocabulary: Vocabulary | None = None
+        if check:
+            self._vocabulary = Vocabulary(protocol, constants, graph, rounds, self.public)
+
+        # A copy of a trace that has no number of its own gets none, as its truth has none.
+        said = _provenance(provenance, rounds, check)
         own = dict(private or {})
-        if (
-            check or truth is not False
-        ):  # a copy of a trace that has no such number gets none, as its truth has none
+        if check or truth is not False:
             own[RECORDING] = said.setdefault(RECORDING, secrets.token_hex(16))
-        about = (
-            protocol,
-            params or {},
-            self.task,
-            graph,
-            self.layout,
-            self.columns,
-            0,
-            (),
-            self.public,
+
+        # The writer owns all files from here on.
+        described = Trace(
+            protocol=protocol,
+            params=constants,
+            task=self.task,
+            graph=graph,
+            layout=self.layout,
+            columns=self.columns,
+            rounds=0,
+            messages=(),
+            public=self.public,
+            id=self.id,
+            provenance=said,
+        )
+        format = TableFormat(trace_file.head(described), width, dtype)
+        in_folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
+        self._writer = RecordingWriter(
+            RecordingFile(
+                self.path,
+                format,
+                size=(messages, rows),
+                limit=max_bytes,
+                shard_bytes=shard_bytes if in_folder else None,
+            ),
+            TruthBuilder(
+                self.task,
+                graph.nodes,
+                limit=max_bytes,
+                provenance=own,
+                check=check,
+                samples=_samples(constants),
+            ),
+            _truth_path(self.path, truth),
             self.id,
-        )
-        head = trace_file.head(Trace(*about, provenance={**made, **said}))
-        folder = path is not None and (os.fspath(path).endswith("/") or Path(path).is_dir())
-        self._reel = Reel(
-            self.path,
-            shard_bytes if folder else None,
-            head,
-            width,
-            dtype,
-            (messages, rows),
-            max_bytes,
-        )
-        beside = (
-            trace_file.truth_path(self.path) if truth is True and self.path is not None else None
-        )
-        self._truth_path = beside if isinstance(truth, bool) else Path(truth)
-        samples = (params or {}).get("samples")
-        self._keeper = TruthKeeper(
-            self.task,
-            graph.nodes,
-            max_bytes,
-            own,
-            check,
-            samples if isinstance(samples, int) else 0,
-        )
-        self.keep_curves = keep_curves
-        self._keep_states, self._secure_kinds, self._hash = (
-            keep_states,
-            frozenset(secure_kinds),
             hash,
         )
-        self._round, self._uncommitted, self._truth_written, self._closed = 0, False, False, False
 
     def __enter__(self) -> Self:
         return self
@@ -197,15 +220,25 @@ class Recorder:
     ) -> None:
         """Record one message, or a broadcast to several nodes, which is stored once.
 
-        value: (c,) the recorded columns, or (d,) the whole vector; of torch, numpy or anything with DLPack or ``__array__``.
-        A round number that grows commits the rounds before. Raises LeakauditError for a node or a wire that is not there, a kind that
-        the protocol does not send, a round that lies before the last, a vector of another length, or one with NaN or infinity.
+        A round number that grows commits the rounds before.
+
+        Args:
+            round: Of the message, not before that of earlier ones.
+            src: Its sender.
+            dst: Its receiver, or receivers.
+            kind: Name of its kind.
+            value: (c,) The recorded columns, or (d,) the whole vector; of torch, numpy or anything
+                with DLPack or ``__array__``.
+            secure: Whether it travels encrypted.
+
+        Raises:
+            LeakauditError: There is no such node or wire, the protocol does not send this kind, the
+                round lies before the last, or the vector has another length or holds NaN or
+                infinity.
         """
-        vector, sender, to = (
-            self._vector(value),
-            integers(src, "src", self.graph.nodes),
-            integers(dst, "dst", self.graph.nodes),
-        )
+        vector = self._vector(value)
+        sender = integers(src, "src", self.graph.nodes)
+        to = integers(dst, "dst", self.graph.nodes)
         if len(sender) != 1:
             raise LeakauditError(
                 f"send: expected one src, got {len(sender)}; send_many takes several"
@@ -214,22 +247,41 @@ class Recorder:
             return
         if self._vocabulary is not None:
             finite(vector, f"round {round}: message {kind!r} of node {sender[0]}")
-        self._append(round, sender, to, kind, secure, np.zeros(len(to), np.int64))[0].copy_(vector)
+        all_the_same = np.zeros(len(to), np.int64)
+        self._append(round, sender, to, kind, secure, all_the_same)[0].copy_(vector)
 
     def send_many(
         self, round: int, src: Any, dst: Any, kind: str, secure: bool = False, row: Any = None
     ) -> Tensor:
-        """Record k messages src (k,) -> dst (k,) and return their payloads (k, c), to be written until the round ends.
+        """Record several messages of one kind.
 
-        row: (k,) which of the payloads each message carries, 0 to max(row), where some are sent to several nodes.
+        Args:
+            round: Of the messages, not before that of earlier ones.
+            src: (k,) Senders.
+            dst: (k,) Receivers.
+            kind: Name of their kind.
+            secure: Whether they travel encrypted.
+            row: (k,) Which payload each message carries, 0 to max(row), if some go to several
+                nodes; by default each carries its own.
+
+        Returns:
+            (max(row) + 1, c) The payloads, to be written before the round ends.
+
+        Raises:
+            LeakauditError: As `send`, or src, dst and row are not equally long.
         """
-        src, dst = integers(src, "src", self.graph.nodes), integers(dst, "dst", self.graph.nodes)
-        rows = np.arange(len(src)) if row is None else integers(row, "row", max(1, len(src)))
-        if not len(src) == len(dst) == len(rows):
+        senders = integers(src, "src", self.graph.nodes)
+        to = integers(dst, "dst", self.graph.nodes)
+        if row is None:
+            rows: Integers = np.arange(len(senders))
+        else:
+            rows = integers(row, "row", max(1, len(senders)))
+        if not len(senders) == len(to) == len(rows):
             raise LeakauditError(
-                f"send_many: expected as many src as dst and row, got {len(src)}, {len(dst)} and {len(rows)}"
+                "send_many: expected as many src as dst and row, "
+                f"got {len(senders)}, {len(to)} and {len(rows)}"
             )
-        return self._append(round, src, dst, kind, secure, rows)
+        return self._append(round, senders, to, kind, secure, rows)
 
     def exchange(
         self,
@@ -240,48 +292,89 @@ class Recorder:
         secure: bool = False,
         instead: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """Let messages travel that carry rows of values (rows, d), and return what the receivers hold: here the values themselves.
+        """Carry out an exchange of messages and return what the receivers hold.
 
-        An engine of several processes fills in what arrived (docs/engines.md). instead: what stands for a row that did not arrive.
+        All nodes live in this process, so they hold the values themselves. An engine of several
+        processes returns what arrived (docs/engines.md).
+
+        Args:
+            round: Of the messages.
+            kind: Name of their kind.
+            values: (rows, d) The payloads.
+            arcs: Who sends which of them to whom.
+            secure: Whether they travel encrypted.
+            instead: Gives what stands for rows that did not arrive; not needed here.
+
+        Returns:
+            (rows, d) The payloads as received.
         """
         src, dst, row, used = arcs.recorded
         if len(src):
             columns = slice(*self.columns)
-            sent = (
-                values[:, columns]
-                if len(used) == len(values)
-                else values[used.to(values.device), columns]
-            )
+            if len(used) == len(values):
+                sent = values[:, columns]
+            else:
+                sent = values[used.to(values.device), columns]
             self.send_many(round, src, dst, kind, secure=secure, row=row).copy_(sent)
         return values
 
     def end_round(self, round: int) -> None:
-        """Commit: from here on the messages up to this round are in the trace, whatever happens to the program."""
+        """Commit: from here on the messages up to this round are in the trace.
+
+        Args:
+            round: The round that is over.
+        """
         self._enter_round(round)
-        self._reel.commit(round)
-        self._uncommitted = False
+        self._writer.commit(round)
 
     def truth(self, node: int, x: Any, y: Any, index: Any = None) -> None:
-        """Keep a node's samples: x (b, *shape) or one (*shape), y (b,), index (b,) rows in the data set."""
-        self._keeper.add(node, x, y, index)
+        """Keep a node's samples.
+
+        Args:
+            node: Their owner.
+            x: (b, *shape) Inputs, or one (*shape).
+            y: (b,) Labels.
+            index: (b,) Their rows in the data set; None if there is none.
+        """
+        self._writer.truth.add(node, x, y, index)
 
     def pool(self, x: Any) -> None:
-        """Keep the data set's other records (p, *shape), among which a true one must be told."""
-        self._keeper.pool(x)
+        """Keep the data set's other records, among which a true one must be told apart.
+
+        Args:
+            x: (p, *shape) Inputs.
+        """
+        self._writer.truth.pool(x)
 
     def state(self, name: str, round: int, value: Any) -> None:
-        """Keep private vectors of a round, e.g. (N, d), where the recorder was asked to keep states."""
+        """Keep private vectors of a round, if the recorder was asked to keep states.
+
+        Args:
+            name: Of the vectors.
+            round: At whose end they have these values.
+            value: The vectors, for example (N, d).
+        """
         if self._keep_states:
-            self._keeper.state(name, round, value)
+            self._writer.truth.state(name, round, value)
 
     def curve(self, name: str, round: int, value: float) -> None:
-        """Keep a number of a round, e.g. the loss, where the recorder was asked to keep curves."""
+        """Keep a number of a round, if the recorder was asked to keep curves.
+
+        Args:
+            name: Of the number, for example ``loss``.
+            round: Its round.
+            value: The number.
+        """
         if self.keep_curves:
-            self._keeper.state(name, round, torch.tensor(value, dtype=torch.float64))
+            self._writer.truth.state(name, round, torch.tensor(value, dtype=torch.float64))
 
     def close(self, complete: bool = True) -> None:
-        """End the recording with the round that is under way; complete=False marks it as cut short."""
-        if self._uncommitted:
+        """End the recording with the round that is under way.
+
+        Args:
+            complete: False marks it as cut short.
+        """
+        if self._writer.pending:
             self.end_round(self._round)
         self._end(complete)
 
@@ -290,89 +383,75 @@ class Recorder:
         """What was recorded; after `close`."""
         if not self._closed:
             raise LeakauditError("the recording is still open; close it first")
-        return self._reel.trace()
+        return self._writer.trace()
 
     @property
     def truth_record(self) -> Truth:
         """The truth that was given."""
-        return self._keeper.build(self.id)
+        return self._writer.truth_record()
 
     def _vector(self, value: Any) -> Tensor:
-        vector, (start, stop) = tensor(value, "value"), self.columns
-        if (
-            vector.dim() != 1
-            or len(vector) not in (stop - start, self.layout.size)
-            or vector.is_complex()
-        ):
-            expected = " or ".join(str(n) for n in dict.fromkeys((stop - start, self.layout.size)))
+        """Return the recorded columns of a vector, which may be whole or cut already."""
+        vector = tensor(value, "value")
+        start, stop = self.columns
+        lengths = (stop - start, self.layout.size)
+        if vector.dim() != 1 or len(vector) not in lengths or vector.is_complex():
+            expected = " or ".join(str(n) for n in dict.fromkeys(lengths))
             raise LeakauditError(
-                f"value: expected a vector of {expected} real numbers, got {vector.dtype} of shape {tuple(vector.shape)}"
+                f"value: expected a vector of {expected} real numbers, "
+                f"got {vector.dtype} of shape {tuple(vector.shape)}"
             )
-        return vector if len(vector) == stop - start else vector[start:stop]
+        if len(vector) == stop - start:
+            return vector
+        return vector[start:stop]
 
-    def _append(self, round: int, src: Any, dst: Any, kind: str, secure: bool, row: Any) -> Tensor:
+    def _append(
+        self, round: int, src: Integers, dst: Integers, kind: str, secure: bool, row: Integers
+    ) -> Tensor:
+        """Check messages against the protocol and hand them to the writer."""
         self._enter_round(round)
         if self._vocabulary is not None:
             self._vocabulary.check(round, src, dst, kind)
-        self._start_truth()
-        tape = self._reel.tape(round)
-        count = int(row.max()) + 1 if len(row) else 0
         closed = secure or kind in self._secure_kinds
-        payload = tape.append(len(dst), count, (round, src, dst, tape.kind(kind), row, closed))
-        self._uncommitted = True
-        return payload
+        return self._writer.append(round, src, dst, kind, row, closed)
 
     def _enter_round(self, round: int) -> None:
         """Check the round's number, and commit the one before."""
         if self._closed:
             raise LeakauditError("the recording is closed")
-        last = (1 << 31) - 1 if self.rounds is None else self.rounds
+        last = LAST_ROUND if self.rounds is None else self.rounds
         if not hasattr(round, "__index__") or not 0 <= round <= last:
             raise LeakauditError(f"round {round}: expected a whole number from 0 to {last}")
         if round < self._round:
             raise LeakauditError(
-                f"round {round} comes after round {self._round}; send in order (an asynchronous run: number its ticks)"
+                f"round {round} comes after round {self._round}; send in order "
+                "(an asynchronous run: number its ticks)"
             )
-        if round > self._round and self._uncommitted:
-            self._reel.commit(self._round)
-            self._uncommitted = False
+        if round > self._round and self._writer.pending:
+            self._writer.commit(self._round)
         self._round = int(round)
 
-    def _start_truth(self) -> None:
-        """Write the truth that is known when recording starts, so that a killed run has it."""
-        if not self._reel.started:
-            self._write_truth()
-
-    def _write_truth(self) -> None:
-        if self._truth_path is not None and self._keeper.changed:
-            sidecar.beside(self._truth_path).unlink(missing_ok=True)
-            trace_file.save_truth(self._keeper.build(self.id), self._truth_path)
-            self._keeper.changed, self._truth_written = False, True
-
     def _end(self, complete: bool) -> None:
-        if self._closed or not (complete or self._reel.started):
+        """Finish all files; a recording that was cut short before its first message leaves none."""
+        if self._closed or not (complete or self._writer.started):
             self._closed = True
             return
-        self._start_truth()
+        self._writer.begin()
         self._closed = True
-        reached = self.rounds is not None and self._round >= self.rounds - 1
-        self._reel.finish(
-            (self.rounds if reached and self.rounds is not None else self._round)
-            if complete
-            else None
-        )
-        self._reel.seal(self._hash)
-        self._write_truth()
-        if self._truth_path is not None and self._truth_written and self._hash is not False:
-            sidecar.write(self._truth_path)
+        if not complete:
+            self._writer.finish(None)
+        elif self.rounds is not None and self._round >= self.rounds - 1:
+            # A loop may count its rounds from 0 or from 1, so the last is `rounds - 1` or `rounds`.
+            self._writer.finish(self.rounds)
+        else:
+            self._writer.finish(self._round)
 
 
 def _described(task: TaskSpec | Task, layout: Layout | None) -> tuple[TaskSpec, Layout]:
+    """Return the description of a task, and the layout that was given or its own."""
     if not isinstance(task, TaskSpec):
         return task.spec, layout or task.layout
     if layout is None:
-        from leakaudit.tasks.task import Task
-
         layout = Task.build(task).layout
     return task, layout
 
@@ -385,14 +464,50 @@ def _followed(path: Path) -> Path:
 def _check(
     dtype: torch.dtype, columns: tuple[int, int], layout: Layout, sizes: Mapping[str, int | None]
 ) -> None:
+    """Raise LeakauditError for a type, columns or sizes that no recording can have."""
     if dtype not in FLOATS:
-        raise LeakauditError(
-            f"dtype: expected {', '.join(str(d).removeprefix('torch.') for d in FLOATS)}, got {dtype}"
-        )
+        known = ", ".join(str(d).removeprefix("torch.") for d in FLOATS)
+        raise LeakauditError(f"dtype: expected {known}, got {dtype}")
     if len(columns) != 2 or not 0 <= columns[0] < columns[1] <= layout.size:
         raise LeakauditError(
-            f"columns: expected (start, stop) within a model of {layout.size} parameters, got {columns}"
+            f"columns: expected (start, stop) within a model of {layout.size} parameters, "
+            f"got {columns}"
         )
     for name, size in sizes.items():
         if size is not None and size < 0:
             raise LeakauditError(f"{name}: expected a number from 0 on, got {size}")
+
+
+def _provenance(
+    given: Mapping[str, Json] | None, rounds: int | None, check: bool
+) -> dict[str, Json]:
+    """Return what the trace says of its origin.
+
+    A gate relies on `created`, `checked`, `planned` and the recording's number, so a recorder that
+    checks writes them itself. A copy keeps those of the recording that it copies.
+    """
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    made = {"leakaudit": leakaudit.__version__, "torch": torch.__version__, "created": created}
+    said = dict(given or {})
+    if check:
+        said.pop("planned", None)
+        said.pop(RECORDING, None)
+        said |= {"created": created, "checked": True}
+        if rounds is not None:
+            said["planned"] = rounds
+    return {**made, **said}
+
+
+def _samples(params: Mapping[str, Json]) -> int:
+    """Return how many records a node may have, 0 for any number."""
+    samples = params.get("samples")
+    return samples if isinstance(samples, int) else 0
+
+
+def _truth_path(path: Path | None, truth: bool | str | os.PathLike[str]) -> Path | None:
+    """Return where the truth is written, None for nowhere."""
+    if not isinstance(truth, bool):
+        return Path(truth)
+    if truth and path is not None:
+        return trace_file.truth_path(path)
+    return None

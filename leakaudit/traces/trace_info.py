@@ -1,4 +1,7 @@
-"""What a trace holds, and whether all of it is sound: `leakaudit trace info` and `leakaudit trace verify`."""
+"""What a trace holds, and whether all of it is sound.
+
+The commands `leakaudit trace info` and `leakaudit trace verify`.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,23 @@ from leakaudit.trace import Json, Messages, Trace
 from leakaudit.traces import gaps, trace_file
 from leakaudit.traces._storage import shards, sidecar
 
-CHUNK = 32 << 20  # bytes of payload that are looked at together
+CHUNK = 32 << 20  # bytes of payload that are looked at together: a choice
 
 
 def info(path: str | os.PathLike[str]) -> dict[str, Json]:
-    """Return the facts of a trace as plain values, without reading its payloads. Raises as `tracefile.load` does."""
+    """Return the facts of a trace as plain values, without reading its payloads.
+
+    Args:
+        path: A .pt file or a folder.
+
+    Raises:
+        LeakauditError: As `leakaudit.traces.trace_file.load` does.
+    """
     path = Path(path)
     trace = trace_file.load(path, verify=False)
-    files = [path] if path.is_file() else [path / name for name in shards.read(path).files]
+    files = [path]
+    if not path.is_file():
+        files = [path / name for name in shards.read(path).files]
     return {
         "path": str(path),
         "format": trace_file.TRACE,
@@ -50,49 +62,59 @@ def info(path: str | os.PathLike[str]) -> dict[str, Json]:
 
 
 def _missing(trace: Trace) -> dict[str, Json]:
-    """``missing``, where something is."""
+    """Return the entry ``missing``, if anything is."""
     said = gaps.sentences(trace)
     return {"missing": said} if said else {}
 
 
 def _kinds(trace: Trace) -> dict[str, dict[str, int]]:
-    """Messages and secure messages of each kind."""
+    """Count messages and secure messages of each kind."""
     counts = {kind: {"messages": 0, "secure": 0} for kind in trace.kinds()}
     for m in trace.messages:
-        for key, which in (("messages", m.kind), ("secure", m.kind[m.secure])):
-            for kind, count in zip(
-                m.kinds, torch.bincount(which, minlength=len(m.kinds)).tolist(), strict=True
-            ):
-                counts[kind][key] += count
+        sent = torch.bincount(m.kind, minlength=len(m.kinds)).tolist()
+        secure = torch.bincount(m.kind[m.secure], minlength=len(m.kinds)).tolist()
+        for kind, total, closed in zip(m.kinds, sent, secure, strict=True):
+            counts[kind]["messages"] += total
+            counts[kind]["secure"] += closed
     return counts
 
 
 def verify(path: str | os.PathLike[str]) -> dict[str, Json]:
-    """Check a trace through and through: sha256 where there is one, form, and that every payload is finite.
+    """Check a whole trace: its sha256 if there is one, its form, and that payloads are finite.
 
-    Returns the sha256 (None where there is none beside it), how many messages and values were checked, and ``missing``, in sentences,
-    where the engine that recorded the run says that something is.
-    Raises LeakauditError with the first thing that is wrong; for a payload, with round, nodes and kind.
+    Args:
+        path: A .pt file or a folder.
+
+    Returns:
+        The sha256 (None if there is none beside it), how many messages and values were checked, and
+        ``missing``, in sentences, if the engine that recorded the run states that something is.
+
+    Raises:
+        LeakauditError: With the first thing that is wrong; for a payload, with round, nodes and
+            kind.
     """
     path = Path(path)
     main = shards.place(path) if path.is_dir() else path
     sha = sidecar.recorded(main) if main.is_file() else None
     trace = trace_file.load(path, verify=sha is not None)
-    total, done = sum(len(m.payload) for m in trace.messages), 0
+    total = sum(len(m.payload) for m in trace.messages)
+    done = 0
     for m in trace.messages:
-        rows = max(1, CHUNK // max(1, m.payload.shape[1] * m.payload.element_size()))
+        row_bytes = max(1, m.payload.shape[1] * m.payload.element_size())
+        rows = max(1, CHUNK // row_bytes)
         for at in range(0, len(m.payload), rows):
             part = m.payload[at : at + rows]
-            if not bool((finite := torch.isfinite(part)).all()):
-                _name_worst(m, at + int((~finite).any(dim=1).int().argmax()), path)
+            finite = torch.isfinite(part)
+            if not bool(finite.all()):
+                first = int((~finite).any(dim=1).int().argmax())
+                _name_worst(m, at + first, path)
             done += len(part)
             step("checking", done, total)
-    values = sum(m.payload.numel() for m in trace.messages)
     return {
         "path": str(path),
         "sha256": sha,
         "messages": len(trace),
-        "values": values,
+        "values": sum(m.payload.numel() for m in trace.messages),
         **_missing(trace),
     }
 
@@ -105,8 +127,10 @@ def _name_worst(m: Messages, row: int, path: Path) -> None:
             f"{path}: payload {row} holds values that are not finite, and no message carries it"
         )
     k = int(carrying[0])
+    round = int(m.round[k])
     bad = int((~torch.isfinite(m.payload[row])).sum())
-    what = f"message {m.kinds[int(m.kind[k])]!r} {int(m.src[k])} -> {int(m.dst[k])} of round {int(m.round[k])}"
+    ends = f"{int(m.src[k])} -> {int(m.dst[k])}"
     raise LeakauditError(
-        f"{path}: {what} holds {bad} values that are not finite; attack it with --rounds 0:{int(m.round[k])}"
+        f"{path}: message {m.kinds[int(m.kind[k])]!r} {ends} of round {round} "
+        f"holds {bad} values that are not finite; attack it with --rounds 0:{round}"
     )

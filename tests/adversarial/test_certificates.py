@@ -17,8 +17,8 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.api import attack_one
 from leakaudit.cli import main
+from leakaudit.inversion.attacking import attack_one
 from leakaudit.inversion.exact import uniqueness
 from leakaudit.inversion.exact.pixel_grid import others_between
 from leakaudit.inversion.exact.uniqueness import Rows

@@ -12,7 +12,7 @@ import torch
 from leakaudit import registry
 from leakaudit.gate.config import Check
 from leakaudit.gate.fidelity import Fidelity
-from leakaudit.gate.rules import Rule, Status
+from leakaudit.gate.rule import Rule, Status
 from leakaudit.gate.runs import Recorded
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario

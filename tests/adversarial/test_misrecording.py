@@ -91,6 +91,7 @@ class Case:
         edits: of train.py.
         seeds: runs that it takes to tell.
         gate: edits of leakaudit.toml.
+        slow: whether a faster case is of the same kind, found by the same test of the gate.
     """
 
     code: int
@@ -98,6 +99,7 @@ class Case:
     edits: Edits
     seeds: int = 2
     gate: Edits = ()
+    slow: bool = False
 
 
 def sent(value: str) -> Edits:
@@ -355,10 +357,10 @@ CASES = {
         1, "noise used twice", generated("1000 * seed + k + t")
     ),
     "noise keyed by node times round": Case(
-        1, "noise used twice", generated("[seed, (k + 1) * t]")
+        1, "noise used twice", generated("[seed, (k + 1) * t]"), slow=True
     ),
     "noise with a period of 20 rounds": Case(
-        1, "noise used twice", (LONG, *generated("[seed, k, t % 20]")), gate=LONG_EPSILON
+        1, "noise used twice", (LONG, *generated("[seed, k, t % 20]")), gate=LONG_EPSILON, slow=True
     ),
     "noise of one of two lists": Case(
         1,
@@ -368,9 +370,10 @@ CASES = {
             (START, f"{START}    noise = np.random.default_rng(9 + seed % 2)\n"),
         ),
         seeds=3,
+        slow=True,
     ),
     "noise keyed by the record": Case(
-        1, "noise used twice|noise that repeats", generated("[int(mine[k]) // 8, t]")
+        1, "noise used twice|noise that repeats", generated("[int(mine[k]) // 8, t]"), slow=True
     ),
     "noise of a module's generator": Case(
         1, "starts anew with every process: .* with seed 1 is that of .* with seed 0", MODULE
@@ -385,6 +388,7 @@ CASES = {
             (NOISE, NOISE.replace("rng.", "np.random.")),
             ("SIGMA = 0.25", "np.random.seed(1)\nSIGMA = 0.25"),
         ),
+        slow=True,
     ),
     "noise that torch draws unseeded": Case(
         1,
@@ -395,6 +399,7 @@ CASES = {
                 "import torch; return model + SIGMA * torch.randn(len(model), dtype=torch.float64).numpy()",
             ),
         ),
+        slow=True,
     ),
     "one row of noise for all classes": Case(
         1,
@@ -402,7 +407,10 @@ CASES = {
         ((NOISE, f"{ROW}; return model + SIGMA * np.append(np.tile(row, CLASSES), end)"),),
     ),
     "half of the numbers are drawn": Case(
-        1, "", ((NOISE, "return model + SIGMA * np.repeat(rng.normal(size=len(model) // 2), 2)"),)
+        1,
+        "",
+        ((NOISE, "return model + SIGMA * np.repeat(rng.normal(size=len(model) // 2), 2)"),),
+        slow=True,
     ),
     "noise in a hundred dimensions": Case(
         1,
@@ -421,7 +429,7 @@ CASES = {
         1, "linear.bias|coordinate", ((NOISE, f"{ZEROED.format('-CLASSES:')}"),), gate=NO_LABELS
     ),
     "one coordinate with half of its noise": Case(
-        1, "too little noise: the noise of coordinate 7 ", ((NOISE, HALVED),), seeds=16
+        1, "too little noise: the noise of coordinate 7 ", ((NOISE, HALVED),), seeds=16, slow=True
     ),
     "one message of the second run without noise": Case(
         1,
@@ -439,6 +447,7 @@ CASES = {
         "times the gradients of the truth, expected 1",
         (("CLIP / np.lin", "2 * CLIP / np.lin"),),
         seeds=8,
+        slow=True,
     ),
     "other records of the same classes": Case(
         3,
@@ -559,7 +568,13 @@ def checked(repo: Path, case: Case, capsys: pytest.CaptureFixture[str]) -> tuple
     return code, (out.splitlines() or err.splitlines() or [""])[0] if code in (0, 1, 3) else err
 
 
-@pytest.mark.parametrize("name", CASES)
+NAMED = [
+    pytest.param(name, marks=[pytest.mark.slow] if case.slow else [])
+    for name, case in CASES.items()
+]
+
+
+@pytest.mark.parametrize("name", NAMED)
 def test_a_wrong_recording_is_never_a_pass(
     repo: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from leakaudit.adversary import Adversary
+from leakaudit.auditing.canary import Guesses
 from leakaudit.auditing.evidence import Successes
 from leakaudit.auditing.levels import levels
 from leakaudit.auditing.measure import Blind, Measured, _attacked
@@ -77,19 +79,19 @@ def test_refused_nodes_count_as_the_mean_image(
 ) -> None:
     """They dropped out of the mean before: what was left of an attack looked as strong as ever."""
     plan = replace(PLAN, seeds=1)
-    whole = made(plan).values("psnr", 0, "eavesdropper", "analytic")
+    whole = made(plan).values("psnr", 0, Adversary(), "analytic")
     assert whole is not None
     assert whole["mean"] > 60
     refusing(monkeypatch, lambda _, node: node in refused)
     part = made(plan)
-    found = part.values("psnr", 0, "eavesdropper", "analytic")
+    found = part.values("psnr", 0, Adversary(), "analytic")
     values = [v for o in part.outcomes for v in o.score.psnr or () if v is not None]
     assert len(values) == 3 - len(refused)
     wanted = [*values, *(v for node in refused for v in blind(part.truth, node))]
     assert found == pytest.approx(
         {"best": max(wanted), "median": median(wanted), "mean": fmean(wanted)}, rel=1e-5
     )
-    assert len(part.refused(0, "eavesdropper", "analytic")) == len(refused)
+    assert len(part.refused(0, Adversary(), "analytic")) == len(refused)
 
 
 def test_the_more_nodes_an_attack_refuses_the_less_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +102,14 @@ def test_the_more_nodes_an_attack_refuses_the_less_it_gets(monkeypatch: pytest.M
             refusing(patch, lambda _, node, count=count: node < count)  # type: ignore[misc]
             part = made()
         for metric, column in means.items():
-            found = part.values(metric, 0, "eavesdropper", "analytic")
+            found = part.values(metric, 0, Adversary(), "analytic")
             assert found is not None
             column.append(found["mean"])
     assert means["psnr"] == sorted(means["psnr"], reverse=True)
     assert means["ssim"] == sorted(means["ssim"], reverse=True)
     assert means["relative_error"] == sorted(means["relative_error"])
     refusing(monkeypatch, lambda *_: True)
-    assert made().values("psnr", 0, "eavesdropper", "analytic") is None
+    assert made().values("psnr", 0, Adversary(), "analytic") is None
 
 
 def test_a_seed_that_was_refused_is_a_trial_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +118,7 @@ def test_a_seed_that_was_refused_is_a_trial_that_failed(monkeypatch: pytest.Monk
     refusing(monkeypatch, lambda before, _: before % 2 == 0)
     part = made(plan)
     none = Replays(torch.empty(0), torch.empty(0, 0))
-    view = Measured(0, "eavesdropper", 0, none, none, (0, 0, 0, ""), 0.0)
+    view = Measured(0, Adversary(), 0, none, none, Guesses(0, 0, 0, ""), 0.0)
     counted = [
         evidence for _, _, evidence, _ in _attacked(plan, Blind(97, 1, 0.01, 0.01, ""), view, part)
     ]

@@ -20,6 +20,7 @@ from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.results import findings, wording
+from leakaudit.results.model import Scores, fitted
 from leakaudit.scoring.scoring import Score, score
 from leakaudit.sweeping import points
 from leakaudit.tasks import data
@@ -219,7 +220,7 @@ def test_missed_records_count_as_the_mean_of_all_others() -> None:
     assert plain is not None
     assert plain["psnr"]["missed"] == pytest.approx(blind, rel=1e-5)
     assert (
-        wording._spread(plain, "psnr", "{:.1f}")
+        wording.spread(fitted(plain, Scores).psnr, "{:.1f}")
         == f"{wanted['median']:.1f} ({wanted['min']:.1f} to 200.0)"
     )
     column = points.columns([{"scores": plain, "certified": 0}], 4, 10.0)

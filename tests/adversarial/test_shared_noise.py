@@ -71,7 +71,7 @@ def _noise(node: int, rest: Floats, signal: Floats) -> Noise:
 
 
 def told(found: Draws) -> list[tuple[str, str]]:
-    return [*found.shared(), *found.wrong()]
+    return [(one.about, one.says) for one in (*found.shared(), *found.wrong())]
 
 
 @pytest.fixture

@@ -269,7 +269,7 @@ def test_workers_have_the_environment_of_the_sweep_that_starts_them(
 def test_a_process_that_dies_takes_one_cell_with_it_which_is_tried_again_later(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from leakaudit.pipeline.node_groups import generator
+    from leakaudit._util.seeds import generator
 
     monkeypatch.chdir(file.parent)
     (file.parent / "fragile_attack.py").write_text(FRAGILE)

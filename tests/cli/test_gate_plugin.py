@@ -186,12 +186,19 @@ def test_what_workers_of_xdist_measured_is_written_once_by_the_main_process(tmp_
         }
 
     def config(**more: Any) -> Any:
-        return SimpleNamespace(leakaudit_cells={}, getoption=lambda name: "a reason", **more)
+        made = SimpleNamespace(
+            stash=pytest.Stash(),
+            addinivalue_line=lambda name, line: None,
+            getoption=lambda name: "a reason",
+            **more,
+        )
+        pytest_plugin.pytest_configure(made)  # type: ignore[arg-type]
+        return made
 
     main, outputs = config(), []
     for name in ("a/e/x", "b/e/x"):
         worker = config(workeroutput={})
-        worker.leakaudit_cells = cells(name)
+        worker.stash[pytest_plugin._MEASURED] = cells(name)
         pytest_plugin.pytest_sessionfinish(SimpleNamespace(config=worker))  # type: ignore[arg-type]
         assert not path.exists()
         outputs.append(worker.workeroutput)

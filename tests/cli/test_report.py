@@ -15,11 +15,13 @@ import pytest
 import torch
 from invoked import refused
 from PIL import Image
+from records import column, finding, record
 
 from leakaudit import registry
 from leakaudit.cli import main
 from leakaudit.rendering import gallery
 from leakaudit.results import record_file
+from leakaudit.results.model import Finding, fitted
 from leakaudit.traces import trace_file
 
 RECORD = [
@@ -174,7 +176,8 @@ def _file(path: Path, text: str) -> Path:
 
 
 def entries(*psnr: float) -> list[gallery.Entry]:
-    return [gallery.Entry({}, k, k, value) for k, value in enumerate(psnr)]
+    some = fitted(finding(0), Finding)
+    return [gallery.Entry(some, k, k, value) for k, value in enumerate(psnr)]
 
 
 def test_best_median_worst_and_random_pictures_are_chosen() -> None:
@@ -207,25 +210,17 @@ def test_64_large_colour_pictures_stay_under_a_megabyte(tmp_path: Path) -> None:
     np.savez(tmp_path / "originals.npz", node0=x)
     np.savez(tmp_path / "reconstructions.npz", x0=x / np.float32(255))
     scores = {
-        "psnr": {"per_image": [float(k) for k in range(64)]},
+        "psnr": column(*map(float, range(64))),
+        "chance": None,
+        "labels_found": None,
         "matched": list(range(64)),
         "not_recovered": 0,
     }
-    shared = {
-        "attack": "dlg",
-        "batch": 64,
-        "certified": 0,
-        "certificate": {"name": "APPROXIMATE"},
-        "residual": 0.1,
-    }
-    images = {"file": "reconstructions.npz", "x": "x0", "y": None}
     found = [
-        {**shared, "adversary": f"node:{k + 1}", "node": 0, "scores": scores, "images": images}
+        finding(0, adversary=f"node:{k + 1}", batch=64, certified=0, scores=scores)
         for k in range(4)
     ]
-    made = gallery.with_pictures({"findings": found, "originals": "originals.npz"}, tmp_path)[
-        "gallery"
-    ]
+    made = gallery.with_pictures(record(*found), tmp_path)["gallery"]
     shown = [image for section in made for image in section["images"]]
     assert len(shown) == 64
     assert all(image["found"] and image["original"] for image in shown)

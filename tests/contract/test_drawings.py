@@ -8,11 +8,25 @@ from xml.etree import ElementTree as Tree
 
 import pytest
 from markupsafe import Markup
+from records import RECORDS, Record
+from records import column as measured
+from records import finding as entry
 
 from leakaudit.rendering.html import curves, heat, svg, topology
-from leakaudit.rendering.html.shades import STEPS, step
+from leakaudit.rendering.html.shades import STEPS, Scene, shaded, step
+from leakaudit.results.model import AuditRecord, Finding, TraceSummary, fitted
 
-RING = {"nodes": 5, "edges": 5, "links": [[k, (k + 1) % 5] for k in range(5)]}
+RING: Record = {"nodes": 5, "edges": 5, "links": [[k, (k + 1) % 5] for k in range(5)]}
+
+
+def network(**sizes: Any) -> TraceSummary:
+    rest = {"protocol": "pdmm", "data": "faces", "model": "mlp", "rounds": 5, "shape": [2]}
+    return fitted({**rest, "classes": 2, **sizes}, TraceSummary)
+
+
+def scene(rounds: int, *findings: Finding) -> Scene:
+    shades = tuple(map(shaded, findings))
+    return Scene(network(nodes=1000, edges=0, rounds=rounds), shades, ())
 
 
 def parts(drawing: Markup | None, tag: str, word: str = "") -> list[Tree.Element]:
@@ -38,7 +52,7 @@ def parts(drawing: Markup | None, tag: str, word: str = "") -> list[Tree.Element
 def test_wires_that_are_heard_and_nodes_of_the_adversary_are_marked(
     adversary: str, heard: int, own: int
 ) -> None:
-    drawing = topology.network(RING, adversary, {1: 5})
+    drawing = topology.network(network(**RING), adversary, {1: 5})
     assert len(parts(drawing, "line", "heard")) == heard
     assert len(parts(drawing, "line", "deaf")) == 5 - heard
     assert len(parts(drawing, "rect", "own")) == own
@@ -46,8 +60,8 @@ def test_wires_that_are_heard_and_nodes_of_the_adversary_are_marked(
 
 
 def test_the_same_network_is_drawn_the_same_and_inside_its_frame() -> None:
-    drawing = topology.network(RING, "eavesdropper", {})
-    assert drawing == topology.network(RING, "eavesdropper", {})
+    drawing = topology.network(network(**RING), "eavesdropper", {})
+    assert drawing == topology.network(network(**RING), "eavesdropper", {})
     for node in parts(drawing, "circle"):
         assert 14 <= float(node.get("cx", "0")) <= topology.SIDE - 14
         assert 14 <= float(node.get("cy", "0")) <= topology.SIDE - 14
@@ -63,15 +77,15 @@ def test_the_same_network_is_drawn_the_same_and_inside_its_frame() -> None:
         {"nodes": 1, "edges": 0, "links": []},
     ],
 )
-def test_a_network_that_is_not_known_is_not_drawn(trace: dict[str, Any]) -> None:
-    assert topology.network(trace, "eavesdropper", {}) is None
+def test_a_network_that_is_not_known_is_not_drawn(trace: Record) -> None:
+    assert topology.network(network(**trace), "eavesdropper", {}) is None
 
 
 def test_networks_in_parts_and_large_ones_are_drawn() -> None:
     apart = {"nodes": 4, "edges": 2, "links": [[0, 1], [2, 3]]}
-    assert len(parts(topology.network(apart, "eavesdropper", {}), "circle")) == 4
+    assert len(parts(topology.network(network(**apart), "eavesdropper", {}), "circle")) == 4
     wide = {"nodes": 150, "edges": 149, "links": [[0, k] for k in range(1, 150)]}
-    assert len(parts(topology.network(wide, "node:0", {}), "circle")) == 149
+    assert len(parts(topology.network(network(**wide), "node:0", {}), "circle")) == 149
 
 
 def finding(
@@ -81,21 +95,11 @@ def finding(
     psnr: float | None,
     certificate: str = "APPROXIMATE",
     exact: bool = False,
-) -> dict[str, Any]:
-    scores = {
-        "psnr": {"per_image": [psnr]},
-        "exact": {"per_image": [exact]},
-        "matched": [0],
-        "not_recovered": 0,
-    }
-    leak = {"rounds": {"first": first, "last": last}}
-    return {
-        "node": node,
-        "adversary": f"node:{node + 1}",
-        "leak": leak,
-        "scores": scores,
-        "certificate": {"name": certificate},
-    }
+) -> Finding:
+    of = entry(node, psnr, exact, certificate, adversary=f"node:{node + 1}")
+    span = {"first": first, "last": last, "count": 1}
+    scores = {**of["scores"], "psnr": measured(psnr)}
+    return fitted({**of, "scores": scores, "leak": {**of["leak"], "rounds": span}}, Finding)
 
 
 @pytest.mark.parametrize(
@@ -108,11 +112,8 @@ def test_steps_follow_the_closest_record(psnr: float | None, wanted: int) -> Non
 
 
 def test_a_cell_shows_the_worst_of_the_leaks_that_span_it() -> None:
-    results = {
-        "findings": [finding(2, 0, 3, 12.0), finding(2, 2, 3, 25.0), finding(7, 5, 5, 40.0)],
-        "trace": {"rounds": 5},
-    }
-    drawing = heat.by_round(results)
+    found = scene(5, finding(2, 0, 3, 12.0), finding(2, 2, 3, 25.0), finding(7, 5, 5, 40.0))
+    drawing = heat.by_round(found)
     said = [title.text for title in parts(drawing, "title")]
     assert said == [
         "node 2, round 0 to 1: 10 to 20 dB",
@@ -121,15 +122,12 @@ def test_a_cell_shows_the_worst_of_the_leaks_that_span_it() -> None:
         "node 7, round 0 to 4: not looked at",
         "node 7, round 5: 30 dB or more",
     ]
-    assert len(parts(heat.by_adversary(results), "rect")) == 4
+    assert len(parts(heat.by_adversary(found), "rect")) == 4
 
 
 def test_many_nodes_and_rounds_share_cells() -> None:
-    results = {
-        "findings": [finding(n, 0, 9_999, 40.0 if n == 777 else 5.0) for n in range(1000)],
-        "trace": {"rounds": 10_000},
-    }
-    rows = parts(heat.by_round(results), "rect")
+    found = [finding(n, 0, 9_999, 40.0 if n == 777 else 5.0) for n in range(1000)]
+    rows = parts(heat.by_round(scene(10_000, *found)), "rect")
     assert len(rows) <= heat.ROWS
     assert [
         r.find("title") is not None and "30 dB" in str(r.find("title").text)  # type: ignore[union-attr]
@@ -139,6 +137,7 @@ def test_many_nodes_and_rounds_share_cells() -> None:
 
 def test_every_point_lies_where_the_axis_says() -> None:
     audit = {
+        **RECORDS["audit"]["audit"],
         "curves": [
             {
                 "epsilon": e,
@@ -150,7 +149,7 @@ def test_every_point_lies_where_the_axis_says() -> None:
         ],
         "verdicts": [],
     }
-    ((who, (panel,)),) = curves.panels({"audit": audit})
+    ((who, (panel,)),) = curves.panels(fitted({**RECORDS["audit"], "audit": audit}, AuditRecord))
     assert who == "a"
     best, median, _ = (
         [tuple(map(float, p.split(","))) for p in line.get("points", "").split()]

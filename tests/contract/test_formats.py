@@ -18,6 +18,7 @@ import xmlschema
 from records import EXACT, FORMATS, RECORDS, Record, finding, record, rendered
 
 from leakaudit.results import comparison, grading, redaction
+from leakaudit.results.model import Finding, fitted
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -34,12 +35,16 @@ def test_a_rendering_is_pure_and_printable(format: str, name: str) -> None:
 # --- levels -----------------------------------------------------------------------------------------------------------
 
 
+def level(of: Record) -> str:
+    return grading.level(fitted(of, Finding))
+
+
 def test_levels_follow_what_was_given_away() -> None:
-    assert grading.level(EXACT) == "error"
-    assert grading.level(finding(0, scores=None, certificate="EXACT")) == "error"
-    assert grading.level(finding(0)) == "warning"
-    assert grading.level(finding(0, None, certificate="FAILED")) == "note"
-    assert grading.level({**EXACT, "cell": {"epsilon": "inf", "seed": 0}}) == "warning"
+    assert level(EXACT) == "error"
+    assert level(finding(0, scores=None, certificate="EXACT")) == "error"
+    assert level(finding(0)) == "warning"
+    assert level(finding(0, None, certificate="FAILED")) == "note"
+    assert level({**EXACT, "cell": {"epsilon": "inf", "seed": 0}}) == "warning"
     assert [c.level for c in grading.checks(RECORDS["audit"])][:2] == ["error", "warning"]
 
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from leakaudit.errors import LeakauditError
-from leakaudit.gate import baseline, judge, measures, rules
+from leakaudit.gate import baseline, files, judge, measures, record, rules
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, Worst
 from leakaudit.gate.config import Acceptance, Budget, Check, Gate
-from leakaudit.gate.rules import Rule, Status
+from leakaudit.gate.priced import Epsilon, Priced
+from leakaudit.gate.rule import Kind, Rule, Status
 from leakaudit.scoring.scoring import Score
 
 WORST = Worst(3, 2, 31.0, 0.02, False, 1.0, "gradient", 0, 5, "g = w")
@@ -43,7 +44,7 @@ def rule(
     name: str = "ring/node:1/analytic",
     value: float = 1.0,
 ) -> Rule:
-    return Rule(kind, name, "psnr", status, "says", value, 0.5)
+    return Rule(Kind(kind), name, "psnr", status, "says", value, 0.5)
 
 
 @pytest.mark.parametrize("before", ["default", "error"])
@@ -152,13 +153,31 @@ def test_a_budget_that_cannot_be_judged_is_no_pass() -> None:
 
 def test_epsilon_has_a_budget_too() -> None:
     assert [
-        rules.budgets(cell(), [Budget("epsilon", 8.0)], (e, 3))[0].status
+        rules.budgets(cell(), [Budget("epsilon", 8.0)], Priced(Epsilon(e, 3)))[0].status
         for e in (7.9, 8.1, float("inf"))
     ] == [
         Status.OK,
         Status.OVER,
         Status.OVER,
     ]
+
+
+def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
+    gate = Gate((Check("main", "m:f", adversaries=("eavesdropper", "node:1"), nodes=(5, 6)),))
+    named = [(one.says, one.nodes) for one in record.not_tried(gate) if one.nodes]
+    assert named == [
+        ("other adversaries than eavesdropper, node:1", (1,)),
+        ("check main: other nodes than 5, 6", (5, 6)),
+    ]
+    over, within = (rules.budgets(cell(psnr=30.0), [Budget("psnr", most)]) for most in (25.0, 35.0))
+    assert (over[0].nodes, within[0].nodes) == ((1, 2), ())
+    unattacked = cell(psnr=0.0)
+    unattacked.reasons = {7: "nothing", 4: "no gradient"}
+    (found,) = rules.attacked([unattacked])
+    assert ("node 4: no gradient" in found.says, found.nodes) == (True, (1, 4))
+    priced = Priced(Epsilon(9.0, 3))
+    (found,) = rules.budgets(cell(), [Budget("epsilon", 8.0)], priced)
+    assert found.nodes == (1, 3)
 
 
 # --- growth -----------------------------------------------------------------------------------------------------------
@@ -336,6 +355,13 @@ def test_a_damaged_baseline_is_refused(tmp_path: Path, old: str, new: str, messa
     (tmp_path / "b.json").write_text(example().text().replace(old, new, 1))
     with pytest.raises(LeakauditError, match=message):
         baseline.read(tmp_path / "b.json")
+
+
+def test_a_baseline_of_many_cells_is_known_as_one(tmp_path: Path) -> None:
+    block = Block("ab" * 32, (0, 1), {"psnr": (1.5, 2.0)})
+    large = example(**{f"ring/node:{node}/exact": block for node in range(200)})
+    large.write(tmp_path / "b.json")
+    assert files.from_results(tmp_path / "b.json") == large
 
 
 def test_a_baseline_changes_for_a_reason_and_keeps_other_cells() -> None:

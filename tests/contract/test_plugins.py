@@ -115,3 +115,68 @@ def test_help_knows_the_parameters_of_a_victim_of_ones_own(
     registry._found["victims"].pop("heavyball")
     assert ended.value.code == 0
     assert "share of the momentum that is kept" in capsys.readouterr().out
+
+
+HALF = '''from dataclasses import dataclass
+
+from leakaudit.registry import victim
+from leakaudit.relations import Relations
+from leakaudit.victim import Victim
+
+
+@victim("half_written")
+@dataclass(frozen=True)
+class Half{0}:
+    """A victim of which something is missing."""
+{1}'''
+RUN = "\n    def run(self, problem, graph, rounds, recorder, generator, wires):\n        pass\n"
+DECLARE = "\n    def relations(self, graph, rounds, public):\n        return Relations(graph)\n"
+
+
+@pytest.mark.parametrize(
+    ("base", "written", "says"),
+    [
+        ("(Victim)", RUN, "the victim Half of half does not define relations;"),
+        ("(Victim)", DECLARE, "the victim Half of half does not define run;"),
+        ("(Victim)", "", "the victim Half of half does not define relations and run;"),
+        (
+            "",
+            RUN + DECLARE,
+            "expected a subclass of leakaudit.victim.Victim, got <class 'half.Half'>",
+        ),
+    ],
+)
+def test_a_half_written_victim_is_refused_by_what_it_lacks(
+    folder: Path, base: str, written: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "half.py").write_text(HALF.format(base, written))
+    made = ["record", "half_written", "--plugin", "half", "-o", "trace.pt", "-q"]
+    ended = main([*made, "--nodes", "4", "--graph", "ring", "--data", "gaussians"])
+    registry._found["victims"].pop("half_written")
+    out, err = capsys.readouterr()
+    assert (ended, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("leakaudit record: ")
+    assert says in err
+    assert not (folder / "trace.pt").exists()
+
+
+def test_a_victim_of_two_methods_is_whole(folder: Path) -> None:
+    """What is optional has defaults: listed, recorded, and with nothing to claim."""
+    (folder / "half.py").write_text(HALF.format("(Victim)", RUN + DECLARE))
+    made = ["record", "half_written", "--plugin", "half", "-o", "trace.pt", "-q"]
+    ended = main([*made, "--nodes", "4", "--graph", "ring", "--data", "gaussians"])
+    listed = main(["list", "victims", "-q"])
+    registry._found["victims"].pop("half_written")
+    assert (ended, listed) == (0, 0)
+    assert (folder / "trace.pt").exists()
+
+
+@pytest.mark.parametrize("kind", ["attack", "audit", "check"])
+def test_a_report_of_a_plugin_is_chosen_for_every_kind(
+    folder: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = Path(__file__).parents[1] / "golden" / "records" / f"{kind}_v1.json"
+    assert main(["report", str(of), "-f", "mine"]) == 2
+    capsys.readouterr()
+    assert main(["report", str(of), "-f", "mine", "--plugin", "mine_here"]) == 0
+    assert capsys.readouterr().out == "mine"

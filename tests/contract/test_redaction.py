@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 from records import FORMATS, RECORDS, Record, finding, gate_of_two_checks, record, rendered
@@ -60,12 +62,13 @@ def test_redaction_renames_the_nodes_of_a_gate() -> None:
     )
     new = out["gate"]["cells"][0]["worst"]["node"]
     assert f"of node {new}" in out["gate"]["rules"][0]["says"]
+    assert f"of node {new} with relative error 0.1 (30.0 dB PSNR)" in out["summary"]
     assert f"of node {new}" in out["gate"]["cells"][0]["says"]
     assert out["gate"]["cells"][0]["reasons"] == {}
     assert out["gate"]["rules"][0]["cell"] == out["gate"]["cells"][0]["name"]
-    assert out["gate"]["rules"][-1]["says"] == "too little"
+    assert out["gate"]["rules"][-1]["says"] == "too little noise"
     assert out["location"] == "leakaudit.toml"
-    assert f"Leak: node {new}." in out["summary"]
+    assert out["summary"].startswith(f"Leak: {out['gate']['rules'][0]['cell']}: over the budget: ")
 
 
 def test_redaction_renumbers_the_network_of_every_check() -> None:
@@ -150,7 +153,7 @@ def test_a_redacted_comparison_keeps_its_states_and_no_old_fingerprint() -> None
     plain = comparison.compare(now, before)
     out = next(
         o
-        for o in (redaction.redact(plain, key) for key in "abcdefgh")
+        for o in (redaction.redact_compared(now, before, key) for key in "abcdefgh")
         if not {0, 1} & {f["node"] for f in o["findings"]}
     )
     assert not {row["id"] for row in plain["against"]["rows"]} & {
@@ -158,3 +161,73 @@ def test_a_redacted_comparison_keeps_its_states_and_no_old_fingerprint() -> None
     }
     states = [r["baselineState"] for r in json.loads(rendered("sarif", out))["runs"][0]["results"]]
     assert sorted(states) == ["unchanged", "updated"]
+
+
+# --- nothing that was planted stays ------------------------------------------------------------------------------------
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "records"
+FIRST = 70_001  # planted nodes bear numbers that nothing else in a record has
+PLANTED = f"PLANTED of node {FIRST} on edge {FIRST}-{FIRST + 1} in /home/PLANTED/x.pt"
+# What stays as it is: words of the schema, digests and times, and what a report is about (docs/reports.md): versions,
+# the machine, and names that leakaudit's own code or the configuration gives to checks, tests, measures and promises.
+KEPT = {
+    *("schema", "kind", "started", "sha256", "digest", "recording", "status", "verdict", "epsilon"),
+    *("versions", "device", "platform", "name", "check", "test", "measure", "measures", "pitfalls"),
+    *("files", "seeds", "exact", "mu", "value", "limit", "p", "acceptances", "level", "why_not"),
+}
+NODES = {"node", "nodes", "links"}
+
+
+def planted(value: Any, key: str = "", inside: str = "") -> Any:
+    """The same record with a planted text in every text, and a planted number for every node."""
+    if key == "certificate" or (key == "name" and inside in ("networks", "promise")):
+        return {**value, "sentence": PLANTED} if isinstance(value, dict) else value
+    if key == "reasons":
+        return {str(FIRST): PLANTED}
+    if isinstance(value, dict):
+        if key in KEPT or inside == "versions":
+            return value
+        return {name: planted(one, name, key) for name, one in value.items()}
+    if isinstance(value, list):
+        return [planted(one, key, inside) for one in value]
+    if isinstance(value, int) and not isinstance(value, bool) and key in NODES:
+        return 90_000 if inside in ("trace", "networks") and key == "nodes" else FIRST + value
+    if not isinstance(value, str) or key in KEPT:
+        return value
+    if key in ("adversary", "adversaries"):
+        return f"edges:{FIRST}-{FIRST + 1}+nodes:{FIRST + 1}"
+    if key in ("picture", "originals", "figure", "file"):
+        return "PLANTED.npz"
+    return PLANTED
+
+
+@pytest.mark.parametrize(
+    "name", [f"{k}_v{v}" for k in ("attack", "audit", "check") for v in (1, 2)]
+)
+def test_of_what_is_planted_in_every_field_nothing_stays(name: str) -> None:
+    of = json.loads((GOLDEN / f"{name}.json").read_text())
+    of["trace"] = {**of["trace"], "links": [[0, 1], [1, 2]]}
+    for check, network in of.get("gate", {}).get("networks", {}).items():
+        of["gate"]["networks"][check] = {**network, "links": [[0, 1]]}
+    secret = planted(of)
+    for network in (secret["trace"], *secret.get("gate", {}).get("networks", {}).values()):
+        network["nodes"] = 90_000
+    secret["not_tried"] += [f"check main: other nodes than {FIRST}, {FIRST + 1}"]
+    secret["provenance"]["settings"] |= {"adversary": f"node:{FIRST}", "nodes": [FIRST]}
+    if "gate" in secret:
+        secret["gate"]["rules"][0]["accepted"] = PLANTED
+        secret["gate"]["stale"] = [f"main/node:{FIRST}/exact"]
+        secret["gate"]["acceptances"] = {PLANTED: "used"}
+        for rule in secret["gate"]["rules"]:
+            rule["says"] = PLANTED
+        secret["location"] = "/home/PLANTED/leakaudit.toml"
+    if "files" in secret:
+        secret["files"] = {"PLANTED.npz": "0" * 64}
+    assert str(FIRST) in json.dumps(secret)
+    text = json.dumps(redacted(secret, "key"))
+    assert "PLANTED" not in text
+    assert not re.findall(rf"{FIRST}|{FIRST + 1}|{FIRST + 2}", text)
+    for format in (*FORMATS, "markdown", "text"):
+        page = rendered(format, redacted(secret, "key"))
+        assert "PLANTED" not in page
+        assert str(FIRST) not in page

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from PIL import Image
-from records import Record, column
+from records import Record, column, summarised
 
 from leakaudit import registry
 from leakaudit.errors import LeakauditError
@@ -25,7 +25,7 @@ from leakaudit.rendering.markdown import escape
 from leakaudit.rendering.pictures import Pair, grid, pair_up, save
 from leakaudit.reports.text import render as render_text
 from leakaudit.results import record_file
-from leakaudit.results.wording import clean, summary
+from leakaudit.results.wording import clean
 from leakaudit.scoring.scoring import score
 from leakaudit.trace import TaskSpec, Truth
 
@@ -97,7 +97,7 @@ def record(
     not_tried = ["dlg", "coalitions of nodes"]
     own = {
         "complete": complete,
-        "summary": summary(found, undetermined, not_tried, complete),
+        "summary": summarised(found, undetermined, not_tried, complete),
         "not_tried": not_tried,
     }
     metrics = {"psnr": "dB", "lpips": "not measured (no weights)"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from leakaudit import registry
 from leakaudit.cli import main
 from leakaudit.protocols import declared, recording, training_curves
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.relations import Relations
+from leakaudit.trace import Graph
 from leakaudit.victim import Victim
 
 VICTIMS = registry.names("victims")
@@ -78,6 +81,78 @@ def test_it_sends_as_many_messages_as_it_announced(name: str) -> None:
     }
     assert used <= set(plan.graph.arcs)
     assert name in (*WALKS, *SILENT) or used == set(plan.graph.arcs)
+
+
+# settings whose rounds are not alike, or that send something else at the start
+COUNTED = """
+choco slow=0.5
+dkm fade=3 mechanism=gaussian
+dpadmmserver fall=true
+dpnorm inner=4 resend=true
+dpnorm epsilon=1
+dpsgd slow=0.5 batch=2
+extra spread=0.1 sigma=0.1 fade=0.9
+fedavg epochs=2 batch=2
+mradmm rate=1 growth=1.5
+muffliato gossips=1
+muffliato gossips=3 accelerate=true
+nids spread=0.1 sigma=0.1 fade=0.9
+pdmm z0=0
+pdmm differential=false
+pvpadmm perturb=dual
+secured iterations=2 partitions=2
+tracking sigma=0.1 noise=message
+"""
+
+
+@pytest.mark.parametrize("row", [*VICTIMS, *COUNTED.strip().splitlines()])
+def test_the_declaration_says_how_many_messages_a_recording_holds(row: str) -> None:
+    name, *given = row.split()
+    graphs = ["complete"] if name in FITS else ["ring", "star", "er"]
+    for graph, wires, rounds in itertools.product(graphs, ["all", "node:1"], [1, 2, 3, 7]):
+        asked = scenario(
+            name,
+            graph=graph,
+            wires=wires,
+            rounds=rounds,
+            samples=4,
+            set=dict(word.split("=") for word in given),
+        )
+        plan = recording.plan(asked)
+        held = len(recording.record(plan, None).trace)
+        assert held <= plan.messages if name in WALKS else held == plan.messages, asked
+
+
+def test_only_what_a_declaration_does_not_tell_is_counted_apart() -> None:
+    apart = {n for n in VICTIMS if registry.get("victims", n).messages is not Victim.messages}
+    assert apart == {"pdmm", "recal", "rwadmm", "secured"}
+
+
+class Late(Victim):
+    """Sends nothing before round 4, though its rounds are alike after that."""
+
+    regular = True
+
+    def run(self, *_: object) -> None:  # type: ignore[override]
+        """Never called."""
+
+    def relations(self, graph: Graph, rounds: int, public: object) -> Relations:
+        """Declare one broadcast of node 0 a round, from round 4 on, and one to a board in round 2."""
+        p = Relations(graph)
+        for t in p.rounds(rounds):
+            g = p.grad(0, at=p.public("w0"))
+            if t == 2:
+                p.send(0, None, g, "board")
+            if t >= 4:
+                p.send(0, graph.neighbours[0], g, "w")
+        return p
+
+
+@pytest.mark.parametrize(("rounds", "count"), [(0, 0), (1, 0), (2, 1), (3, 1), (4, 3), (9, 13)])
+def test_a_late_start_is_counted(rounds: int, count: int) -> None:
+    ring = Graph(4, ((0, 1), (0, 3), (1, 2), (2, 3)))
+    assert Late().messages(ring, rounds, ring.edges) == count
+    assert Late().messages(ring, rounds, []) == 0
 
 
 @pytest.mark.parametrize("name", VICTIMS)

@@ -18,10 +18,13 @@ import pytest
 import torch
 from torch import Generator
 
-from leakaudit import api, registry
+from leakaudit import registry
 from leakaudit.adversary import Adversary
+from leakaudit.extraction import hearing
+from leakaudit.inversion import attacking
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.scoring import scoring
 
 TABLE = Path(__file__).parent / "strength.toml"
 ROWS: list[dict[str, Any]] = tomllib.loads(TABLE.read_text(encoding="utf-8"))["row"]
@@ -47,11 +50,11 @@ def strength(row: dict[str, Any], seed: int) -> tuple[float, int, float]:
     """Median PSNR in dB of the records of the node attacked, the number bit for bit, and the share of the labels found."""
     recorder = recording.record(recording.plan(Scenario(**row["scenario"], seed=seed)), None)
     adversary = Adversary(corrupt=frozenset(row.get("corrupt", [])))
-    leaks = api.leaks(recorder.trace, adversary, [row["node"]], row.get("gradients"))
-    (found,) = api.attack(
+    leaks = hearing.leaks(recorder.trace, adversary, [row["node"]], row.get("gradients"))
+    (found,) = attacking.attack(
         leaks, row["attack"], generator=Generator().manual_seed(seed), **row.get("set", {})
     )
-    (score,) = api.score(found, recorder.truth_record)
+    (score,) = scoring.score(found, recorder.truth_record)
     near = score.psnr or [
         -20 * math.log10(max(e, LEAST)) for e in score.relative_error or () if e is not None
     ]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, binomtest, norm
 
+from leakaudit.adversary import Adversary
 from leakaudit.auditing.evidence import Canary, OneRun, Successes
 from leakaudit.auditing.judge import Test, judge
 from leakaudit.auditing.promise import Evidence, Promise, detects
@@ -28,7 +29,7 @@ SOME: list[Evidence] = [
 
 
 def case(evidence: Evidence | None, promise: Promise | None = PURE, why: str = "") -> Test:
-    return Test(0, "eavesdropper", 0, "a test", "an attack", promise, evidence, why)
+    return Test(0, Adversary(), 0, "a test", "an attack", promise, evidence, why)
 
 
 @pytest.mark.parametrize("hits", [0, 1, 20, 45, 100])

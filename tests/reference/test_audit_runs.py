@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit import api, registry
+from leakaudit import registry
 from leakaudit.accounting.pricing import price
 from leakaudit.adversary import Adversary
 from leakaudit.auditing import canary
@@ -24,6 +24,7 @@ from leakaudit.auditing.replays import Replays, gradients_of, models, replay, ta
 from leakaudit.auditing.runs import recorded, replayed, seeded
 from leakaudit.auditing.simulate import simulate
 from leakaudit.errors import LeakauditError
+from leakaudit.extraction import hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.tasks.task import Task
@@ -187,7 +188,7 @@ def test_the_likelihood_is_that_of_the_noise() -> None:
     squares, rows = [], ready.rows[0]
     x, y = ready.source.x[rows][None].double(), ready.source.y[rows][None]
     for k in range(40):
-        leak = api.deduce(
+        leak = hearing.deduce(
             Deduction(recorded(replayed(ready, ready.rows, k)).trace, Adversary()), [0], 8
         )[0]
         true = torch.stack([gradients_of(task, w, x, y, 1.0)[0] for w in models(leak)])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from leakaudit._util import holm
 from leakaudit.gate import compare
 
 
@@ -65,8 +66,20 @@ def test_equal_samples_are_no_growth() -> None:
 
 def test_holm_on_a_worked_example() -> None:
     """Holm 1979: 4 x .01, 3 x .02, 2 x .03 and 1 x .04, none below the one before."""
-    assert compare.holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert compare.holm([]) == []
+    assert holm.adjusted([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm.adjusted([]) == []
+
+
+def test_holm_rejects_the_same_hypotheses_at_a_level() -> None:
+    """At .05: .01 <= .05 / 4 falls, .02 > .05 / 3 stands, and so do all after it, although .04 <= .05 / 1."""
+    assert holm.rejected([0.03, 0.01, 0.04, 0.02], 0.05) == {1}
+    assert holm.rejected([0.03, 0.01, 0.04, 0.012], 0.05) == {1, 3}
+    assert holm.rejected([], 0.05) == frozenset()
+    rng = np.random.default_rng(4)
+    for _ in range(200):
+        p = (rng.random(6) ** 3).tolist()
+        adjusted = holm.adjusted(p)
+        assert holm.rejected(p, 0.05) == {k for k, value in enumerate(adjusted) if value <= 0.05}
 
 
 def test_the_least_p_value_is_reached_and_the_seeds_that_are_asked_for_suffice() -> None:

@@ -17,7 +17,7 @@ from leakaudit.gate import record as record_of
 from leakaudit.gate.cells import Cell, attack_all
 from leakaudit.gate.config import Budget, Check, Gate
 from leakaudit.gate.judge import Options
-from leakaudit.gate.rules import Status
+from leakaudit.gate.rule import Status
 from leakaudit.gate.runs import Recorded, ready
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -353,5 +353,7 @@ def test_epsilon_is_that_of_the_exact_view() -> None:
         judged = judge.run(
             Gate((check,), (Budget("epsilon", most),), seeds=1, baseline=""), Options(), None
         )
-        assert judged.epsilon["eps/eavesdropper"][0] == pytest.approx(worst)
+        epsilon = judged.priced["eps", "eavesdropper"].epsilon
+        assert epsilon is not None
+        assert epsilon.value == pytest.approx(worst)
         assert judged.code == code, [r.says for r in judged.rules]

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from leakaudit import api
 from leakaudit.adversary import Adversary
 from leakaudit.capture.gloo import engine
 from leakaudit.capture.gloo.board import DONE, STARTING, WAITING, WORKING, Board
@@ -23,6 +22,7 @@ from leakaudit.capture.gloo.faults import Fault
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 from leakaudit.capture.gloo.setup import Options
 from leakaudit.errors import LeakauditError
+from leakaudit.extraction import hearing
 from leakaudit.lint import lint
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.mixing import metropolis
@@ -347,7 +347,7 @@ def test_no_gradient_beyond_the_gap_is_claimed_and_those_before_it_are_true(
 ) -> None:
     trace, truth = dropped.trace, dropped.truth_record
     g = gradients(truth, Task.build(trace.task, dtype=torch.float64))
-    for leak in api.leaks(trace, listener):
+    for leak in hearing.leaks(trace, listener):
         rounds = leak.theta_rounds.tolist()
         assert max(rounds) <= 3
         assert "messages of round 4 are missing, so this rests on rounds up to 3" in leak.scope
@@ -358,7 +358,7 @@ def test_no_gradient_beyond_the_gap_is_claimed_and_those_before_it_are_true(
 def test_without_that_limit_a_gradient_would_be_wrong(dropped: Recorder) -> None:
     trace, truth = dropped.trace, dropped.truth_record
     g = gradients(truth, Task.build(trace.task, dtype=torch.float64))
-    leak = next(leak for leak in api.leaks(unsound(trace), nodes=[1]))
+    leak = next(leak for leak in hearing.leaks(unsound(trace), nodes=[1]))
     true = torch.stack([g(1, truth.states["w"][t, 1]) for t in leak.theta_rounds.tolist()])
     assert float((leak.combination.double() @ true - leak.value).abs().max()) > 1e-3
 
@@ -366,7 +366,7 @@ def test_without_that_limit_a_gradient_would_be_wrong(dropped: Recorder) -> None
 def test_nothing_is_claimed_where_the_first_round_is_missing() -> None:
     trace = faulty("dpsgd", "drop:0-1@1").trace
     with pytest.raises(LeakauditError, match="messages of the first round are missing"):
-        api.leaks(trace)
+        hearing.leaks(trace)
 
 
 @pytest.mark.parametrize(
@@ -445,8 +445,8 @@ def test_an_inbox_tells_what_is_lost_from_what_is_gone() -> None:
     box, waited = Inbox([1, 2]), list[int]()
     for number in (1, 2, 4):
         box.put(1, number, torch.full((1, 1), float(number)))
-    box.put(1, GOODBYE, 5)
-    box.put(2, CUT)
+    box.end(1, GOODBYE, reached=5)
+    box.end(2, CUT)
 
     def take(peer: int, number: int) -> tuple[float | None, str]:
         rows, why = box.take(peer, number, lambda: True, lambda: waited.append(number))

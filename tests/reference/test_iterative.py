@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from leakaudit import registry
-from leakaudit.inversion.search import feature_inversion, optimise
+from leakaudit.inversion.search import adam, feature_inversion, optimise
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import watching
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -65,7 +65,7 @@ def test_an_objective_that_is_nan_everywhere_gives_the_start_back(search: str) -
     run = (
         optimise.lbfgs(objective, start, 50)
         if search == "lbfgs"
-        else optimise.signed_adam(objective, start, 50, 0.1, torch.relu)
+        else adam.signed_adam(objective, start, 50, 0.1, torch.relu)
     )
     assert run.ended == "diverged"
     assert math.isinf(run.objective)
@@ -74,7 +74,7 @@ def test_an_objective_that_is_nan_everywhere_gives_the_start_back(search: str) -
 
 def test_signed_adam_finds_the_corner_of_the_box_and_converges() -> None:
     target = torch.tensor([0.3, 2.0, -1.0], dtype=D)
-    run = optimise.signed_adam(
+    run = adam.signed_adam(
         lambda x: (x - target).square().sum(),
         (torch.full((3,), 0.5, dtype=D),),
         4000,
@@ -90,7 +90,7 @@ def test_a_deadline_ends_every_search_and_progress_is_heard() -> None:
     heard: list[tuple[str, int, int]] = []
     with watching(lambda *event: heard.append(event), seconds=0.0):
         run = optimise.lbfgs(rosenbrock, (torch.tensor([-1.2, 1.0], dtype=D),), 50, what="here")
-        slow = optimise.signed_adam(
+        slow = adam.signed_adam(
             rosenbrock, (torch.tensor([-1.2, 1.0], dtype=D),), 50, 0.1, torch.relu, what="there"
         )
         again = optimise.restarted(

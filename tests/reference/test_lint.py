@@ -19,8 +19,8 @@ from leakaudit.bounds.mechanisms import classic_std
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import NAMES, Case, Pitfall, lint, views
 from leakaudit.lint.noise import LEVEL, judged
-from leakaudit.lint.quiet import quietness
 from leakaudit.lint.samples import Sample
+from leakaudit.lint.variance import low_variance
 from leakaudit.protocols import local, recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.relations import Relations
@@ -195,7 +195,7 @@ def test_a_test_of_noise_keeps_its_level_whatever_the_gradients_are() -> None:
             gaussian=True,
             hidden=True,
         )
-        chances.append(quietness([one], LEVEL).chance)
+        chances.append(low_variance([one], LEVEL).chance)
     for level in (0.05, 0.2):
         below = sum(c < level for c in chances)
         assert binomtest(below, len(chances), level, alternative="greater").pvalue > 1e-3
@@ -356,7 +356,7 @@ def test_a_neighbour_that_knows_its_own_noise(noisy: tuple[Trace, Truth]) -> Non
     w = p.public("w0")
     for _ in p.rounds(1):
         p.send(0, 1, p.grad(0, at=w) + p.noise("n", 1.0, 0) + p.noise("n", 2.0, 1))
-    (one,) = views._listeners(Case(noisy[0]), p, [0])
+    (one,) = views._neighbours(Case(noisy[0]), p, [0])
     assert one.verdict is UNCLAIMED
     assert (one.figures["mu_outsider"], one.figures["mu_neighbour"]) == pytest.approx(
         (1 / math.sqrt(5), 1.0)

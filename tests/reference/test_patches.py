@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from leakaudit import api, registry
+from leakaudit import registry
 from leakaudit._util import assignment
-from leakaudit.attacks.gradinversion import PART, GradInversion
-from leakaudit.inversion.exact import convolution_lifting, convolution_patches
+from leakaudit.attacks.gradinversion import PART, GradInversion, _of_layer
+from leakaudit.inversion import attacking
+from leakaudit.inversion.exact import convolution_patches
 from leakaudit.inversion.search import objectives, priors
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate
@@ -173,7 +174,7 @@ def test_a_stride_over_an_even_side_is_settled_by_the_layer_behind_it(
     assert float((found.x[pairs.found] - true[pairs.true]).norm()) < error
     other = torch.rand(3, 80, 3, 3, generator=torch.Generator().manual_seed(0), dtype=D)
     weight = task.layout.split(theta)["6.weight"]
-    assert convolution_lifting.lifted(first, basis, weight, other - other.amin(0)) is None
+    assert convolution_patches.lifted(first, basis, weight, other - other.amin(0)) is None
 
 
 def test_a_forward_pass_ends_at_the_layer_asked_for_and_statistics_that_are_missing_do_not_count() -> (
@@ -195,18 +196,20 @@ def test_auto_leaves_gradinversion_out_where_it_has_no_statistics(
 ) -> None:
     task, theta, x, _, gradient = held()
     leak, quick = as_leak(task, theta, gradient, 3), GradInversion(steps=2, seeds=1)
-    assert any(name == "gradinversion" for name, _ in api.in_order())
+    assert any(name == "gradinversion" for name, _ in attacking.in_order())
     for chosen, runs in ((quick, False), (replace(quick, statistics=told(task, theta, x)), True)):
         monkeypatch.setattr(
-            api, "in_order", lambda chosen=chosen: iter([("gradinversion", chosen)])
+            attacking, "in_order", lambda chosen=chosen: iter([("gradinversion", chosen)])
         )
         monkeypatch.setattr(registry, "configure", lambda kind, settings, chosen=chosen: chosen)
-        found = api.attack_one(leak, task, "auto", torch.Generator().manual_seed(0))
+        found = attacking.attack_one(leak, task, "auto", torch.Generator().manual_seed(0))
         assert (found.attack == "gradinversion") is runs
         assert ("gradinversion: no batch statistics are known" in found.note) is not runs
     monkeypatch.undo()
     assert (
-        api.attack_one(leak, task, "gradinversion", torch.Generator(), steps=2, seeds=1).attack
+        attacking.attack_one(
+            leak, task, "gradinversion", torch.Generator(), steps=2, seeds=1
+        ).attack
         == "gradinversion"
     )
 
@@ -251,13 +254,13 @@ def test_what_a_layer_and_the_statistics_each_tell_of_images() -> None:
     shown = convolution_patches.read(task, theta, gradient, slice(0, task.layout.size), 3)
     assert shown is not None
     known, other = told(task, theta, x), data.load("faces").x[40:43, :, 6:19, 6:19].double()
-    left = partial(GradInversion()._of_layer, task, theta, shown, known)
+    left = partial(_of_layer, task, theta, shown, known)
     assert left(x) < 1e-12
     assert left(x[[2, 0, 1]]) < 1e-12, "the order does not count"
     assert left(other) > 1
     assert left(x * torch.nan) == math.inf
     faint = 0.8 * x + 0.1
-    assert GradInversion()._of_layer(task, theta, shown, None, x) == math.inf
+    assert _of_layer(task, theta, shown, None, x) == math.inf
     assert (
         shown.residual(priors.inputs(task, theta, faint, [shown.layer.name])[shown.layer.name])
         < left(faint) / 5
@@ -285,7 +288,7 @@ def test_images_that_fit_a_layer_and_not_the_gradient_have_failed() -> None:
     found = attack(as_leak(task, theta, gradient, 4), task, torch.Generator().manual_seed(0))
     shown = convolution_patches.read(task, theta, gradient, slice(0, task.layout.size), 4)
     assert shown is not None
-    assert attack._of_layer(task, theta, shown, attack.statistics, found.x) < objectives.FIT
+    assert _of_layer(task, theta, shown, attack.statistics, found.x) < objectives.FIT
     assert mean_psnr(found.x, x) < 22
     assert found.certificate is Certificate.FAILED
     assert found.residual > PART
@@ -314,7 +317,7 @@ def test_it_is_ahead_of_inverting_gradients_at_the_same_evaluations_and_the_best
     for tv in (0.03, 0.3):
         attack = GradInversion(steps=300, seeds=1, tv=tv, statistics=known)
         ours.append(mean_psnr(attack(leak, task, torch.Generator().manual_seed(0)).x, x))
-        other = api.attack_one(
+        other = attacking.attack_one(
             leak, task, "inverting", torch.Generator().manual_seed(0), steps=300, tv=tv
         )
         theirs.append(mean_psnr(other.x, x))

@@ -32,7 +32,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         real(fd, offset, length, advice)
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
-    monkeypatch.setattr(tail, "DEAR", 0.0)
+    monkeypatch.setattr(tail, "COSTLY", 0.0)
     return calls
 
 
@@ -56,7 +56,7 @@ def test_what_was_given_to_the_disk_early_is_read_back(
 def test_cheap_writing_is_left_to_the_kernel(
     tmp_path: Path, given: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tail, "DEAR", 1.0)
+    monkeypatch.setattr(tail, "COSTLY", 1.0)
     with Log(tmp_path, 0) as log:
         for k in range(8):
             log.write("send", payload(k))
@@ -76,7 +76,7 @@ def test_a_slow_disk_is_not_waited_for_twice(
 def test_a_killed_process_leaves_all_that_it_wrote(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\nimport numpy as np\nfrom leakaudit.capture.tap import tail\nfrom leakaudit.capture.tap.log import Log\n"
-        "tail.DEAR = 0.0\nlog = Log(sys.argv[1], 0)\n"
+        "tail.COSTLY = 0.0\nlog = Log(sys.argv[1], 0)\n"
         f"for k in range(10): log.write('send', np.random.default_rng(k).random({SIZE // 4}, dtype=np.float32))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

@@ -5,52 +5,81 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 STARTING, WORKING, WAITING, DONE = range(4)
 
+# Columns of the file.
+_STATE = 0
+_SINCE = 1  # seconds of the monotonic clock
+_ROUND = 2  # the last one that has ended
+
 
 class Board:
-    """One row a process: what it does, since when (seconds of the monotonic clock), and the last round that it has ended."""
+    """One row for each process: what it does, since when, and the last round that it has ended."""
 
     def __init__(self, path: str | os.PathLike[str], procs: int, new: bool = False) -> None:
-        """Map the file; new: make it first."""
-        self._rows = np.memmap(
-            Path(path), dtype=np.float64, mode="w+" if new else "r+", shape=(procs, 3)
-        )
+        """Map the file.
+
+        Args:
+            path: Where it stands.
+            procs: Number of processes.
+            new: Whether to create it first.
+        """
+        mode: Literal["w+", "r+"] = "w+" if new else "r+"
+        self._rows = np.memmap(Path(path), dtype=np.float64, mode=mode, shape=(procs, 3))
 
     def tell(self, rank: int, state: int, round: int | None = None) -> None:
-        """Say what a process does from now on, and which round it has ended."""
-        self._rows[rank, 0], self._rows[rank, 1] = state, time.monotonic()
+        """Say what a process does from now on.
+
+        Args:
+            rank: The process.
+            state: `STARTING`, `WORKING`, `WAITING` or `DONE`.
+            round: The round that it has just ended, if any.
+        """
+        self._rows[rank, _STATE] = state
+        self._rows[rank, _SINCE] = time.monotonic()
         if round is not None:
-            self._rows[rank, 2] = round
+            self._rows[rank, _ROUND] = round
 
     @property
     def started(self) -> bool:
         """Whether every process has met all others."""
-        return bool((self._rows[:, 0] != STARTING).all())
+        return bool((self._rows[:, _STATE] != STARTING).all())
 
     def lowest(self) -> int:
-        """The round that all processes which still run have ended."""
-        running = self._rows[:, 0] != DONE
-        return int(self._rows[running, 2].min() if running.any() else self._rows[:, 2].max())
+        """Return the last round that all running processes have ended."""
+        running = self._rows[:, _STATE] != DONE
+        if running.any():
+            return int(self._rows[running, _ROUND].min())
+        return int(self._rows[:, _ROUND].max())
 
     def stuck(self, seconds: float) -> bool:
-        """Whether every process that still runs has done nothing new for so long."""
-        running = self._rows[:, 0] != DONE
-        return bool((time.monotonic() - self._rows[running, 1] > seconds).all())
+        """Return whether no running process has done anything new.
+
+        Args:
+            seconds: For how long.
+        """
+        running = self._rows[:, _STATE] != DONE
+        return bool((time.monotonic() - self._rows[running, _SINCE] > seconds).all())
 
     def silent(self, rank: int, seconds: float) -> bool:
-        """Whether a process has been at work for so long that a message is not waited for any longer, or all wait for each other.
+        """Return whether a message of a process is no longer waited for.
 
-        One that waits itself is not silent: whoever keeps it waiting is.
+        That is so if the process has been at work for too long, or if all processes wait for each
+        other. One that waits itself is not silent: whoever keeps it waiting is.
+
+        Args:
+            rank: The process.
+            seconds: How long it may work.
         """
-        state, since = self._rows[:, 0].copy(), self._rows[:, 1].copy()
-        now, live = time.monotonic(), state != DONE
+        state = self._rows[:, _STATE].copy()
+        since = self._rows[:, _SINCE].copy()
+        now = time.monotonic()
         if state[rank] in (WORKING, DONE) and now - since[rank] > seconds:
             return True
-        return (
-            bool((state[live] == WAITING).all())
-            and now - float(since[live].max(initial=0)) > seconds
-        )
+        live = state != DONE
+        all_wait = bool((state[live] == WAITING).all())
+        return all_wait and now - float(since[live].max(initial=0)) > seconds

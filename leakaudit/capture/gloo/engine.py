@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,23 @@ from leakaudit.errors import LeakauditError
 from leakaudit.protocols.recording import Plan, opened, public
 from leakaudit.traces.recorder import Recorder
 
-POLL = 0.05  # seconds
-MEETING = 120.0  # seconds in which all processes must have met
-MOST = 64
-GRACE = 2.0  # times the timeout, after which processes that do nothing new are ended
-INTERRUPTED = "the run was interrupted"
+POLL = 0.05  # seconds between two looks at the processes: a choice
+# Seconds in which all processes must have met; importing torch on a loaded machine takes tens of
+# them.
+MEETING = 120.0
+MOST = 64  # processes: a choice, each of them holds its own copy of torch
+# Times the timeout, after which processes that do nothing new are ended: one timeout passes until a
+# process gives up a silent one, and only then does it go on.
+GRACE = 2.0
+
+
+class Cut(StrEnum):
+    """Why processes were ended that were still running."""
+
+    NOT = ""
+    INTERRUPTED = "the run was interrupted"
+    FAILED = "another process failed"
+    HUNG = "it hung, and was given up"
 
 
 def record(
@@ -39,19 +52,32 @@ def record(
     trusted: bool = False,
     threads: bool = False,
 ) -> Recorder:
-    """Run the plan as processes over 127.0.0.1 and record it as `recording.record` does; returns the closed recorder.
+    """Run the plan as processes over 127.0.0.1 and record it as `recording.record` does.
 
-    threads: run threads of this process instead, without gloo.
-    The faults that happened, and what is missing because a process ended, was late or lost a message, stand in the trace's provenance
-    (`leakaudit.traces.gaps`). Ctrl-C ends all processes and leaves what they sent.
-    Raises LeakauditError, before anything is written, where the plan cannot be run so, and where a process fails.
+    The faults that happened, and what is missing because a process ended, was late or lost a
+    message, stand in the trace's provenance (`leakaudit.traces.gaps`). Ctrl-C ends all processes
+    and leaves what they sent.
+
+    Args:
+        plan: What is run.
+        path: Of the trace; None records in memory.
+        options: How the run is spread.
+        max_bytes: Largest recording that is allowed.
+        private: Plain values for the provenance of the truth only.
+        trusted: Whether a custom model may be imported.
+        threads: Whether to run threads of this process instead, without gloo.
+
+    Returns:
+        The closed recorder.
+
+    Raises:
+        LeakauditError: Before anything is written, the plan cannot be run so; or a process fails.
     """
     check(plan, options)
     plan.fit(max_bytes)
     known = public(plan)
-    opened(
-        plan, path, known, max_bytes, private
-    )  # refuses what cannot be recorded, before anything runs
+    # Refuses what cannot be recorded, before anything runs.
+    opened(plan, path, known, max_bytes, private)
     beside = None if path is None else Path(path).parent
     try:
         folder = Path(tempfile.mkdtemp(prefix=".gloo-", dir=beside))
@@ -62,7 +88,8 @@ def record(
     try:
         setup.write(folder, plan, known, options, trusted)
         cut = _threads(folder) if threads else _run(folder, plan, options)
-        failed, place = merge.last_word(folder), options.place(plan.graph.nodes)
+        failed = merge.last_word(folder)
+        place = options.place(plan.graph.nodes)
         try:
             logs = merge.Logs.read(folder, place)
         except LeakauditError:
@@ -71,7 +98,8 @@ def record(
             _stop(cut)
             raise LeakauditError(
                 failed
-                or f"the processes did not meet on 127.0.0.1: {cut or _said(folder)}; see --engine threads"
+                or f"the processes did not meet on 127.0.0.1: {cut or _said(folder)}; "
+                "see --engine threads"
             )
         engine = {
             "name": "threads" if threads else "gloo",
@@ -80,9 +108,10 @@ def record(
             "timeout": options.timeout,
         }
         happened = [str(fault) for fault in options.faults if str(fault) in logs.faults]
-        about = {"engine": engine, "faults": happened, **logs.about(plan.scenario.rounds, cut)}
+        missing = logs.about(plan.scenario.rounds, cut)
+        about = {"engine": engine, "faults": happened, **missing}
         recorder = opened(plan, path, known, max_bytes, private, about)
-        complete = not (about["missing"] or about["ended"])
+        complete = not (missing["missing"] or missing["ended"])
         merge.fill(recorder, logs, complete)
         recorder.close(complete)
     finally:
@@ -94,12 +123,21 @@ def record(
 
 
 def check(plan: Plan, options: Options) -> None:
-    """Raise LeakauditError where the plan cannot be run as these processes."""
-    nodes, name = plan.graph.nodes, plan.scenario.victim
+    """Refuse a plan that cannot be run as these processes.
+
+    Args:
+        plan: What is run.
+        options: How the run is spread.
+
+    Raises:
+        LeakauditError: The victim, the curves, the device or an option does not allow it.
+    """
+    nodes = plan.graph.nodes
     if not plan.victim.separable:
         able = [n for n, kind in registry.everything("victims") if kind.separable]
         raise LeakauditError(
-            f"--engine: {name} does not run as separate processes; use --engine inline, or one of {', '.join(able)}"
+            f"--engine: {plan.scenario.victim} does not run as separate processes; "
+            f"use --engine inline, or one of {', '.join(able)}"
         )
     if plan.scenario.curves:
         raise LeakauditError(
@@ -107,9 +145,10 @@ def check(plan: Plan, options: Options) -> None:
         )
     if plan.task.device.type != "cpu":
         raise LeakauditError(f"--engine: expected device cpu, got {plan.task.device}")
-    if not 2 <= options.procs <= min(nodes, MOST):
+    most = min(nodes, MOST)
+    if not 2 <= options.procs <= most:
         raise LeakauditError(
-            f"--procs: expected 2 to {min(nodes, MOST)} processes for {nodes} nodes, got {options.procs}"
+            f"--procs: expected 2 to {most} processes for {nodes} nodes, got {options.procs}"
         )
     if not 0 < options.timeout <= 86400:
         raise LeakauditError(
@@ -123,20 +162,21 @@ def check(plan: Plan, options: Options) -> None:
         )
 
 
-def _threads(folder: Path) -> str:
+def _threads(folder: Path) -> Cut:
     """Run all processes as threads, to the same end as `_run`."""
     try:
         run_threads(Setup.read(folder))
     except KeyboardInterrupt:
-        return INTERRUPTED
-    return ""
+        return Cut.INTERRUPTED
+    return Cut.NOT
 
 
-def _run(folder: Path, plan: Plan, options: Options) -> str:
-    """Start the processes and wait until they have ended; returns why they were ended, empty where they did so themselves."""
+def _run(folder: Path, plan: Plan, options: Options) -> Cut:
+    """Start the processes, wait until they have ended, and return why they were ended."""
     command = [sys.executable, "-P", "-m", "leakaudit.capture.gloo.supervisor", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    board, begun = Board(folder / "board", options.procs), time.monotonic()
+    board = Board(folder / "board", options.procs)
+    begun = time.monotonic()
     with (folder / "stderr").open("wb") as errors:
         child = subprocess.Popen(
             command,
@@ -150,33 +190,33 @@ def _run(folder: Path, plan: Plan, options: Options) -> str:
         while child.poll() is None:
             progress.step("recording", board.lowest(), plan.scenario.rounds)
             if any(folder.glob("error*")):
-                return "another process failed"
-            if (
-                board.stuck(GRACE * options.timeout)
-                if board.started
-                else time.monotonic() - begun > MEETING
-            ):
-                return "it hung, and was given up"
+                return Cut.FAILED
+            if board.started:
+                hung = board.stuck(GRACE * options.timeout)
+            else:
+                hung = time.monotonic() - begun > MEETING
+            if hung:
+                return Cut.HUNG
             time.sleep(POLL)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return Cut.INTERRUPTED
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
-    return ""
+    return Cut.NOT
 
 
 def _said(folder: Path) -> str:
     """Return the last line that the processes wrote to stderr."""
-    lines = (
-        (folder / "stderr").read_text(errors="replace").split("\n")
-        if (folder / "stderr").is_file()
-        else []
-    )
-    return next((line for line in reversed(lines) if line.strip()), "they ended at once")
+    file = folder / "stderr"
+    if file.is_file():
+        for line in reversed(file.read_text(errors="replace").split("\n")):
+            if line.strip():
+                return line
+    return "they ended at once"
 
 
-def _stop(cut: str) -> None:
-    if cut == INTERRUPTED:
+def _stop(cut: Cut) -> None:
+    if cut is Cut.INTERRUPTED:
         raise KeyboardInterrupt

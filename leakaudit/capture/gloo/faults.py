@@ -14,15 +14,25 @@ Kind: TypeAlias = Literal["stop", "late", "drop"]
 FORM = re.compile(
     r"(stop|late|drop):(\d{1,6})(?:-(\d{1,6}))?@(\d{1,9})(?::([0-9.eE+-]{1,20}))?", re.ASCII
 )
-LONGEST = 3600.0  # seconds
+# Whether a fault of each kind has a receiver, and seconds.
+PARTS = {"stop": (False, False), "late": (False, True), "drop": (True, False)}
+LONGEST = 3600.0  # seconds: a choice
 
 
 @dataclass(frozen=True)
 class Fault:
     """One fault.
 
-    ``stop:3@5``: the process of node 3 ends, without a word, when round 5 is over. ``late:2@4:0.5``: node 2 sends what it sends in
-    round 4 half a second late. ``drop:0-1@6``: what node 0 sends to node 1 in round 6 is lost on its way, and nobody hears it.
+    ``stop:3@5``: the process of node 3 ends, without a word, when round 5 is over.
+    ``late:2@4:0.5``: node 2 sends what it sends in round 4 half a second late. ``drop:0-1@6``:
+    what node 0 sends to node 1 in round 6 is lost on its way, and nobody hears it.
+
+    Attributes:
+        kind: ``stop``, ``late`` or ``drop``.
+        node: The node that stops, is late or sends.
+        round: When.
+        to: Who does not receive; None except for ``drop``.
+        seconds: How late; 0 except for ``late``.
     """
 
     kind: Kind
@@ -33,27 +43,30 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Read one fault; raises LeakauditError with the three forms."""
+        """Read one fault.
+
+        Args:
+            text: In one of the three forms.
+
+        Raises:
+            LeakauditError: It is in none of them; the message names them.
+        """
         found = FORM.fullmatch(text)
         kind, node, to, round, seconds = found.groups() if found else ("", "0", None, "0", None)
-        wanted = {"stop": (False, False), "late": (False, True), "drop": (True, False)}.get(kind)
-        if (to is not None, seconds is not None) != wanted:
+        if (to is not None, seconds is not None) != PARTS.get(kind):
             raise LeakauditError(
-                f"--fault: expected stop:NODE@ROUND, late:NODE@ROUND:SECONDS or drop:FROM-TO@ROUND, got {text!r}"
+                "--fault: expected stop:NODE@ROUND, late:NODE@ROUND:SECONDS or drop:FROM-TO@ROUND, "
+                f"got {text!r}"
             )
-        return cls(
-            next(k for k in get_args(Kind) if k == kind),
-            int(node),
-            int(round),
-            None if to is None else int(to),
-            _seconds(seconds),
-        )
+        known = next(k for k in get_args(Kind) if k == kind)
+        receiver = None if to is None else int(to)
+        return cls(known, int(node), int(round), receiver, _seconds(seconds))
 
     def __str__(self) -> str:
+        """The form that `parse` reads."""
         ends = str(self.node) if self.to is None else f"{self.node}-{self.to}"
-        return f"{self.kind}:{ends}@{self.round}" + (
-            f":{self.seconds:g}" if self.kind == "late" else ""
-        )
+        delay = f":{self.seconds:g}" if self.kind == "late" else ""
+        return f"{self.kind}:{ends}@{self.round}{delay}"
 
     @property
     def missed(self) -> str:
@@ -66,11 +79,21 @@ class Fault:
         return f"--fault {self}: did not happen, node {self.node} {why} round {self.round}"
 
     def check(self, graph: Graph, rounds: int) -> None:
-        """Raise LeakauditError where the run has no such node, wire or round."""
-        if self.node >= graph.nodes or (
-            self.to is not None and (self.node, self.to) not in graph.arcs
-        ):
-            what = f"nodes 0 to {graph.nodes - 1}" if self.to is None else "no such wire"
+        """Refuse a fault that cannot happen.
+
+        Args:
+            graph: Of the run.
+            rounds: Of the run.
+
+        Raises:
+            LeakauditError: The run has no such node, wire or round.
+        """
+        what = ""
+        if self.to is None and self.node >= graph.nodes:
+            what = f"nodes 0 to {graph.nodes - 1}"
+        elif self.to is not None and (self.node, self.to) not in graph.arcs:
+            what = "no such wire"
+        if what:
             raise LeakauditError(
                 f"--fault {self}: the run has {what}; name a node or a wire of its graph"
             )
@@ -79,6 +102,7 @@ class Fault:
 
 
 def _seconds(text: str | None) -> float:
+    """Read a number of seconds, 0 if there is none."""
     try:
         seconds = 0.0 if text is None else float(text)
     except ValueError:

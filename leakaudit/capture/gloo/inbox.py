@@ -1,65 +1,127 @@
-"""What the other processes have sent, in the order in which each sent it, and when it is no longer waited for."""
+"""What the other processes have sent, in the order in which each sent it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from queue import Empty, Queue
 
 from torch import Tensor
 
-GOODBYE, CUT = (
-    -1,
-    -2,
-)  # instead of the number of an exchange: the sender has ended, or its connection has
-POLL = 0.02  # seconds between two looks at the patience
+# Instead of the number of an exchange: the sender has ended, or its connection has.
+GOODBYE = -1
+CUT = -2
+POLL = 0.02  # seconds between two looks at whether a peer is still waited for: a choice
+
+
+@dataclass(frozen=True, eq=False)
+class _Packet:
+    """Rows of an exchange."""
+
+    number: int
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class _End:
+    """The last word of a sender: `GOODBYE` or `CUT`, and the exchange that it had reached."""
+
+    word: int
+    reached: int
 
 
 class Inbox:
-    """Packets by sender: the number of an exchange and its rows. Packets of one sender arrive in order, so a later one tells of a loss."""
+    """Packets by sender: the number of an exchange and its rows.
+
+    Packets of one sender arrive in order, so a later one tells of a loss.
+    """
 
     def __init__(self, peers: Iterable[int]) -> None:
-        """Start empty."""
-        self._in: dict[int, Queue[tuple[int, Tensor | int]]] = {p: Queue() for p in peers}
-        self._early: dict[int, tuple[int, Tensor | int]] = {}
-        self._gone: dict[int, tuple[int, int]] = {}
+        """Start empty.
 
-    def put(self, peer: int, number: int, rows: Tensor | int = 0) -> None:
-        """Take what a peer sent; may be called by any thread. rows: with a last word, the exchange that the peer had reached."""
-        self._in[peer].put((number, rows))
+        Args:
+            peers: The other processes.
+        """
+        self._in: dict[int, Queue[_Packet | _End]] = {p: Queue() for p in peers}
+        self._early: dict[int, _Packet] = {}  # packets of later exchanges, kept until theirs
+        self._gone: dict[int, _End] = {}
+
+    def put(self, peer: int, number: int, rows: Tensor) -> None:
+        """Take what a peer sent; may be called by any thread.
+
+        Args:
+            peer: The sender.
+            number: Of the exchange.
+            rows: (k, d) Its rows.
+        """
+        self._in[peer].put(_Packet(number, rows))
+
+    def end(self, peer: int, word: int, reached: int = 0) -> None:
+        """Take the last word of a peer; may be called by any thread.
+
+        Args:
+            peer: The sender.
+            word: `GOODBYE` or `CUT`.
+            reached: The exchange that it had reached.
+        """
+        self._in[peer].put(_End(word, reached))
 
     def take(
         self, peer: int, number: int, silent: Callable[[], bool], waiting: Callable[[], None]
     ) -> tuple[Tensor | None, str]:
-        """Return a peer's rows of an exchange, or None and why: ``lost``, ``ended``, ``closed`` or ``silent`` (`leakaudit.traces.gaps.WHY`).
+        """Return a peer's rows of an exchange; rows of earlier exchanges are thrown away.
 
-        silent: whether it is no longer waited for. waiting: is called before the first wait. Rows of earlier exchanges are thrown away.
+        Args:
+            peer: The sender.
+            number: Of the exchange.
+            silent: Whether the peer is no longer waited for.
+            waiting: Called before the first wait.
+
+        Returns:
+            The rows and an empty text, or None and why: ``lost``, ``ended``, ``closed`` or
+            ``silent`` (`leakaudit.traces.gaps.WHY`).
         """
         told = False
         while True:
-            packet = self._early.pop(peer, None)
-            try:
-                packet = packet or self._in[peer].get_nowait()
-            except Empty:
-                if peer in self._gone:
-                    word, reached = self._gone[peer]
-                    return (
-                        None,
-                        "closed" if word == CUT else "lost" if number <= reached else "ended",
-                    )
+            packet = self._next(peer)
+            if packet is None and peer in self._gone:
+                return None, _why(self._gone[peer], number)
+            if packet is None:
                 if not told:
                     waiting()
                     told = True
-                try:
-                    packet = self._in[peer].get(timeout=POLL)
-                except Empty:
-                    if silent():
-                        return None, "silent"
-                    continue
-            found, rows = packet
-            if isinstance(rows, int):
-                self._gone[peer] = found, rows
-            elif found == number:
-                return rows, ""
-            elif found > number:
+                packet = self._wait(peer)
+            if packet is None:
+                if silent():
+                    return None, "silent"
+            elif isinstance(packet, _End):
+                self._gone[peer] = packet
+            elif packet.number == number:
+                return packet.rows, ""
+            elif packet.number > number:
                 self._early[peer] = packet
                 return None, "lost"
+
+    def _next(self, peer: int) -> _Packet | _End | None:
+        """Return the next packet if it is there."""
+        early = self._early.pop(peer, None)
+        if early is not None:
+            return early
+        try:
+            return self._in[peer].get_nowait()
+        except Empty:
+            return None
+
+    def _wait(self, peer: int) -> _Packet | _End | None:
+        """Wait for the next packet, not for long."""
+        try:
+            return self._in[peer].get(timeout=POLL)
+        except Empty:
+            return None
+
+
+def _why(end: _End, number: int) -> str:
+    """Say why rows of an exchange did not come from a peer that is gone."""
+    if end.word == CUT:
+        return "closed"
+    return "lost" if number <= end.reached else "ended"

@@ -1,4 +1,7 @@
-"""The part of a problem that lives in one process: the others' inputs are NaN, and so is whatever would be computed from them."""
+"""The part of a problem that lives in one process.
+
+The others' inputs are NaN, and so is whatever would be computed from them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from leakaudit.tasks.task import Problem, Task
 
 @dataclass(frozen=True, eq=False)
 class LocalTask(Task):
-    """A task whose gradients are computed only for nodes that have inputs here; those of others are NaN."""
+    """A task whose gradients are computed only for nodes that have inputs here; others are NaN."""
 
     def gradients(
         self,
@@ -23,13 +26,23 @@ class LocalTask(Task):
         chunk: int | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        """Do what `Task.gradients` does, row by row of x that is not NaN."""
+        """Do what `Task.gradients` does, for the rows of x that are not NaN.
+
+        Args:
+            thetas: (N, d) Models.
+            x: (N, b, *shape) Inputs.
+            y: (N, b) Labels.
+            chunk: As for `Task.gradients`.
+            out: (N, d) Where gradients are written; None for new memory.
+
+        Returns:
+            (N, d), NaN in the rows of other nodes.
+        """
         here = x.reshape(len(x), -1)[:, 0].isfinite()
         if bool(here.all()):
             return super().gradients(thetas, x, y, chunk, out)
-        out = (
-            torch.empty_like(thetas, memory_format=torch.contiguous_format) if out is None else out
-        )
+        if out is None:
+            out = torch.empty_like(thetas, memory_format=torch.contiguous_format)
         out[~here] = torch.nan
         if bool(here.any()):
             out[here] = super().gradients(thetas[here], x[here], y[here], chunk)
@@ -37,10 +50,20 @@ class LocalTask(Task):
 
 
 def problem(task: LocalTask, nodes: int, here: Sequence[int], x: Tensor, y: Tensor) -> Problem:
-    """Return the problem of all nodes with the data of some: x (k, b, *shape), y (k, b) of the nodes `here`."""
+    """Return the problem of all nodes with the data of some.
+
+    Args:
+        task: Of the run.
+        nodes: How many there are in all.
+        here: The nodes whose data are given.
+        x: (k, b, *shape) Their inputs.
+        y: (k, b) Their labels.
+    """
     rows = torch.tensor(here)
-    all_x, all_y = x.new_full((nodes, *x.shape[1:]), torch.nan), y.new_zeros((nodes, *y.shape[1:]))
-    all_x[rows], all_y[rows] = x, y
+    all_x = x.new_full((nodes, *x.shape[1:]), torch.nan)
+    all_y = y.new_zeros((nodes, *y.shape[1:]))
+    all_x[rows] = x
+    all_y[rows] = y
     mask = torch.zeros(nodes, dtype=torch.bool)
     mask[rows] = True
     return Problem(task, all_x, all_y, mask)

@@ -1,7 +1,8 @@
-"""Packets between the processes of one run by gloo: one thread that sends and one that listens for each of the others.
+"""Packets between the processes of one run by gloo.
 
-A packet is a header (number of the exchange, rows, columns) and the rows; a goodbye has a negative number, and as many rows, of no
-columns, as there were exchanges.
+For each of the others there is one thread that sends and one that listens. A packet is a header
+(number of the exchange, rows, columns) and the rows; a goodbye has a negative number, and as many
+rows, of no columns, as there were exchanges.
 """
 
 from __future__ import annotations
@@ -20,30 +21,51 @@ from torch import Tensor
 
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 
+# gloo's own timeout would end a process that waits; who is still waited for is decided elsewhere.
 FOREVER = timedelta(days=30)
 
 
 class Mail:
-    """The post of one process. Raises RuntimeError where the others cannot be reached."""
+    """The post of one process.
+
+    Attributes:
+        inbox: What the others have sent.
+    """
 
     def __init__(self, folder: Path, rank: int, procs: int, dtype: torch.dtype) -> None:
-        """Meet the other processes through a file in `folder`; ports of 127.0.0.1 are chosen by the system."""
+        """Meet the other processes; ports of 127.0.0.1 are chosen by the system.
+
+        Args:
+            folder: That all processes share; they meet through a file in it.
+            rank: This process.
+            procs: Number of processes.
+            dtype: Of all rows.
+
+        Raises:
+            RuntimeError: The others cannot be reached.
+        """
         os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
         store = dist.FileStore(str(folder / "store"), procs)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=procs, timeout=FOREVER)
-        peers, self._dtype = [p for p in range(procs) if p != rank], dtype
+        peers = [p for p in range(procs) if p != rank]
+        self._dtype = dtype
         self.inbox = Inbox(peers)
         self._out: dict[int, Queue[tuple[int, Tensor] | None]] = {p: Queue() for p in peers}
-        self._threads = [
-            threading.Thread(target=work, args=(p,), daemon=True)
-            for p in peers
-            for work in (self._send, self._listen)
-        ]
+        self._threads: list[threading.Thread] = []
+        for peer in peers:
+            for work in (self._send, self._listen):
+                self._threads.append(threading.Thread(target=work, args=(peer,), daemon=True))
         for thread in self._threads:
             thread.start()
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows (k, d) of exchange `number`; whoever is gone does not get them."""
+        """Send rows; a process that is gone does not get them.
+
+        Args:
+            peer: The receiver.
+            number: Of the exchange.
+            rows: (k, d).
+        """
         self._out[peer].put((number, rows))
 
     def flush(self) -> None:
@@ -52,7 +74,12 @@ class Mail:
             queue.join()
 
     def close(self, seconds: float, reached: int) -> None:
-        """Say goodbye, after so many exchanges, and wait for the others to do so, lest what they have not read is lost."""
+        """Say goodbye and wait for the others to do so, lest what they have not read is lost.
+
+        Args:
+            seconds: How long to wait at most.
+            reached: Exchanges that this process took part in.
+        """
         for queue in self._out.values():
             queue.put((GOODBYE, torch.empty(reached, 0)))
             queue.put(None)
@@ -61,6 +88,7 @@ class Mail:
             thread.join(max(0.0, end - time.monotonic()))
 
     def _send(self, peer: int) -> None:
+        """Send what is queued for a peer until the queue ends."""
         dead = False
         while (packet := self._out[peer].get()) is not None:
             number, rows = packet
@@ -74,17 +102,18 @@ class Mail:
             self._out[peer].task_done()
 
     def _listen(self, peer: int) -> None:
+        """Put what a peer sends into the inbox until it says goodbye."""
         head = torch.empty(3, dtype=torch.int64)
         try:
             while True:
                 dist.recv(head, peer)
                 number, *shape = head.tolist()
                 if number == GOODBYE:
-                    self.inbox.put(peer, GOODBYE, shape[0])
+                    self.inbox.end(peer, GOODBYE, reached=shape[0])
                     return
                 rows = torch.empty(shape, dtype=self._dtype)
                 if rows.numel():
                     dist.recv(rows, peer)
                 self.inbox.put(peer, number, rows)
         except RuntimeError:
-            self.inbox.put(peer, CUT)
+            self.inbox.end(peer, CUT)

@@ -1,4 +1,4 @@
-"""From the logs of all processes to one trace, and to words about what is missing."""
+"""From the logs of all processes to one trace, and to what is missing in it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,15 +16,33 @@ from leakaudit.capture.tap.reading import Event, RankLog, read_logs
 from leakaudit.trace import Json
 from leakaudit.traces.recorder import Recorder
 
-Missed = tuple[int, int, str, str]  # src, dst, kind, why
+ERROR = "error"  # name of the file that a process leaves, before its number
+
+
+class Missed(NamedTuple):
+    """A message that is missing in some rounds.
+
+    Attributes:
+        src: Its sender.
+        dst: Its receiver.
+        kind: Name of its kind.
+        why: Of `leakaudit.traces.gaps.WHY`.
+    """
+
+    src: int
+    dst: int
+    kind: str
+    why: str
 
 
 @dataclass(frozen=True)
 class Logs:
     """What all processes of a run wrote.
 
-    ranks: by process; one that was killed at once has none. codes: exit code of each process, negative for a signal. place: the
-    process of every node.
+    Attributes:
+        ranks: Log by process; one that was killed at once has none.
+        codes: Exit code by process, negative for a signal.
+        place: The process of every node.
     """
 
     ranks: dict[int, RankLog]
@@ -33,18 +51,22 @@ class Logs:
 
     @classmethod
     def read(cls, folder: Path, place: Sequence[int]) -> Logs:
-        """Read the logs, and how each process ended. Raises LeakauditError where there is no log."""
+        """Read the logs, and how each process ended.
+
+        Args:
+            folder: Of the run.
+            place: The process of every node.
+
+        Raises:
+            LeakauditError: There is no log.
+        """
+        codes = {}
         ended = folder / "ended"
-        lines = (
-            [json.loads(line) for line in ended.read_text(encoding="utf-8").splitlines()]
-            if ended.is_file()
-            else []
-        )
-        return cls(
-            {log.rank: log for log in read_logs(folder)},
-            {line["rank"]: line["code"] for line in lines},
-            place,
-        )
+        if ended.is_file():
+            for line in ended.read_text(encoding="utf-8").splitlines():
+                one = json.loads(line)
+                codes[one["rank"]] = one["code"]
+        return cls({log.rank: log for log in read_logs(folder)}, codes, place)
 
     @property
     def begun(self) -> bool:
@@ -52,16 +74,33 @@ class Logs:
         return self.rounds >= 0 or any(self.events("send"))
 
     def nodes(self, rank: int) -> list[int]:
-        """Return the nodes of a process."""
+        """Return the nodes of a process.
+
+        Args:
+            rank: The process.
+        """
         return [i for i, p in enumerate(self.place) if p == rank]
 
     def events(self, op: str) -> Iterator[tuple[RankLog, Event]]:
-        """All events of one kind."""
-        return ((log, e) for log in self.ranks.values() for e in log.events if e.op == op)
+        """Yield all events of one kind, with the logs that hold them.
+
+        Args:
+            op: The kind.
+        """
+        for log in self.ranks.values():
+            for event in log.events:
+                if event.op == op:
+                    yield log, event
 
     def last(self, rank: int) -> int:
-        """Return the last round that a process ended, -1 for none."""
-        events = self.ranks[rank].events if rank in self.ranks else ()
+        """Return the last round that a process ended, -1 for none.
+
+        Args:
+            rank: The process.
+        """
+        if rank not in self.ranks:
+            return -1
+        events = self.ranks[rank].events
         return max((int(e.notes["round"]) for e in events if e.op == "round"), default=-1)
 
     @property
@@ -75,34 +114,37 @@ class Logs:
         return max(map(self.last, self.place))
 
     def about(self, planned: int, cut: str = "") -> dict[str, Json]:
-        """Return for the provenance: rounds planned, messages missing, nodes ended early, and up to where the relations hold.
+        """Return what the provenance holds about the run.
 
-        cut: why the processes that were still running were ended.
+        Args:
+            planned: Rounds that were planned.
+            cut: Why the processes that were still running were ended, empty if they were not.
+
+        Returns:
+            The rounds planned, messages missing, nodes ended early, and the round up to which the
+            relations hold, if messages are missing.
         """
-        missing = list(_grouped((e for _, e in self.events("missed"))))
-        ended = [
-            {"nodes": self.nodes(rank), "round": self.last(rank), "why": self._why(rank, cut)}
-            for rank in sorted(set(self.place))
-            if self.last(rank) < planned
-        ]
-        until = min((int(m["rounds"][0]) - 1 for m in missing), default=planned)
-        return {
-            "planned": planned,
-            "missing": missing,
-            "ended": ended,
-            **({"holds_until": until} if missing else {}),
-        }
+        missing = list(_grouped(e for _, e in self.events("missed")))
+        ended = []
+        for rank in sorted(set(self.place)):
+            last = self.last(rank)
+            if last < planned:
+                why = self._why(rank, cut)
+                ended.append({"nodes": self.nodes(rank), "round": last, "why": why})
+        found: dict[str, Json] = {"planned": planned, "missing": missing, "ended": ended}
+        if missing:
+            found["holds_until"] = min(int(m["rounds"][0]) for m in missing) - 1
+        return found
 
     def _why(self, rank: int, cut: str) -> str:
-        silent = [str(e.notes["why"]) for log, e in self.events("silence") if log.rank == rank]
+        """Say why a process ended early."""
+        for log, event in self.events("silence"):
+            if log.rank == rank:
+                return str(event.notes["why"])
         code = self.codes.get(rank)
-        return (
-            silent[0]
-            if silent
-            else f"killed by signal {-code}"
-            if code is not None and code < 0
-            else cut or "its process failed"
-        )
+        if code is not None and code < 0:
+            return f"killed by signal {-code}"
+        return cut or "its process failed"
 
 
 def _grouped(events: Iterable[Event]) -> Iterator[dict[str, Json]]:
@@ -110,81 +152,115 @@ def _grouped(events: Iterable[Event]) -> Iterator[dict[str, Json]]:
     rounds: dict[Missed, list[int]] = {}
     for e in events:
         for src, dst in zip(e.notes["src"], e.notes["dst"], strict=True):
-            rounds.setdefault((src, dst, e.notes["kind"], e.notes["why"]), []).append(
-                e.notes["round"]
-            )
-    for (src, dst, kind, why), found in sorted(
-        rounds.items(), key=lambda item: (min(item[1]), item[0])
-    ):
-        for _, run in itertools.groupby(
-            enumerate(sorted(set(found))), key=lambda pair: pair[1] - pair[0]
-        ):
-            these = [t for _, t in run]
+            missed = Missed(src, dst, e.notes["kind"], e.notes["why"])
+            rounds.setdefault(missed, []).append(e.notes["round"])
+    for missed, found in sorted(rounds.items(), key=lambda item: (min(item[1]), item[0])):
+        for first, last in _runs(found):
             yield {
-                "src": src,
-                "dst": dst,
-                "kind": kind,
-                "rounds": [these[0], these[-1]],
-                "why": why,
+                "src": missed.src,
+                "dst": missed.dst,
+                "kind": missed.kind,
+                "rounds": [first, last],
+                "why": missed.why,
             }
 
 
-def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
-    """Write all messages and private states into the recorder, in the order of rounds, exchanges, senders and receivers.
+def _runs(rounds: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and last of every run of consecutive rounds."""
+    ordered = sorted(set(rounds))
+    first = ordered[0]
+    last = first
+    for this in ordered[1:]:
+        if this != last + 1:
+            yield first, last
+            first = this
+        last = this
+    yield first, last
 
-    A run that is not complete ends with its last message in a round that some process ended.
+
+def fill(recorder: Recorder, logs: Logs, complete: bool) -> None:
+    """Write all messages and private states into the recorder.
+
+    They come in the order of rounds, exchanges, senders and receivers. A run that is not complete
+    ends with its last message in a round that some process ended.
+
+    Args:
+        recorder: Open, without a message.
+        logs: Of all processes.
+        complete: Whether all rounds were run and nothing is missing.
     """
-    last, nodes = logs.rounds, recorder.graph.nodes
-    sent = sorted(logs.events("send"), key=lambda pair: (pair[1].notes["round"], pair[1].tag))
-    for (round, _), together in itertools.groupby(
-        sent, key=lambda pair: (int(pair[1].notes["round"]), pair[1].tag)
-    ):
+    last = logs.rounds
+    sent = sorted(logs.events("send"), key=_exchange_of)
+    for (round, _), together in itertools.groupby(sent, key=_exchange_of):
         if round <= last:
             _exchange(recorder, round, list(together))
     if complete:
         recorder.end_round(last)
+    nodes = recorder.graph.nodes
     states: dict[tuple[int, str], Tensor] = {}
-    for log, e in logs.events("state"):
-        own = log.tensor(e)
-        value = states.setdefault(
-            (int(e.notes["round"]), str(e.notes["kind"])),
-            own.new_full((nodes, *own.shape[1:]), torch.nan),
-        )
-        value[torch.tensor(logs.nodes(log.rank))] = own
+    for log, event in logs.events("state"):
+        own = log.tensor(event)
+        key = (int(event.notes["round"]), str(event.notes["kind"]))
+        if key not in states:
+            states[key] = own.new_full((nodes, *own.shape[1:]), torch.nan)
+        states[key][torch.tensor(logs.nodes(log.rank))] = own
     for (round, name), value in sorted(states.items()):
         recorder.state(name, round, value)
 
 
+def _exchange_of(sent: tuple[RankLog, Event]) -> tuple[int, int]:
+    """Return the round of what was sent, and the number of its exchange."""
+    _, event = sent
+    return int(event.notes["round"]), event.tag
+
+
+class _Sent(NamedTuple):
+    """One message of an exchange."""
+
+    src: int
+    dst: int
+    payload: Tensor
+
+
 def _exchange(recorder: Recorder, round: int, together: Sequence[tuple[RankLog, Event]]) -> None:
     """Write the messages of one exchange; equal payloads of one row are stored once."""
-    first = together[0][1]
-    found = [
-        (src, dst, log.tensor(e)[at])
-        for log, e in together
-        for src, dst, at in zip(e.notes["src"], e.notes["dst"], e.notes["at"], strict=True)
-    ]
-    found.sort(key=lambda message: message[:2])
+    messages: list[_Sent] = []
+    for log, event in together:
+        notes = event.notes
+        for src, dst, at in zip(notes["src"], notes["dst"], notes["at"], strict=True):
+            messages.append(_Sent(src, dst, log.tensor(event)[at]))
+    messages.sort(key=lambda message: (message.src, message.dst))
     payloads: list[Tensor] = []
     row: list[int] = []
-    for k, (src, _, payload) in enumerate(found):
-        same = k > 0 and found[k - 1][0] == src and payload.data_ptr() == payloads[-1].data_ptr()
-        payloads += [] if same else [payload]
+    sender = None
+    for message in messages:
+        # Payloads are views of the log, so the same memory is the same row.
+        same = sender == message.src and message.payload.data_ptr() == payloads[-1].data_ptr()
+        if not same:
+            payloads.append(message.payload)
         row.append(len(payloads) - 1)
-    src, dst = [m[0] for m in found], [m[1] for m in found]
+        sender = message.src
+    notes = together[0][1].notes
     out = recorder.send_many(
-        round, src, dst, str(first.notes["kind"]), secure=bool(first.notes["secure"]), row=row
+        round,
+        [message.src for message in messages],
+        [message.dst for message in messages],
+        str(notes["kind"]),
+        secure=bool(notes["secure"]),
+        row=row,
     )
     for k, payload in enumerate(payloads):
         out[k] = payload
 
 
 def last_word(folder: Path) -> str:
-    """Return the error that a process left, empty where there is none."""
-    found: list[Any] = sorted(
-        folder.glob("error*"), key=lambda p: int(p.name.removeprefix("error"))
-    )
-    return (
-        ""
-        if not found
-        else f"process {found[0].name.removeprefix('error')}: {found[0].read_text(encoding='utf-8')}"
-    )
+    """Return the error that a process left, empty if there is none.
+
+    Args:
+        folder: Of the run.
+    """
+    found = {int(file.name.removeprefix(ERROR)): file for file in folder.glob(f"{ERROR}*")}
+    if not found:
+        return ""
+    rank = min(found)
+    return f"process {rank}: {found[rank].read_text(encoding='utf-8')}"

@@ -1,4 +1,7 @@
-"""The recorder of one process: what its nodes send goes over gloo and into the log of a tap, and what arrives is what they use."""
+"""The recorder of one process.
+
+What its nodes send goes over gloo and into the log of a tap; what arrives is what they use.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,27 @@ from leakaudit.capture.tap.log import Log
 from leakaudit.errors import LeakauditError
 from leakaudit.traces.arcs import Arcs
 
-TOGETHER = 1000  # messages of one event in the log
+TOGETHER = 1000  # messages of one event in the log: a choice, so that a line stays short
+ROUTES = 64  # that are remembered: a choice; victims use a few exchanges over and over
 
 
 class Post(Protocol):
-    """How packets come and go: by gloo between processes, by hand between threads."""
+    """How packets come and go: by gloo between processes, by hand between threads.
+
+    Attributes:
+        inbox: What the others have sent.
+    """
 
     inbox: Inbox
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows (k, d) of exchange `number`; whoever is gone does not get them."""
+        """Send rows; a process that is gone does not get them.
+
+        Args:
+            peer: The receiver.
+            number: Of the exchange.
+            rows: (k, d).
+        """
 
     def flush(self) -> None:
         """Wait until everything is sent."""
@@ -39,23 +53,48 @@ class Silence(Exception):
 
 
 class NodeRecorder:
-    """What a victim sees of a `Recorder`, where only some nodes live in this process."""
+    """What a victim sees of a `Recorder`, if only some nodes live in this process.
 
-    partial, keep_curves = True, False
+    Attributes:
+        partial: Whether some nodes live in other processes.
+        keep_curves: Whether `curve` keeps anything.
+        graph: The network.
+        public: Tensors that everybody has.
+        columns: (start, stop) of the flat vector that is recorded.
+        here: The nodes of this process.
+        reached: Exchanges that this process has taken part in.
+    """
+
+    partial = True
+    keep_curves = False
 
     def __init__(
         self, setup: Setup, rank: int, mail: Post, log: Log, board: Board, stop: Callable[[], None]
     ) -> None:
-        """Begin before the first exchange; stop: ends this process without a word."""
+        """Begin before the first exchange.
+
+        Args:
+            setup: Of the run.
+            rank: This process.
+            mail: By which packets come and go.
+            log: Into which everything that is sent is written.
+            board: On which this process says what it does.
+            stop: Ends this process without a word.
+        """
+        self.setup = setup
+        self.rank = rank
+        self.mail = mail
+        self.log = log
+        self.board = board
+        self.graph = setup.graph
+        self.public = setup.public
+        self.columns = setup.columns
+        self.here = setup.here(rank)
+        self.reached = 0
         self._stop = stop
-        self.setup, self.rank, self.mail, self.log, self.board = setup, rank, mail, log, board
-        self.graph, self.public, self.columns, self.here = (
-            setup.graph,
-            setup.public,
-            setup.columns,
-            setup.here(rank),
-        )
-        self._own, self.reached, self._happened = torch.tensor(self.here), 0, set[Fault]()
+        self._own = torch.tensor(self.here)
+        self._happened = set[Fault]()
+        # By the identity of the arcs, which are kept with the route so that it stays theirs.
         self._routes: dict[int, tuple[Arcs, Route]] = {}
 
     def exchange(
@@ -67,50 +106,85 @@ class NodeRecorder:
         secure: bool = False,
         instead: Callable[[], Tensor] | None = None,
     ) -> Tensor:
-        """Send the rows of values (rows, d) whose senders live here, and return them with those that arrived; others are NaN.
+        """Send the rows whose senders live here, and return them with those that arrived.
 
-        A row that should have arrived and did not is taken from `instead`. Raises Silence where there is no such thing.
+        Args:
+            round: Of the messages.
+            kind: Name of their kind.
+            values: (rows, d) The payloads; rows of other processes are not looked at.
+            arcs: Who sends which of them to whom.
+            secure: Whether they travel encrypted.
+            instead: Gives (rows, d) from which a row is taken that should have arrived and did not.
+
+        Returns:
+            (rows, d) The payloads as received; NaN in rows that nobody here receives.
+
+        Raises:
+            Silence: A row did not arrive and `instead` is None.
         """
         self.reached += 1
         route = self._route(arcs)
         self.board.tell(self.rank, WORKING)
         lost = self._faults(round, route, arcs)
-        self._tell(round, kind, values, arcs, route.told[~torch.isin(route.told, lost)], secure)
+        sent = route.told[~torch.isin(route.told, lost)]
+        self._tell(round, kind, values, arcs, sent, secure)
         for peer, (which, rows) in route.out.items():
             if not bool(torch.isin(which, lost).any()):
                 self.mail.post(peer, self.reached, values[rows].contiguous())
-        held = values.clone()
-        held[route.foreign] = torch.nan
+        received = values.clone()
+        received[route.foreign] = torch.nan
         came = torch.zeros(len(values), dtype=torch.bool)
         for peer, (which, rows) in route.into.items():
             silent = functools.partial(self._silent, peer)
             found, why = self.mail.inbox.take(peer, self.reached, silent, self._waiting)
-            if found is None:
-                ends: dict[str, Any] = {
-                    "src": arcs.src[which].tolist(),
-                    "dst": arcs.dst[which].tolist(),
-                }
-                self.log.write("missed", None, peer, round=round, kind=kind, why=why, **ends)
-            else:
-                held[rows], came[rows] = found, True
+            if found is not None:
+                received[rows] = found
+                came[rows] = True
+                continue
+            self.log.write(
+                "missed",
+                None,
+                peer,
+                round=round,
+                kind=kind,
+                why=why,
+                src=arcs.src[which].tolist(),
+                dst=arcs.dst[which].tolist(),
+            )
         self.board.tell(self.rank, WORKING)
         missing = route.wanted[~came[route.wanted]]
-        if len(missing) and instead is None:
-            raise Silence(f"waited in vain for a message {kind!r} of round {round}")
-        if len(missing) and instead is not None:
-            held[missing] = instead()[missing]
-        return held
+        if len(missing):
+            if instead is None:
+                raise Silence(f"waited in vain for a message {kind!r} of round {round}")
+            received[missing] = instead()[missing]
+        return received
 
     def state(self, name: str, round: int, value: Tensor) -> None:
-        """Log the private vectors of the nodes of this process, where the run keeps states."""
+        """Log the private vectors of the nodes of this process, if the run keeps states.
+
+        Args:
+            name: Of the vectors.
+            round: At whose end they have these values.
+            value: (N, ...) Of all nodes.
+        """
         if self.setup.scenario.states:
             self.log.write("state", value[self._own], round=round, kind=name)
 
     def curve(self, name: str, round: int, value: float) -> None:
-        """Keep nothing: a curve is about all nodes."""
+        """Keep nothing: a curve is about all nodes.
+
+        Args:
+            name: Of the number.
+            round: Its round.
+            value: The number.
+        """
 
     def end_round(self, round: int) -> None:
-        """Say that a round is over, and stop where that is wanted."""
+        """Say that a round is over, and stop if a fault says so.
+
+        Args:
+            round: The round.
+        """
         self.log.write("round", None, round=round)
         self.board.tell(self.rank, WORKING, round)
         for fault in self.setup.options.faults:
@@ -126,25 +200,23 @@ class NodeRecorder:
     send_many = send
 
     def _route(self, arcs: Arcs) -> Route:
+        """Return the part of this process in an exchange."""
         known = self._routes.get(id(arcs))
         if known is None or known[0] is not arcs:
-            if len(self._routes) > 64:
+            if len(self._routes) > ROUTES:
                 self._routes.clear()
-            known = self._routes[id(arcs)] = arcs, Route.of(arcs, self.setup.place, self.rank)
+            known = (arcs, Route.of(arcs, self.setup.place, self.rank))
+            self._routes[id(arcs)] = known
         return known[1]
 
     def _tell(
         self, round: int, kind: str, values: Tensor, arcs: Arcs, which: Tensor, secure: bool
     ) -> None:
-        """Log what is sent; `at` says which payload each message carries."""
-        for some in which.split(TOGETHER) if len(which) else ():
+        """Log what is sent; `at` tells which payload each message carries."""
+        if not len(which):
+            return
+        for some in which.split(TOGETHER):
             used, at = arcs.row[some].unique(return_inverse=True)
-            told: dict[str, Any] = {
-                "src": arcs.src[some].tolist(),
-                "dst": arcs.dst[some].tolist(),
-                "at": at.tolist(),
-                "secure": secure,
-            }
             self.log.write(
                 "send",
                 values[used, slice(*self.columns)],
@@ -152,31 +224,34 @@ class NodeRecorder:
                 self.reached,
                 round=round,
                 kind=kind,
-                **told,
+                src=arcs.src[some].tolist(),
+                dst=arcs.dst[some].tolist(),
+                at=at.tolist(),
+                secure=secure,
             )
 
     def _faults(self, round: int, route: Route, arcs: Arcs) -> Tensor:
-        """Be late where that is wanted, and return the arcs whose messages are lost."""
+        """Be late if a fault says so, and return the arcs whose messages are lost."""
         lost = [torch.empty(0, dtype=torch.int64)]
         for fault in self.setup.options.faults:
             if fault.round != round or fault.node not in self.here or not route.out:
                 continue
             if fault.kind == "late" and self._happens(fault):
                 time.sleep(fault.seconds)
-            if fault.kind == "drop" and len(
-                hit := ((arcs.src == fault.node) & (arcs.dst == fault.to)).nonzero().flatten()
-            ):
-                self._happens(fault)
-                lost.append(hit)
+            if fault.kind == "drop":
+                hit = ((arcs.src == fault.node) & (arcs.dst == fault.to)).nonzero().flatten()
+                if len(hit):
+                    self._happens(fault)
+                    lost.append(hit)
         return torch.cat(lost)
 
     def _happens(self, fault: Fault) -> bool:
         """Log that a fault happens, and return whether it is the first time."""
-        first = fault not in self._happened
-        if first:
-            self._happened.add(fault)
-            self.log.write("fault", what=str(fault))
-        return first
+        if fault in self._happened:
+            return False
+        self._happened.add(fault)
+        self.log.write("fault", what=str(fault))
+        return True
 
     def _silent(self, peer: int) -> bool:
         return self.board.silent(peer, self.setup.options.timeout)

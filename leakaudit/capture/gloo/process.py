@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 
@@ -18,13 +18,19 @@ from leakaudit.capture.gloo.node import NodeRecorder, Post, Silence
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log import Log
 from leakaudit.errors import LeakauditError
-
-if TYPE_CHECKING:
-    from leakaudit.traces.recorder import Recorder
+from leakaudit.traces.recorder import Recorder
 
 
 def run(folder: Path, rank: int) -> int:
-    """Run the nodes of one process and return its exit code; an error is left in ``error<rank>`` as one line."""
+    """Run the nodes of one process; an error is left in ``error<rank>`` as one line.
+
+    Args:
+        folder: Of the run.
+        rank: The process.
+
+    Returns:
+        Its exit code.
+    """
     try:
         _run(Setup.read(folder), rank)
     except Exception as error:
@@ -34,19 +40,24 @@ def run(folder: Path, rank: int) -> int:
 
 
 def _run(setup: Setup, rank: int) -> None:
+    """Meet the others, take part, and say goodbye."""
     dtype = getattr(torch, setup.scenario.dtype)
     task = task_of(setup)
     with Log(setup.folder, rank, engine="gloo", nodes=setup.here(rank)) as log:
         mail = Mail(setup.folder, rank, setup.options.procs, dtype)
-        mail.close(setup.options.timeout, serve(setup, rank, task, mail, log))
+        reached = serve(setup, rank, task, mail, log)
+        mail.close(setup.options.timeout, reached)
 
 
 def task_of(setup: Setup) -> local.LocalTask:
-    """Build the task of a run."""
+    """Build the task of a run.
+
+    Args:
+        setup: Of the run.
+    """
     dtype = getattr(torch, setup.scenario.dtype)
-    return cast(
-        local.LocalTask, local.LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
-    )
+    task = local.LocalTask.build(setup.spec, dtype=dtype, trusted=setup.trusted)
+    return cast(local.LocalTask, task)
 
 
 def die() -> None:
@@ -62,18 +73,31 @@ def serve(
     log: Log,
     stop: Callable[[], None] = die,
 ) -> int:
-    """Run the victim for the nodes of one process, which has met the others; returns how many exchanges it took part in."""
+    """Run the victim for the nodes of one process, which has met the others.
+
+    Args:
+        setup: Of the run.
+        rank: The process.
+        task: Of the run, not used by another thread.
+        mail: By which packets come and go.
+        log: Into which everything that is sent is written.
+        stop: Ends the process without a word.
+
+    Returns:
+        How many exchanges it took part in.
+    """
     board = Board(setup.folder / "board", setup.options.procs)
     board.tell(rank, WORKING)
     victim, _ = setup.scenario.parts()
-    problem = local.problem(task, setup.graph.nodes, setup.here(rank), *setup.data(rank))
+    x, y = setup.data(rank)
+    problem = local.problem(task, setup.graph.nodes, setup.here(rank), x, y)
     recorder = NodeRecorder(setup, rank, mail, log, board, stop)
     try:
         victim.run(
             problem,
             setup.graph,
             setup.scenario.rounds,
-            cast("Recorder", recorder),
+            cast(Recorder, recorder),
             setup.generator(),
             setup.wires,
         )
@@ -84,7 +108,13 @@ def serve(
 
 
 def failed(folder: Path, rank: int, error: Exception) -> None:
-    """Leave an error as one line for whoever started the processes."""
+    """Leave an error as one line for whoever started the processes.
+
+    Args:
+        folder: Of the run.
+        rank: The process.
+        error: What ended it.
+    """
     text = str(error) if isinstance(error, LeakauditError) else f"{type(error).__name__}: {error}"
     with replacing(folder / f"error{rank}") as file:
         file.write(" ".join(text.split()).encode())

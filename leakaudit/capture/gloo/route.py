@@ -10,17 +10,20 @@ from torch import Tensor
 
 from leakaudit.traces.arcs import Arcs
 
-Parts = dict[
-    int, tuple[Tensor, Tensor]
-]  # by the other process: which arcs, and their rows, each once
+# By the other process: which arcs, and their rows, each once.
+Parts = dict[int, tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
     """The part of an exchange that one process has to do.
 
-    out, into: arcs and rows by the other process. foreign: rows that arcs carry which start elsewhere. wanted: those of them that end here.
-    told: arcs that start here and are recorded.
+    Attributes:
+        out: Arcs and rows that it sends, by the other process.
+        into: Arcs and rows that it receives, by the other process.
+        foreign: Rows that are carried only by arcs which start elsewhere.
+        wanted: Those of them that end here.
+        told: Arcs that start here and are recorded.
     """
 
     out: Parts
@@ -31,22 +34,30 @@ class Route:
 
     @classmethod
     def of(cls, arcs: Arcs, place: Sequence[int], rank: int) -> Route:
-        """Find it for one process; place: the process of every node."""
+        """Find the part of one process.
+
+        Args:
+            arcs: Of the exchange.
+            place: The process of every node.
+            rank: The process.
+        """
         where = torch.tensor(place)
-        start, end = where[arcs.src], where[arcs.dst]
-        own = arcs.row[start == rank]
-        foreign = arcs.row[start != rank].unique()
+        start = where[arcs.src]
+        end = where[arcs.dst]
+        from_here = start == rank
+        to_here = end == rank
+        own = arcs.row[from_here]
+        foreign = arcs.row[~from_here].unique()
         foreign = foreign[~torch.isin(foreign, own)]
-        out = {
-            p: _part(arcs, (start == rank) & (end == p))
-            for p in end[(start == rank) & (end != rank)].unique().tolist()
-        }
-        into = {
-            p: _part(arcs, (start == p) & (end == rank))
-            for p in start[(start != rank) & (end == rank)].unique().tolist()
-        }
-        wanted = foreign[torch.isin(foreign, arcs.row[end == rank])]
-        return cls(out, into, foreign, wanted, ((start == rank) & arcs.kept).nonzero().flatten())
+        out = {}
+        for peer in end[from_here & ~to_here].unique().tolist():
+            out[peer] = _part(arcs, from_here & (end == peer))
+        into = {}
+        for peer in start[~from_here & to_here].unique().tolist():
+            into[peer] = _part(arcs, (start == peer) & to_here)
+        wanted = foreign[torch.isin(foreign, arcs.row[to_here])]
+        told = (from_here & arcs.kept).nonzero().flatten()
+        return cls(out, into, foreign, wanted, told)
 
 
 def _part(arcs: Arcs, which: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,10 @@ from leakaudit.trace import Graph, TaskSpec
 class Options:
     """How a run is spread over processes.
 
-    procs: how many; nodes are dealt out in blocks. timeout: seconds after which a process that neither sends nor waits is given up.
-    faults: what is to go wrong.
+    Attributes:
+        procs: How many; nodes are dealt out in blocks.
+        timeout: Seconds after which a process that neither sends nor waits is given up.
+        faults: What is to go wrong.
     """
 
     procs: int
@@ -31,13 +33,30 @@ class Options:
     faults: tuple[Fault, ...] = ()
 
     def place(self, nodes: int) -> list[int]:
-        """Return the process of every node."""
+        """Return the process of every node.
+
+        Args:
+            nodes: How many.
+        """
         return [i * self.procs // nodes for i in range(nodes)]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One run as its processes find it in `folder`. random: state of the generator that they have in common."""
+    """One run as its processes find it.
+
+    Attributes:
+        folder: Where they find it.
+        scenario: What is run.
+        spec: The task.
+        graph: The network.
+        wires: Undirected edges that are recorded.
+        columns: (start, stop) of the flat vector that is recorded.
+        public: Tensors that everybody has.
+        random: State of the generator that all processes have in common.
+        options: How the run is spread.
+        trusted: Whether a custom model may be imported.
+    """
 
     folder: Path
     scenario: Scenario
@@ -56,17 +75,31 @@ class Setup:
         return self.options.place(self.graph.nodes)
 
     def here(self, rank: int) -> list[int]:
-        """Return the nodes of a process."""
+        """Return the nodes of a process.
+
+        Args:
+            rank: The process.
+        """
         return [i for i, p in enumerate(self.place) if p == rank]
 
     def generator(self) -> Generator:
-        """Return the common generator at the start of the run; every process draws for all nodes, and uses what its own drew."""
+        """Return the common generator at the start of the run.
+
+        Every process draws for all nodes, and uses what its own drew.
+        """
         made = Generator()
         made.set_state(self.random)
         return made
 
     def data(self, rank: int) -> tuple[Tensor, Tensor]:
-        """Return x (k, b, *shape) and y (k, b) of a process's nodes, and remove the file."""
+        """Return the data of a process's nodes, and remove the file that held them.
+
+        Args:
+            rank: The process.
+
+        Returns:
+            x (k, b, *shape) and y (k, b).
+        """
         path = self.folder / f"data{rank}.pt"
         found = torch.load(path, weights_only=True)
         path.unlink()
@@ -74,26 +107,46 @@ class Setup:
 
     @classmethod
     def read(cls, folder: Path) -> Setup:
-        """Read what `write` wrote."""
+        """Read what `write` wrote.
+
+        Args:
+            folder: Of the run.
+        """
         tree = torch.load(folder / "setup.pt", weights_only=True)
         told = json.loads(tree["meta"])
-        options = Options(told["procs"], told["timeout"], tuple(Fault(**f) for f in told["faults"]))
-        graph = Graph(told["nodes"], tuple((i, j) for i, j in told["edges"]))
-        wires, (start, stop) = tuple((i, j) for i, j in told["wires"]), told["columns"]
-        about = (
-            Scenario(**told["scenario"]),
-            TaskSpec.from_json(told["spec"]),
-            graph,
-            wires,
-            (start, stop),
+        start, stop = told["columns"]
+        return cls(
+            folder,
+            scenario=Scenario(**told["scenario"]),
+            spec=TaskSpec.from_json(told["spec"]),
+            graph=Graph(told["nodes"], _pairs(told["edges"])),
+            wires=_pairs(told["wires"]),
+            columns=(start, stop),
+            public=tree["public"],
+            random=tree["random"],
+            options=Options(
+                told["procs"], told["timeout"], tuple(Fault(**f) for f in told["faults"])
+            ),
+            trusted=told["trusted"],
         )
-        return cls(folder, *about, tree["public"], tree["random"], options, told["trusted"])
+
+
+def _pairs(value: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((i, j) for i, j in value)
 
 
 def write(
     folder: Path, plan: Plan, public: Mapping[str, Tensor], options: Options, trusted: bool
 ) -> None:
-    """Write what the processes need: what all know, the data of each apart, and an empty board."""
+    """Write what the processes need: what all know, the data of each apart, and an empty board.
+
+    Args:
+        folder: Of the run.
+        plan: What is run.
+        public: Tensors that everybody has.
+        options: How the run is spread.
+        trusted: Whether a custom model may be imported.
+    """
     told = {
         "scenario": {**asdict(plan.scenario), "set": dict(plan.scenario.set)},
         "spec": plan.task.spec.to_json(),
@@ -115,8 +168,6 @@ def write(
     place = torch.tensor(options.place(plan.graph.nodes))
     for rank in range(options.procs):
         rows = plan.rows[place == rank]
-        torch.save(
-            {"x": plan.source.x[rows].to(plan.task.dtype), "y": plan.source.y[rows]},
-            folder / f"data{rank}.pt",
-        )
+        own = {"x": plan.source.x[rows].to(plan.task.dtype), "y": plan.source.y[rows]}
+        torch.save(own, folder / f"data{rank}.pt")
     Board(folder / "board", options.procs, new=True)

@@ -1,6 +1,10 @@
-"""The parent of the processes of a run: imports once, forks each, and lets none outlive whoever started it.
+"""The parent of the processes of a run.
 
-python -m leakaudit.capture.gloo.supervisor FOLDER: standard input is a pipe that nobody writes to; when its other end goes, all processes end.
+It imports once, forks each, and lets none outlive whoever started it:
+
+    python -m leakaudit.capture.gloo.supervisor FOLDER
+
+Standard input is a pipe that nobody writes to; when its other end goes, all processes end.
 """
 
 from __future__ import annotations
@@ -11,32 +15,40 @@ import sys
 import threading
 from pathlib import Path
 
+import torch
+
+from leakaudit.capture.gloo import process
+from leakaudit.capture.gloo.setup import Setup
+
 
 def main(folder: Path) -> int:
-    """Start all processes and write how each ended, a line each, into ``ended``."""
-    import torch
+    """Start all processes and write how each ended into ``ended``, one line for each.
 
-    from leakaudit.capture.gloo import process
-    from leakaudit.capture.gloo.setup import Setup
+    Args:
+        folder: Of the run.
 
+    Returns:
+        The exit code.
+    """
     torch.set_num_threads(1)
-    setup, pids = Setup.read(folder), {}
+    setup = Setup.read(folder)
     setup.scenario.parts()  # imports the victims, once for all
-    procs = setup.options.procs
-    for rank in range(procs):
-        if (pid := os.fork()) == 0:
+    ranks: dict[int, int] = {}  # by process id
+    for rank in range(setup.options.procs):
+        pid = os.fork()
+        if pid == 0:
             threading.Thread(target=_die_with_parent, daemon=True).start()
             code = 1
             try:
                 code = process.run(folder, rank)
             finally:
                 os._exit(code)
-        pids[pid] = rank
+        ranks[pid] = rank
     with (folder / "ended").open("a", encoding="utf-8") as ended:
-        while pids:
+        while ranks:
             pid, status = os.waitpid(-1, 0)
             code = os.waitstatus_to_exitcode(status)
-            ended.write(json.dumps({"rank": pids.pop(pid), "pid": pid, "code": code}) + "\n")
+            ended.write(json.dumps({"rank": ranks.pop(pid), "pid": pid, "code": code}) + "\n")
             ended.flush()
     return 0
 

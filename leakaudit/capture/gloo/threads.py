@@ -1,4 +1,4 @@
-"""The processes of a run as threads of this one: the same exchanges, faults and logs, without gloo."""
+"""The processes of a run as threads of this one: the same exchanges, faults and logs, no gloo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log import Log
 
-POLL = 0.02  # seconds
+POLL = 0.02  # seconds between two looks at the threads: a choice
 
 
 class Stopped(BaseException):
@@ -23,15 +23,39 @@ class Stopped(BaseException):
 
 
 class Hand:
-    """The post of one thread: what is sent lies in the other's inbox at once."""
+    """The post of one thread: what is sent lies in the other's inbox at once.
+
+    Attributes:
+        hands: Of all threads.
+        rank: This thread.
+        halted: Whether the run is over; then nothing is sent any more.
+        inbox: What the others have sent.
+    """
 
     def __init__(self, hands: list[Hand], rank: int, procs: int) -> None:
-        """hands: of all threads, this one among them when the run begins."""
-        self.hands, self.rank, self.halted = hands, rank, False
+        """Start with an empty inbox.
+
+        Args:
+            hands: Of all threads, this one among them when the run begins.
+            rank: This thread.
+            procs: Number of threads.
+        """
+        self.hands = hands
+        self.rank = rank
+        self.halted = False
         self.inbox = Inbox(p for p in range(procs) if p != rank)
 
     def post(self, peer: int, number: int, rows: Tensor) -> None:
-        """Send rows (k, d) of exchange `number`."""
+        """Send rows.
+
+        Args:
+            peer: The receiver.
+            number: Of the exchange.
+            rows: (k, d).
+
+        Raises:
+            Stopped: The run is over.
+        """
         if self.halted:
             raise Stopped
         self.hands[peer].inbox.put(self.rank, number, rows.clone())
@@ -40,21 +64,35 @@ class Hand:
         """Nothing is under way."""
 
     def end(self, word: int, reached: int = 0) -> None:
-        """Tell all others that this one has ended, after so many exchanges, or is gone."""
+        """Tell all others that this one has ended or is gone.
+
+        Args:
+            word: `GOODBYE` or `CUT`.
+            reached: Exchanges that it took part in.
+        """
         for other in self.hands:
             if other is not self:
-                other.inbox.put(self.rank, word, reached)
+                other.inbox.end(self.rank, word, reached)
 
 
 def run(setup: Setup) -> None:
-    """Run all threads and wait for them; errors are left as processes leave them. Ctrl-C ends them."""
-    procs, hands = setup.options.procs, list[Hand]()
+    """Run all threads and wait for them; Ctrl-C ends them.
+
+    Errors are left as processes leave them.
+
+    Args:
+        setup: Of the run.
+    """
+    procs = setup.options.procs
+    hands: list[Hand] = []
     hands += [Hand(hands, rank, procs) for rank in range(procs)]
     board = Board(setup.folder / "board", procs)
     tasks = [process.task_of(setup) for _ in hands]  # a model serves one thread at a time
 
     def serve(hand: Hand) -> None:
-        word, reached, rank = CUT, 0, hand.rank
+        rank = hand.rank
+        word = CUT
+        reached = 0
         log = Log(setup.folder, rank, engine="threads", nodes=setup.here(rank))
         try:
             reached = process.serve(setup, rank, tasks[rank], hand, log, _stop)

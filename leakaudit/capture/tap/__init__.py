@@ -1,1 +1,1 @@
-"""What a torch.distributed program sends, recorded while it runs and made into a trace (docs/tap.md)."""
+"""Record what a torch.distributed program sends, and make a trace of it (docs/tap.md)."""

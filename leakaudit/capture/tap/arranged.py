@@ -1,4 +1,4 @@
-"""Messages as a protocol names them: nodes, rounds, kinds, who sends what to whom."""
+"""Messages in the terms of a protocol: nodes, rounds, kinds, senders and receivers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from leakaudit.trace import Graph
 
 @dataclass(frozen=True)
 class Sent:
-    """One message as the protocol names it; dst: all who get it."""
+    """One message in the terms of the protocol.
+
+    Attributes:
+        round: in which it was sent.
+        src: node that sent it.
+        dst: all nodes that receive it.
+        kind: its name in the protocol.
+        message: the message in the log.
+    """
 
     round: int
     src: int
@@ -26,7 +34,15 @@ class Sent:
 
 @dataclass(frozen=True)
 class Missing:
-    """Messages of a wire that were not sent in the rounds first to last."""
+    """Messages of a wire that were not sent in some rounds.
+
+    Attributes:
+        src: node that should have sent them.
+        dst: node that should have received them.
+        kind: their name in the protocol.
+        first: the first of the rounds.
+        last: the last of the rounds.
+    """
 
     src: int
     dst: int
@@ -39,8 +55,16 @@ class Missing:
 class Plan:
     """What a log holds, ready to be written as a trace.
 
-    start: the common initial model, None where it was not seen. missing: what was never sent in the rounds up to `rounds`.
-    left_out: reason -> messages without payload. notes: what a reader of the trace should know. quiet: nodes that need not send.
+    Attributes:
+        description: of the program's messages.
+        graph: of the nodes that exchange messages.
+        sent: all messages.
+        start: the common initial model (d,); None if it was not seen.
+        rounds: number of the last round.
+        missing: what was never sent in the rounds up to `rounds`.
+        left_out: reason -> how many messages lack their payload.
+        notes: what a reader of the trace should know.
+        optional_senders: nodes that need not send.
     """
 
     description: Description
@@ -51,32 +75,52 @@ class Plan:
     missing: tuple[Missing, ...] = ()
     left_out: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    quiet: frozenset[int] = frozenset()
+    optional_senders: frozenset[int] = frozenset()
 
     @property
     def slices(self) -> list[slice]:
         """Where each parameter of a message lies in the model's vector."""
         layout = self.description.task.layout
-        return [layout.slices[n] for n in self.description.order or layout.names]
+        return [layout.slices[name] for name in self.description.order or layout.names]
 
 
 def receivers(message: Message, nodes: int) -> tuple[int, ...]:
-    """Return who gets a message."""
-    return (
-        tuple(j for j in range(nodes) if j != message.src)
-        if message.dst is None
-        else (message.dst,)
-    )
+    """Return the nodes that receive a message.
+
+    Args:
+        message: whose ranks are nodes.
+        nodes: how many there are.
+    """
+    if message.dst is not None:
+        return (message.dst,)
+    return tuple(j for j in range(nodes) if j != message.src)
 
 
 def round_of(message: Message, start: int) -> int:
-    """Return its round: what the program said, else its place on the wire, counted from `start`."""
-    said = message.note("round")
-    return said if type(said) is int and 0 <= said < 1 << 31 else message.index + start
+    """Return the round of a message: the one that the program noted, else by its place on the wire.
+
+    Args:
+        message: of the log.
+        start: round of the first message of a wire.
+    """
+    noted = message.note("round")
+    if type(noted) is int and 0 <= noted < 1 << 31:
+        return noted
+    return message.index + start
 
 
 def common(plan: Plan, starts: Sequence[Message]) -> Tensor | None:
-    """Return the model with which all began, None where they did not, or where it was not kept."""
-    values = (m.value(plan.slices) for m in starts if m.kept)
+    """Return the model (d,) with which all nodes began.
+
+    Args:
+        plan: that says where the parameters lie.
+        starts: the messages with the initial models.
+
+    Returns:
+        The model; None if the models differ, or if none was kept.
+    """
+    values = (message.value(plan.slices) for message in starts if message.kept)
     first = next(values, None)
-    return first if first is not None and all(torch.equal(first, v) for v in values) else None
+    if first is None or not all(torch.equal(first, value) for value in values):
+        return None
+    return first

@@ -1,4 +1,4 @@
-"""What one process of a tapped program keeps: its log, what it leaves out, and how long that took."""
+"""What one process of a tapped program records, what it omits, and how long that took."""
 
 from __future__ import annotations
 
@@ -8,18 +8,31 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leakaudit.capture.tap.log import LEFT_OUT, Log
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Result = TypeVar("Result")
 
 
 class Capture:
     """The tap of this process; the log is opened with the first event.
 
-    folder: of the logs. ranks: whose payloads are kept, None for all. rounds: (first, stop) of those kept. start: number of the first
-    round. sizes: lengths of the tensors that make up a model, its own last, None where the model is not described: every message then
-    counts as a round of its own. max_bytes: of all processes together. receive: whether what arrives is logged too.
-    Nothing here raises into the program.
+    None of its methods raises into the program: an error ends the recording, with a line on stderr.
+
+    Args:
+        folder: where the logs are written.
+        ranks: ranks whose payloads are kept; None keeps all.
+        rounds: (first, stop) of the rounds whose payloads are kept; None keeps all.
+        start: number of the first round.
+        sizes: lengths of the tensors that make up a model, followed by the model's own length.
+            None if the model is not described: every message then counts as a round of its own.
+        max_bytes: limit on the payloads of all processes together; None for no limit.
+        receive: whether arriving messages are logged too.
     """
 
     def __init__(
@@ -32,33 +45,48 @@ class Capture:
         max_bytes: float | None = None,
         receive: bool = False,
     ) -> None:
-        self.folder, self.ranks, self.rounds, self.start = folder, ranks, rounds, start
-        self.sizes, self.max_bytes, self.receive = sizes, max_bytes, receive
-        self._seen: dict[Any, int] = defaultdict(int)
+        self.folder = folder
+        self.ranks = ranks
+        self.rounds = rounds
+        self.start = start
+        self.sizes = sizes
+        self.max_bytes = max_bytes
+        self.receive = receive
+        # With `sizes`: numbers sent so far, by (op, peer). Without: messages, by (op, peer, tag).
+        self._seen: dict[tuple[Any, ...], int] = defaultdict(int)
         self._log: Log | None = None
         self._broken = False
-        self._busy = threading.local()
+        self._unlogged = threading.local()
         os.register_at_fork(after_in_child=self._forked)
 
     def event(
         self,
         op: str,
-        value: Any,
+        value: Tensor | None,
         peer: int | None = None,
         tag: int = 0,
         at: int | None = None,
         **notes: Any,
     ) -> None:
-        """Log one tensor; at: its place among those of its wire, counted here where it is not given."""
+        """Log one tensor.
+
+        Args:
+            op: send, recv, allreduce, broadcast or another word.
+            value: the payload; None for an event without one.
+            peer: the other rank, if there is one.
+            tag: of the message.
+            at: place of the message among those of its wire; None counts it here.
+            notes: plain values to log with the event.
+        """
         begun = time.perf_counter()
-        if self._broken or getattr(self._busy, "deep", False):
+        if self._broken or getattr(self._unlogged, "inside", False):
             return
         try:
             log = self._log or self._open()
-            if LEFT_OUT not in notes and (
-                why := self._left_out(log.rank, op, value, peer, tag, at)
-            ):
-                notes[LEFT_OUT] = why
+            if LEFT_OUT not in notes:
+                reason = self._left_out(log.rank, op, value, peer, tag, at)
+                if reason:
+                    notes[LEFT_OUT] = reason
             log.write(op, value, peer, tag, **notes)
             log.spent += time.perf_counter() - begun
         except Exception as error:
@@ -67,70 +95,96 @@ class Capture:
                 f"leakaudit tap: stopped listening to process {os.getpid()}: {error}\n"
             )
 
-    def quietly(self, call: Any, *args: Any) -> Any:
-        """Call a function whose own messages are not logged."""
-        self._busy.deep = True
+    def unlogged(self, call: Callable[..., Result], *args: Any) -> Result:
+        """Call a function and log none of the messages that it sends.
+
+        Args:
+            call: the function.
+            args: its arguments.
+
+        Returns:
+            What the function returns.
+        """
+        self._unlogged.inside = True
         try:
             return call(*args)
         finally:
-            self._busy.deep = False
+            self._unlogged.inside = False
 
     @property
     def rank(self) -> int:
-        """This process's rank in the whole program."""
+        """Rank of this process in the whole program."""
         import torch.distributed as dist
 
-        return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+        if dist.is_initialized():
+            return dist.get_rank()
+        return int(os.environ.get("RANK", "0"))
+
+    @property
+    def _world(self) -> int:
+        """Number of processes of the program."""
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            return dist.get_world_size()
+        return int(os.environ.get("WORLD_SIZE", "1"))
 
     def _open(self) -> Log:
-        import torch.distributed as dist
-
-        world = (
-            dist.get_world_size()
-            if dist.is_initialized()
-            else int(os.environ.get("WORLD_SIZE", "1"))
-        )
-        share = None if self.max_bytes is None else self.max_bytes / world
-        self._log = Log(
-            self.folder, self.rank, share, world=world, program=os.path.basename(sys.argv[0])
-        )
-        if (util := sys.modules.get("multiprocessing.util")) is not None and _is_child():
-            util.Finalize(
-                None, self.end, exitpriority=-100
-            )  # its children leave without running atexit
+        world = self._world
+        share = None
+        if self.max_bytes is not None:
+            share = self.max_bytes / world
+        program = os.path.basename(sys.argv[0])
+        self._log = Log(self.folder, self.rank, share, world=world, program=program)
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None and _is_child():
+            # Children of multiprocessing leave without running atexit.
+            util.Finalize(None, self.end, exitpriority=-100)
         else:
             atexit.register(self.end)
         return self._log
 
     def _left_out(
-        self, rank: int, op: str, value: Any, peer: int | None, tag: int, at: int | None
+        self, rank: int, op: str, value: Tensor | None, peer: int | None, tag: int, at: int | None
     ) -> str:
-        """Return why a payload is not kept, empty where it is."""
+        """Return why a payload is not kept; empty if it is."""
         if self.ranks is not None and rank not in self.ranks:
             return "ranks"
         if self.rounds is None or value is None:
             return ""
-        at = self._place(op, value, peer, tag) if at is None else at
+        if at is None:
+            at = self._place(op, value, peer, tag)
+        # What is no part of a model, and the initial model (round 0), are always kept.
         if at is None or at + self.start == 0:
             return ""
         first, stop = self.rounds
-        return "" if first <= at + self.start < stop else "rounds"
+        if first <= at + self.start < stop:
+            return ""
+        return "rounds"
 
-    def _place(self, op: str, value: Any, peer: int | None, tag: int) -> int | None:
-        """Return which message of its wire a tensor belongs to, None where it is no part of a model."""
+    def _place(self, op: str, value: Tensor, peer: int | None, tag: int) -> int | None:
+        """Return the place, on its wire, of the message that a tensor belongs to.
+
+        None if the tensor is not part of a model.
+        """
         if self.sizes is None:
+            place = self._seen[op, peer, tag]
             self._seen[op, peer, tag] += 1
-            return self._seen[op, peer, tag] - 1
-        count, before = int(value.numel()), self._seen[op, peer]
+            return place
+        count = int(value.numel())
+        before = self._seen[op, peer]
         if count not in self.sizes:
             return None
         self._seen[op, peer] += count
         return before // self.sizes[-1]
 
     def _forked(self) -> None:
+        """Start afresh in the child of a fork; the parent goes on with the log."""
         if self._log is not None:
             self._log.abandon()
-        self._log, self._seen, self._busy = None, defaultdict(int), threading.local()
+        self._log = None
+        self._seen = defaultdict(int)
+        self._unlogged = threading.local()
 
     def end(self) -> None:
         """Close the log; nothing is logged afterwards."""

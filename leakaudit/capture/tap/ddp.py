@@ -1,88 +1,106 @@
-"""Listen to DistributedDataParallel by a communication hook: its all-reduce runs in C++, past the process group's Python methods."""
+"""Tap DistributedDataParallel by a communication hook.
+
+Its all-reduce runs in C++ and does not pass through the process group's Python methods.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leakaudit.capture.tap.capture import Capture
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HOOKED = "_leakaudit_tapped"  # attribute of a model that has our hook
+
 
 def listen(module: ModuleType, capture: Capture) -> None:
-    """Give every DistributedDataParallel a hook: around the program's own where it registers one, else around the plain average."""
+    """Give every DistributedDataParallel a hook that logs the rank's own gradients.
+
+    It goes around the hook that the program registers, or else around the default average.
+
+    Args:
+        module: torch.nn.parallel.distributed.
+        capture: the tap of this process.
+    """
     kind = module.DistributedDataParallel
-    register, forward = kind.register_comm_hook, kind.forward
-    hooked = "_leakaudit_tapped"
+    register = kind.register_comm_hook
+    forward = kind.forward
 
     @wraps(register)
     def registering(self: Any, state: object, hook: Callable[..., Any]) -> None:
         register(self, state, _listening(self, hook, capture))
-        self.__dict__[hooked] = True
+        self.__dict__[HOOKED] = True
 
     @wraps(forward)
     def forwarding(self: Any, *args: Any, **named: Any) -> Any:
-        if not self.__dict__.get(hooked):
-            self.__dict__[hooked] = True
+        if not self.__dict__.get(HOOKED):
+            self.__dict__[HOOKED] = True
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
             try:
                 register(self, self.process_group, _listening(self, allreduce_hook, capture))
             except RuntimeError as error:
-                sys.stderr.write(
-                    f"leakaudit tap: this model's gradients are not heard: {str(error).splitlines()[0]}\n"
-                )
+                reason = str(error).splitlines()[0]
+                sys.stderr.write(f"leakaudit tap: this model's gradients are not heard: {reason}\n")
         return forward(self, *args, **named)
 
-    kind.register_comm_hook, kind.forward = registering, forwarding
+    kind.register_comm_hook = registering
+    kind.forward = forwarding
 
 
 def _listening(model: Any, hook: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
-    """Return a hook that logs a bucket of the rank's own gradients, then does what `hook` does.
+    """Return a hook that logs a bucket of the rank's own gradients and then calls `hook`.
 
-    With the first bucket of a backward pass, rank 0 also logs the model at which it was taken; all ranks hold the same.
+    With the first bucket of a backward pass, rank 0 also logs the model at which the gradients were
+    taken; all ranks hold the same one.
     """
-    named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
-    place, step = {id(p): k for k, (_, p) in enumerate(named)}, -1
+    parameters = [p for _, p in model.module.named_parameters() if p.requires_grad]
+    place = {id(p): k for k, p in enumerate(parameters)}
+    step = -1
 
     @wraps(hook)
     def listening(state: object, bucket: Any) -> Any:
         nonlocal step
-        parameters = [place[id(p)] for p in bucket.parameters()]
+        places = [place[id(p)] for p in bucket.parameters()]
         if bucket.index() == 0:
             step += 1
             if capture.rank == 0:
-                _log_model(named, capture, step)
-        buffer, grads = bucket.buffer(), bucket.gradients()
-        whole = sum(g.numel() for g in grads) == buffer.numel() and all(
-            g.is_contiguous() for g in grads
-        )
+                _log_model(parameters, capture, step)
         capture.event(
-            "ddp",
-            buffer if whole else _flat(grads),
-            at=step,
-            parameters=parameters,
-            last=bool(bucket.is_last()),
+            "ddp", _gradients(bucket), at=step, parameters=places, last=bool(bucket.is_last())
         )
-        return capture.quietly(hook, state, bucket)
+        return capture.unlogged(hook, state, bucket)
 
     return listening
 
 
-def _log_model(named: list[tuple[str, Any]], capture: Capture, step: int) -> None:
-    sizes = [p.numel() for _, p in named]
+def _gradients(bucket: Any) -> Tensor:
+    """Return the gradients of a bucket in one vector, without a copy if its buffer is just that."""
+    buffer: Tensor = bucket.buffer()
+    gradients: list[Tensor] = bucket.gradients()
+    filled = sum(g.numel() for g in gradients) == buffer.numel()
+    if filled and all(g.is_contiguous() for g in gradients):
+        return buffer
+    return _flat(gradients)
+
+
+def _log_model(parameters: Sequence[Tensor], capture: Capture, step: int) -> None:
     capture.event(
         "model",
-        _flat([p for _, p in named]),
+        _flat(parameters),
         at=step,
-        parameters=list(range(len(named))),
-        sizes=sizes,
+        parameters=list(range(len(parameters))),
+        sizes=[p.numel() for p in parameters],
     )
 
 
-def _flat(tensors: Any) -> Any:
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
     import torch
 
     return torch.cat([t.detach().reshape(-1) for t in tensors])

@@ -1,9 +1,9 @@
-"""What a program's messages are, in the user's words: a small TOML file (docs/tap.md)."""
+"""What a program's messages are: a TOML file that the user writes or corrects (docs/tap.md)."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,11 @@ from leakaudit.trace import TaskSpec
 if TYPE_CHECKING:
     from leakaudit.victim import Victim
 
-USUAL = {
+USUAL = {  # payload -> the protocol if none is named
     "weights": "dpsgd",
     "gradients": "fedsgd",
     "duals": "pdmm",
-}  # payload -> the protocol where none is named
+}
 FIRST = ("start", "update")
 TOP = ("payload", "protocol", "first", "params", "model", "messages")
 MODEL = {
@@ -47,13 +47,20 @@ MESSAGES = {
 
 @dataclass(frozen=True)
 class Description:
-    """What travels, in which protocol, of which model.
+    """What is sent, in which protocol, of which model.
 
-    payload: weights, gradients or duals. protocol: a victim's name. params: its constants that the program uses. task: what is trained.
-    first: whether the first message of a wire is the initial model (``start``) or the first update (``update``). scale: of the payload,
-    what is sent times it is what the protocol names. server: its rank, None where there is none, or where it is every rank's average.
-    tags: of the messages that count, None for all. kinds: tag -> kind, where the protocol has several. order: parameters as they stand
-    in a message, empty for the model's order.
+    Attributes:
+        payload: weights, gradients or duals.
+        protocol: name of a victim.
+        params: the constants of the protocol that the program uses.
+        task: what is trained.
+        first: ``start`` if the first message of a wire is the initial model, ``update`` if it is
+            the first update.
+        scale: of the payload; what is sent times it is what the protocol names.
+        server: its rank; None if there is none, or if it is the average that all ranks compute.
+        tags: of the messages that count; None for all.
+        kinds: tag -> kind, if the protocol has several kinds.
+        order: parameters as they stand in a message; empty for the model's order.
     """
 
     payload: str
@@ -70,31 +77,33 @@ class Description:
     @property
     def victim(self) -> Victim:
         """The protocol with its constants."""
-        kind = registry.get("victims", self.protocol)
-        victim: Victim = registry.configure(
-            kind, {k: v for k, v in self.params.items() if k in registry.parameters(kind)}
-        )
-        return victim
+        return _configured(self.protocol, self.params)
 
     @property
     def start(self) -> int:
         """Round of the first message of a wire."""
-        return 0 if self.first == "start" else 1
+        if self.first == "start":
+            return 0
+        return 1
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Lengths of the parameters as they stand in a message, then the model's."""
+        """Lengths of the parameters as they stand in a message, followed by the model's length."""
         slices = self.task.layout.slices
-        return (
-            *(slices[n].stop - slices[n].start for n in self.order or slices),
-            self.task.layout.size,
-        )
+        sizes = [slices[name].stop - slices[name].start for name in self.order or slices]
+        return (*sizes, self.task.layout.size)
 
 
 def read(path: Path, trusted: bool = True) -> Description:
-    """Read a description; a ``package.module:factory`` is looked for beside the file too, and run.
+    """Read a description.
 
-    Raises LeakauditError that names the key, for whatever is missing, unknown or does not fit.
+    Args:
+        path: of the TOML file.
+        trusted: whether a model ``package.module:factory`` may be imported and run; it is also
+            looked for beside the file.
+
+    Raises:
+        LeakauditError: a key is missing, unknown or does not fit; the message names it.
     """
     try:
         values = toml_file.read(path, f"description {path}")
@@ -112,58 +121,101 @@ def read(path: Path, trusted: bool = True) -> Description:
 
 
 def of(values: Mapping[str, Any], trusted: bool = True) -> Description:
-    """Return the description that these values give."""
-    _known(values, TOP, "")
+    """Return the description that values give.
+
+    Args:
+        values: as they stand in the TOML file.
+        trusted: whether a model ``package.module:factory`` may be imported and run.
+
+    Raises:
+        LeakauditError: a key is missing, unknown or does not fit; the message names it.
+    """
+    _require_known(values, TOP, "")
     payload = values.get("payload")
     if not isinstance(payload, str) or payload not in USUAL:
         raise LeakauditError(f"payload: expected weights, gradients or duals, got {payload!r}")
-    first = values.get("first", "start" if payload == "weights" else "update")
+    default = "start" if payload == "weights" else "update"
+    first = values.get("first", default)
     if first not in FIRST:
         raise LeakauditError(f"first: expected start or update, got {first!r}")
-    protocol, params = values.get("protocol", USUAL[payload]), _table(values, "params")
-    if not isinstance(protocol, str):
-        raise LeakauditError(f"protocol: expected the name of a victim, got {protocol!r}")
-    kind = registry.get("victims", protocol)
-    known = registry.parameters(kind)
-    _known(params, (*known, "samples"), "params.")
-    registry.configure(kind, {k: v for k, v in params.items() if k in known})
+    params = _table(values, "params")
+    protocol = _protocol(values.get("protocol", USUAL[payload]), params)
     messages = _typed(_table(values, "messages"), MESSAGES, "messages.")
     task = Task.build(_spec(_table(values, "model")), trusted=trusted)
-    order = tuple(str(n) for n in messages.get("order", ()))
-    if order and sorted(order) != sorted(task.layout.names):
-        raise LeakauditError(
-            f"messages.order: expected each parameter once: {', '.join(task.layout.names)}"
-        )
-    try:
-        kinds = {int(tag): str(kind) for tag, kind in messages.get("kinds", {}).items()}
-        tags = (
-            frozenset(int(t) for t in messages["tags"])
-            if "tags" in messages
-            else frozenset(kinds) or None
-        )
-    except (TypeError, ValueError):
-        raise LeakauditError(
-            "messages.tags and messages.kinds: expected whole numbers as tags"
-        ) from None
+    order = _order(messages, task)
+    tags, kinds = _tags_and_kinds(messages)
     scale = float(messages.get("scale", 1.0))
     if not 0 < abs(scale) < float("inf"):
         raise LeakauditError(f"messages.scale: expected a finite number other than 0, got {scale}")
     return Description(
-        payload, protocol, params, task, first, scale, messages.get("server"), tags, kinds, order
+        payload=payload,
+        protocol=protocol,
+        params=params,
+        task=task,
+        first=first,
+        scale=scale,
+        server=messages.get("server"),
+        tags=tags,
+        kinds=kinds,
+        order=order,
     )
 
 
+def _protocol(protocol: object, params: Mapping[str, Any]) -> str:
+    """Check the protocol's name and constants, and return the name."""
+    if not isinstance(protocol, str):
+        raise LeakauditError(f"protocol: expected the name of a victim, got {protocol!r}")
+    known = registry.parameters(registry.get("victims", protocol))
+    _require_known(params, (*known, "samples"), "params.")
+    _configured(protocol, params)
+    return protocol
+
+
+def _configured(protocol: str, params: Mapping[str, Any]) -> Victim:
+    """Return the protocol with those of the constants that it takes."""
+    kind = registry.get("victims", protocol)
+    known = registry.parameters(kind)
+    taken = {name: value for name, value in params.items() if name in known}
+    victim: Victim = registry.configure(kind, taken)
+    return victim
+
+
 def _spec(model: Mapping[str, Any]) -> TaskSpec:
+    """Check the table [model] and return what it says is trained."""
     values = _typed(model, MODEL, "model.")
-    if missing := [name for name in ("name", "shape") if name not in values]:
-        raise LeakauditError(
-            f"model.{missing[0]}: is missing; expected the name of a model and the shape of one input"
-        )
+    for name in ("name", "shape"):
+        if name not in values:
+            raise LeakauditError(
+                f"model.{name}: is missing; expected the name of a model and the shape of one input"
+            )
     values["model"] = values.pop("name")
     return TaskSpec.from_json(values)
 
 
+def _order(messages: Mapping[str, Any], task: Task) -> tuple[str, ...]:
+    """Return the order of the parameters in a message; empty if the model's own."""
+    order = tuple(str(name) for name in messages.get("order", ()))
+    if order and sorted(order) != sorted(task.layout.names):
+        names = ", ".join(task.layout.names)
+        raise LeakauditError(f"messages.order: expected each parameter once: {names}")
+    return order
+
+
+def _tags_and_kinds(messages: Mapping[str, Any]) -> tuple[frozenset[int] | None, dict[int, str]]:
+    """Return the tags of the messages that count, None for all, and the kind of each tag."""
+    try:
+        kinds = {int(tag): str(kind) for tag, kind in messages.get("kinds", {}).items()}
+        if "tags" in messages:
+            return frozenset(int(tag) for tag in messages["tags"]), kinds
+        return frozenset(kinds) or None, kinds
+    except (TypeError, ValueError):
+        raise LeakauditError(
+            "messages.tags and messages.kinds: expected whole numbers as tags"
+        ) from None
+
+
 def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a table, empty if there is none."""
     table = values.get(name, {})
     if not isinstance(table, dict):
         raise LeakauditError(f"{name}: expected a table [{name}], got {table!r}")
@@ -171,17 +223,25 @@ def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _typed(values: Mapping[str, Any], types: Mapping[str, type], where: str) -> dict[str, Any]:
-    _known(values, types, where)
+    """Check keys and types of a table, and return a copy."""
+    _require_known(values, types, where)
     for name, value in values.items():
         kind = types[name]
-        if isinstance(value, bool) is not (kind is bool) or not isinstance(
-            value, (int, float) if kind is float else kind
-        ):
+        if not _is_of(value, kind):
             raise LeakauditError(f"{where}{name}: expected {kind.__name__}, got {value!r}")
     return dict(values)
 
 
-def _known(values: Mapping[str, Any], known: Any, where: str) -> None:
+def _is_of(value: object, kind: type) -> bool:
+    """Return whether a value has a type; whole numbers are floats too, a bool is no number."""
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    return isinstance(value, kind)
+
+
+def _require_known(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
     for name in values:
         if name not in known:
             raise LeakauditError(f"{where}{name}: unknown key{suggest(name, known)}")

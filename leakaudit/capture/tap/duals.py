@@ -1,12 +1,16 @@
 """Step size, penalty and model behind the duals of PDMM or ECL, from the messages alone.
 
-With theta = 1 and one gradient step a round, node i sends m_ij(t+1) = m_ji(t) + 2 rho A_ij w_i(t+1), so u = A_ij (m_ij(t+1) - m_ji(t)) is
-2 rho w_i, and with S = sum_j A_ij m_ji and d neighbours
+With theta = 1 and one gradient step per round, node i sends
+
+    m_ij(t+1) = m_ji(t) + 2 rho A_ij w_i(t+1),
+
+so u = A_ij (m_ij(t+1) - m_ji(t)) is 2 rho w_i, and with S = sum_j A_ij m_ji and d neighbours
 
     u(t) - u(t+1) = a (g(t) + V(t)),   V = S + d u / 2,   a = 2 rho alpha.
 
-For one record the first layer's block of g = (u(t) - u(t+1)) / a - V has rank one, which for two of its rows is a quadratic equation in
-1 / a in every column. rho is then the scale at which the gradient computed anew fits best.
+Both sides but a and g follow from the messages. For one record, the first layer's block of
+g = (u(t) - u(t+1)) / a - V has rank one, which for two of its rows is a quadratic equation in 1 / a
+in every column. rho is then the scale at which the gradient computed anew fits best.
 """
 
 from __future__ import annotations
@@ -19,18 +23,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fit import Fit, Sample, explained, fit
-from leakaudit.capture.tap.heard import Heard
+from leakaudit.capture.tap.fit import Fit, GradientSample, explained, fit
+from leakaudit.capture.tap.observed import Observed
 from leakaudit.tasks.task import Task
 
-GRID = np.geomspace(1e-3, 1e2, 61)  # penalties that are tried first
-FLAT = 1e-4  # miss of the quadratic, relative to its terms, above which no 1 / a is believed
+# Penalties that are tried first, in steps of 21 %: a choice that golden sections refine.
+GRID = np.geomspace(1e-3, 1e2, 61)
 GOLDEN = (math.sqrt(5) - 1) / 2
+SECTIONS = 60  # golden sections: they shrink the interval by .618^60 = 3e-13
+ROWS = 8  # rows that are compared with the one of the largest bias
+REAL = 1e-6  # |imaginary part| of a root, relative to it, that counts as rounding
+# Measured on examples/tap/ecl.py, whose messages are float32: the miss is 1e-7 for one record and
+# 1e-3 for two.
+FLAT = 1e-4  # miss of the quadratic, relative to its terms, above which no 1 / a is believed
 
 
 @dataclass(frozen=True)
 class _Move:
-    """What one node did in one round: u and its change r = a (g + v)."""
+    """What one node did in one round.
+
+    Attributes:
+        u: (d,) 2 rho times its model.
+        r: (d,) change of u in the round, a (g + v).
+        v: (d,) pull of its neighbours.
+    """
 
     u: Tensor
     r: Tensor
@@ -43,99 +59,141 @@ class _Move:
 
 @dataclass(frozen=True)
 class Solved:
-    """fit: of the gradients, whose step is 1 where all is right. sign: -1 where the program's duals have the other sign of ours."""
+    """The constants and the model behind duals.
+
+    Attributes:
+        fit: of the gradients; its step is 1 if all is right.
+        alpha: step size.
+        rho: penalty.
+        sign: -1 if the program's duals have the opposite sign of ours.
+        samples: the gradients.
+    """
 
     fit: Fit
     alpha: float
     rho: float
     sign: int
-    samples: tuple[Sample, ...]
+    samples: tuple[GradientSample, ...]
 
 
-def solve(heard: Heard, tasks: Iterable[Task]) -> Solved | None:
-    """Return the constants and the model that explain the duals best; None where no model could be tried."""
-    moves, best = list(_moves(heard)), None
-    for task in tasks if moves else ():
+def solve(seen: Observed, tasks: Iterable[Task]) -> Solved | None:
+    """Return the constants and the model that explain the duals best.
+
+    Args:
+        seen: the messages.
+        tasks: models to try.
+
+    Returns:
+        The best explanation; None if no model could be tried.
+    """
+    moves = list(_moves(seen))
+    if not moves:
+        return None
+    best: Solved | None = None
+    for task in tasks:
         inverse = _inverse(task, moves[0])
         if inverse is None:
             continue
         for sign in (1, -1):
             rho = _penalty(task, moves[0], inverse, sign)
-            samples = tuple(
-                Sample(sign * m.gradient(inverse), {"": sign * m.u / (2 * rho)}) for m in moves
-            )
+            samples = tuple(_sample(move, inverse, sign, rho) for move in moves)
             found = fit([task], samples)
             if found is not None and (best is None or found.miss < best.fit.miss):
-                best = Solved(replace(found, point=""), 1 / (2 * rho * inverse), rho, sign, samples)
+                alpha = 1 / (2 * rho * inverse)
+                best = Solved(replace(found, point=""), alpha, rho, sign, samples)
     return best
 
 
-def _moves(heard: Heard) -> Iterator[_Move]:
-    """Yield the third round of every node: its first two models are known by then."""
-    for i, near in enumerate(heard.graph.neighbours):
-        out = {j: heard.streams.get((i, j, "send"), []) for j in near}
-        back = {j: heard.streams.get((j, i, "send"), []) for j in near}
-        if not near or min(map(len, (*out.values(), *back.values()))) < 3:
+def _sample(move: _Move, inverse: float, sign: int, rho: float) -> GradientSample:
+    """Return the gradient of a move, at the model that these constants give."""
+    return GradientSample(sign * move.gradient(inverse), {"": sign * move.u / (2 * rho)})
+
+
+def _moves(seen: Observed) -> Iterator[_Move]:
+    """Yield what every node did in its third round: its first two models are known by then."""
+    for i, near in enumerate(seen.graph.neighbours):
+        out = {j: seen.streams.get((i, j, "send"), []) for j in near}
+        back = {j: seen.streams.get((j, i, "send"), []) for j in near}
+        streams = [*out.values(), *back.values()]
+        if not near or min(map(len, streams)) < 3:
             continue
-        if any(s[t].index != t for s in (*out.values(), *back.values()) for t in range(3)):
+        if any(stream[t].index != t for stream in streams for t in range(3)):
             continue
-        sign = {j: 1.0 if i < j else -1.0 for j in near}
+        sign = {j: 1.0 if i < j else -1.0 for j in near}  # A_ij
+        # u can be read on any wire of the node; S needs all of them.
         j = near[0]
-        sent, got = ([heard.value(m).double() for m in stream[:3]] for stream in (out[j], back[j]))
-        u, after = sign[j] * (sent[1] - got[0]), sign[j] * (sent[2] - got[1])
-        pull = torch.stack([sign[k] * heard.value(back[k][1]).double() for k in near]).sum(0)
+        sent = [seen.value(message).double() for message in out[j][:3]]
+        got = [seen.value(message).double() for message in back[j][:3]]
+        u = sign[j] * (sent[1] - got[0])
+        after = sign[j] * (sent[2] - got[1])
+        pull = torch.stack([sign[k] * seen.value(back[k][1]).double() for k in near]).sum(0)
         yield _Move(u, u - after, pull + len(near) / 2 * u)
 
 
-def _inverse(task: Task, move: _Move) -> float | None:
-    """Return s = 1 / a, which makes |square s^2 - linear s + constant|^2 least over some pairs of rows of the first layer's block.
+# With s = 1 / a, the first layer's block of the gradient is G = s R - V with bias part
+# h = s p - q (R, p: blocks of r; V, q: blocks of v). For one record G = h x^T, so for rows k and m
+#
+#     G_k h_m - G_m h_k = 0    in every column, that is
+#     (R_k p_m - R_m p_k) s^2 - (R_k q_m + V_k p_m - R_m q_k - V_m p_k) s + (V_k q_m - V_m q_k) = 0.
+#
+# Over all columns, and over pairs of one row with the largest bias and some others, the squares
+# |square s^2 - linear s + constant|^2 are least at a root of their derivative, a cubic.
 
-    None where there is no such layer, or where that is not nearly zero.
+
+def _inverse(task: Task, move: _Move) -> float | None:
+    """Return the s = 1 / a at which the first layer's block is nearest to rank one.
+
+    None if there is no such layer, or if no block is nearly of rank one.
     """
     if task.first_linear is None or task.first_linear[1] is None:
         return None
-    weight, bias = (task.layout.slices[n] for n in task.first_linear if n)
+    weight = task.layout.slices[task.first_linear[0]]
+    bias = task.layout.slices[task.first_linear[1]]
     rows = bias.stop - bias.start
-    (r, rb), (v, vb) = (
-        (m[weight].reshape(rows, -1).numpy(), m[bias].numpy()) for m in (move.r, move.v)
-    )
-    k, others = int(np.abs(rb).argmax()), np.argsort(-np.abs(rb))[1:9]
-    square = np.concatenate([r[k] * rb[m] - r[m] * rb[k] for m in others])
-    linear = np.concatenate(
-        [r[k] * vb[m] + v[k] * rb[m] - r[m] * vb[k] - v[m] * rb[k] for m in others]
-    )
-    constant = np.concatenate([v[k] * vb[m] - v[m] * vb[k] for m in others])
+    r = move.r[weight].reshape(rows, -1).numpy()
+    v = move.v[weight].reshape(rows, -1).numpy()
+    p = move.r[bias].numpy()
+    q = move.v[bias].numpy()
+    k = int(np.abs(p).argmax())
+    others = np.argsort(-np.abs(p))[1 : 1 + ROWS]
+    square = np.concatenate([r[k] * p[m] - r[m] * p[k] for m in others])
+    linear = np.concatenate([r[k] * q[m] + v[k] * p[m] - r[m] * q[k] - v[m] * p[k] for m in others])
+    constant = np.concatenate([v[k] * q[m] - v[m] * q[k] for m in others])
     slope = [
         4 * square @ square,
         -6 * square @ linear,
         2 * linear @ linear + 4 * square @ constant,
         -2 * linear @ constant,
     ]
-    found = []
-    for s in np.roots(slope):
-        if abs(s.imag) < 1e-6 * abs(s) and s.real > 0:
-            terms = s.real**2 * square, s.real * linear, constant
-            found.append(
-                (
-                    np.linalg.norm(terms[0] - terms[1] + terms[2])
-                    / max(map(float, map(np.linalg.norm, terms))),
-                    float(s.real),
-                )
-            )
-    return min(found)[1] if found and min(found)[0] < FLAT else None
+    found: list[tuple[float, float]] = []
+    for root in np.roots(slope):
+        if abs(root.imag) < REAL * abs(root) and root.real > 0:
+            s = root.real
+            terms = (s**2 * square, s * linear, constant)
+            largest = max(float(np.linalg.norm(term)) for term in terms)
+            miss = float(np.linalg.norm(terms[0] - terms[1] + terms[2])) / largest
+            found.append((miss, float(s)))
+    if not found:
+        return None
+    miss, inverse = min(found)
+    return inverse if miss < FLAT else None
 
 
 def _penalty(task: Task, move: _Move, inverse: float, sign: int) -> float:
-    """Return the rho at which the gradient fits best: a grid, then a golden section."""
-    g = sign * move.gradient(inverse)
+    """Return the rho at which the gradient fits best: a grid, then golden sections of log rho."""
+    gradient = sign * move.gradient(inverse)
 
     def miss(rho: float) -> float:
-        found = explained(task, g, sign * move.u / (2 * rho))
-        return math.inf if found is None else abs(found[0] - 1) + found[1]
+        found = explained(task, gradient, sign * move.u / (2 * rho))
+        if found is None:
+            return math.inf
+        step, relative = found
+        return abs(step - 1) + relative
 
     best = int(np.argmin([miss(float(rho)) for rho in GRID]))
-    low, high = math.log(GRID[max(best - 1, 0)]), math.log(GRID[min(best + 1, len(GRID) - 1)])
-    for _ in range(60):
+    low = math.log(GRID[max(best - 1, 0)])
+    high = math.log(GRID[min(best + 1, len(GRID) - 1)])
+    for _ in range(SECTIONS):
         span = GOLDEN * (high - low)
         if miss(math.exp(high - span)) < miss(math.exp(low + span)):
             high = low + span

@@ -1,4 +1,4 @@
-"""One line of a raw log: nothing that it says is believed before it has been checked."""
+"""One line of a raw log; nothing in it is trusted before it has been checked."""
 
 from __future__ import annotations
 
@@ -17,15 +17,31 @@ WORD = re.compile(r"[a-z][a-z0-9_.]{0,39}", re.ASCII)
 FIELDS = frozenset(
     {"seq", "time", "rank", "op", "peer", "tag", "dtype", "shape", "offset", "nbytes", "spent"}
 )
+# Limits far above what a tap writes. They keep a malformed file from costing memory or overflowing
+# the 64-bit numbers of torch; within that they are plain choices.
+COUNT = 1 << 48  # of ranks, offsets, bytes and tags
+LENGTH = 1 << 40  # of one dimension
+DIMENSIONS = 16
+KEY = 40  # letters of a note's name
 TEXT = 500_000  # letters of a note
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that a rank sent or received.
+    """One message or mark that a rank logged.
 
-    seq: its place in the log. time: seconds since the epoch. op: send, recv, allreduce, broadcast, … peer: the other rank, None where
-    there is none. dtype, shape: of the tensor. offset, nbytes: of its payload; 0 bytes where it was left out. notes: what else was said.
+    Attributes:
+        seq: its place in the log.
+        time: seconds since the epoch.
+        rank: of the process that logged it.
+        op: send, recv, allreduce, broadcast or another word.
+        peer: the other rank, None if there is none.
+        tag: of the message.
+        dtype: number format of the tensor, None if there is none or it is unknown.
+        shape: of the tensor.
+        offset: of the payload in the file of payloads.
+        nbytes: of the payload; 0 if it was left out.
+        notes: all other values of the line.
     """
 
     seq: int
@@ -48,101 +64,151 @@ class Event:
     @property
     def kept(self) -> bool:
         """Whether all of the tensor is in the log."""
-        return (
-            self.dtype is not None
-            and self.nbytes == self.numel * DTYPES[self.dtype]
-            and LEFT_OUT not in self.notes
-        )
+        if self.dtype is None or LEFT_OUT in self.notes:
+            return False
+        return self.nbytes == self.numel * DTYPES[self.dtype]
 
 
-def values(line: bytes) -> dict[str, Any] | None:
-    """Read one line; None where it was cut off."""
+def parse(line: bytes) -> dict[str, Any] | None:
+    """Parse one line.
+
+    Args:
+        line: with its line break.
+
+    Returns:
+        Its values, None if it was cut off.
+    """
     if not line.endswith(b"\n"):
         return None
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return value if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    return value
 
 
 def first(line: bytes, rank: int, path: Path) -> dict[str, Any]:
-    """Check the first line of a log; nothing where it was cut off. Raises LeakauditError for another file's."""
+    """Check the first line of a log.
+
+    Args:
+        line: with its line break.
+        rank: that the file's name gives.
+        path: of the file, for messages.
+
+    Returns:
+        Its values, empty if the line was cut off.
+
+    Raises:
+        LeakauditError: the file is not the log of this rank.
+    """
     if not line.endswith(b"\n"):
         return {}
-    value = values(line) or {}
-    if (
-        value.get("format") != FORMAT
-        or value.get("version") != VERSION
-        or value.get("rank") != rank
-    ):
+    value = parse(line) or {}
+    found = (value.get("format"), value.get("version"), value.get("rank"))
+    if found != (FORMAT, VERSION, rank):
         raise LeakauditError(
             f"{path} is refused: expected the log of rank {rank} in version {VERSION} of {FORMAT}"
         )
-    return _plain(value, path, 0)
+    return _checked_notes(value, path, 0)
 
 
 def event(value: dict[str, Any], rank: int, path: Path, line: int) -> Event:
-    """Return the event of one line. Raises LeakauditError, with the line, for one that we would not have written."""
-    dtype, peer = value.get("dtype"), value.get("peer")
-    shape: Any = value.get("shape")
-    whole = [
-        value.get(name)
-        for name in ("seq", "offset", "nbytes", *(["peer"] if peer is not None else []))
-    ]
-    sound = (
-        all(type(n) is int and 0 <= n < 1 << 48 for n in whole)
-        and type(value.get("tag")) is int
-        and abs(value["tag"]) < 1 << 48
-        and value.get("rank") == rank
-        and isinstance(value.get("op"), str)
-        and WORD.fullmatch(value["op"])
-        and (dtype is None or isinstance(dtype, str))
-        and isinstance(shape, list)
-        and len(shape) <= 16
-        and all(type(n) is int and 0 <= n < 1 << 40 for n in shape)
-    )
-    if sound and value["nbytes"]:
-        sound = (
-            dtype in DTYPES
-            and value["nbytes"] == math.prod(shape) * DTYPES[dtype]
-            and value["offset"] % DTYPES[dtype] == 0
-        )
-    if not sound:
+    """Check the values of a line and return its event.
+
+    Args:
+        value: as `parse` returns it.
+        rank: that the file's name gives.
+        path: of the file, for messages.
+        line: number of the line from 0, for messages.
+
+    Raises:
+        LeakauditError: no tap writes such a line; the message names it.
+    """
+    if not _is_sound(value, rank):
         raise LeakauditError(f"{path} is refused: line {line + 1} does not describe an event")
-    notes = _plain({k: v for k, v in value.items() if k not in FIELDS}, path, line)
+    others = {key: held for key, held in value.items() if key not in FIELDS}
+    notes = _checked_notes(others, path, line)
+    dtype = value.get("dtype")
     if dtype not in DTYPES:
-        dtype, notes = None, {LEFT_OUT: "its number format", **notes}
-    at = (
-        value["seq"],
-        number(value.get("time")),
-        rank,
-        value["op"],
-        peer,
-        value["tag"],
-        dtype,
-        tuple(shape),
+        dtype = None
+        notes = {LEFT_OUT: "its number format", **notes}
+    return Event(
+        seq=value["seq"],
+        time=number(value.get("time")),
+        rank=rank,
+        op=value["op"],
+        peer=value.get("peer"),
+        tag=value["tag"],
+        dtype=dtype,
+        shape=tuple(value["shape"]),
+        offset=value["offset"],
+        nbytes=value["nbytes"],
+        notes=notes,
     )
-    return Event(*at, value["offset"], value["nbytes"], notes)
 
 
-def _plain(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
-    """Refuse notes that are long or nested."""
-    for key, v in value.items():
-        flat = v if isinstance(v, list) else [v]
-        if (
-            not all(n is None or isinstance(n, bool | int | float | str) for n in flat)
-            or len(key) > 40
-            or len(str(v)) > TEXT
-        ):
+def _is_sound(value: dict[str, Any], rank: int) -> bool:
+    """Return whether all fields have the types and ranges of an event of this rank."""
+    counts = [value.get("seq"), value.get("offset"), value.get("nbytes")]
+    if value.get("peer") is not None:
+        counts.append(value["peer"])
+    if not all(_is_whole(n, COUNT) for n in counts):
+        return False
+    tag = value.get("tag")
+    if type(tag) is not int or abs(tag) >= COUNT:
+        return False
+    op = value.get("op")
+    if value.get("rank") != rank or not isinstance(op, str) or not WORD.fullmatch(op):
+        return False
+    dtype = value.get("dtype")
+    if dtype is not None and not isinstance(dtype, str):
+        return False
+    shape = value.get("shape")
+    if not isinstance(shape, list) or len(shape) > DIMENSIONS:
+        return False
+    if not all(_is_whole(n, LENGTH) for n in shape):
+        return False
+    return _payload_fits(value)
+
+
+def _payload_fits(value: dict[str, Any]) -> bool:
+    """Return whether the payload, if there is one, is all of the tensor, and aligned."""
+    if value["nbytes"] == 0:
+        return True
+    if value.get("dtype") not in DTYPES:
+        return False
+    item = DTYPES[value["dtype"]]
+    return bool(value["nbytes"] == math.prod(value["shape"]) * item and value["offset"] % item == 0)
+
+
+def _is_whole(value: object, limit: int) -> bool:
+    """Return whether a value is a whole number from 0 to below a limit; a bool is not."""
+    return type(value) is int and 0 <= value < limit
+
+
+def _checked_notes(value: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
+    """Return notes as they are; reject long and nested ones."""
+    for key, held in value.items():
+        entries = held if isinstance(held, list) else [held]
+        flat = all(n is None or isinstance(n, bool | int | float | str) for n in entries)
+        if not flat or len(key) > KEY or len(str(held)) > TEXT:
             raise LeakauditError(f"{path} is refused: line {line + 1} holds more than short notes")
     return value
 
 
 def number(value: Any) -> float:
-    """Return a finite number, 0 for anything else."""
-    return (
-        float(value)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        else 0.0
-    )
+    """Return a value as a float.
+
+    Args:
+        value: anything that JSON may hold.
+
+    Returns:
+        The number; 0 if it is not a finite number.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return 0.0
+    if not math.isfinite(value):
+        return 0.0
+    return float(value)

@@ -1,4 +1,4 @@
-"""Listen to torch.distributed's process groups: the calls that Python makes, each payload as it is when it is handed over."""
+"""Tap torch.distributed's process groups: log each payload as it is handed over by Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ from typing import Any
 
 from leakaudit.capture.tap.capture import Capture
 
-UNHEARD = (
+HEARD = (  # methods of a process group whose tensors are logged
+    "send",
+    "allreduce",
+    "broadcast",
+    "allgather",
+    "_allgather_base",
+    "gather",
+    "reduce",
+    "scatter",
+)
+UNHEARD = (  # methods of which only the call is logged
     "alltoall",
     "alltoall_base",
     "reduce_scatter",
@@ -20,30 +30,30 @@ UNHEARD = (
 
 
 def listen(dist: ModuleType, capture: Capture) -> None:
-    """Wrap the methods of ``dist.ProcessGroup`` that carry tensors."""
+    """Wrap the methods of ``dist.ProcessGroup`` that carry tensors.
+
+    Args:
+        dist: torch.distributed.
+        capture: the tap of this process.
+    """
     if not dist.is_available():
         return
-    kind, ear = dist.ProcessGroup, _Ear(dist, capture)
-    for name in (
-        "send",
-        "allreduce",
-        "broadcast",
-        "allgather",
-        "_allgather_base",
-        "gather",
-        "reduce",
-        "scatter",
-    ):
-        _wrap(kind, name, getattr(ear, name.removeprefix("_")))
+    kind = dist.ProcessGroup
+    calls = _Calls(dist, capture)
+    for name in HEARD:
+        _wrap(kind, name, getattr(calls, name.removeprefix("_")))
     for name in UNHEARD:
-        _wrap(kind, name, ear.unheard(name))
-    if capture.receive:
-        for name in ("recv", "recv_anysource"):
-            if (real := getattr(kind, name, None)) is not None:
-                setattr(kind, name, ear.receiving(real, name == "recv"))
+        _wrap(kind, name, calls.unheard(name))
+    if not capture.receive:
+        return
+    for name in ("recv", "recv_anysource"):
+        real = getattr(kind, name, None)
+        if real is not None:
+            setattr(kind, name, calls.receiving(real, name == "recv"))
 
 
 def _wrap(kind: Any, name: str, before: Callable[..., None]) -> None:
+    """Have a method of a class call `before` first; not every torch has every method."""
     real = getattr(kind, name, None)
     if real is None:
         return
@@ -56,19 +66,29 @@ def _wrap(kind: Any, name: str, before: Callable[..., None]) -> None:
     setattr(kind, name, method)
 
 
-class _Ear:
-    """One method for every method of a process group; it takes the same arguments and logs what this rank contributes."""
+# The methods of a process group are bound C++ functions with several overloads each: a tensor or a
+# list of tensors, an options object or plain numbers, by position or by name, and the names differ
+# between the overloads. So the arguments below are taken as they come.
+
+
+class _Calls:
+    """Log what this rank contributes: a method for each method of a process group, same arguments.
+
+    Args:
+        dist: torch.distributed.
+        capture: the tap of this process.
+    """
 
     def __init__(self, dist: ModuleType, capture: Capture) -> None:
-        self.dist, self.capture = dist, capture
+        self.dist = dist
+        self.capture = capture
 
     def send(
         self, group: Any, tensors: Any, dst: int = 0, tag: int = 0, *_: Any, **named: Any
     ) -> None:
+        peer = self._world(group, int(named.get("dstRank", dst)))
         for tensor in _several(tensors):
-            self.capture.event(
-                "send", tensor, self._world(group, int(named.get("dstRank", dst))), int(tag)
-            )
+            self.capture.event("send", tensor, peer, int(tag))
 
     def allreduce(self, group: Any, tensors: Any = None, *_: Any, **named: Any) -> None:
         for tensor in _several(named.get("tensor", tensors)):
@@ -77,15 +97,15 @@ class _Ear:
     def broadcast(
         self, group: Any, tensors: Any = None, options: Any = 0, *_: Any, **named: Any
     ) -> None:
-        root = self._root(named.get("opts", named.get("root", options)))
-        if root == group.rank():
-            for tensor in _several(named.get("tensor", tensors)):
-                self.capture.event("broadcast", tensor)
+        if _root(options, named) != group.rank():
+            return
+        for tensor in _several(named.get("tensor", tensors)):
+            self.capture.event("broadcast", tensor)
 
     def allgather(
         self, group: Any, output: Any, tensors: Any = None, *_: Any, **named: Any
     ) -> None:
-        for tensor in _several(named.get("input_tensors", named.get("input_tensor", tensors))):
+        for tensor in _several(_input(tensors, named)):
             self.capture.event("allgather", tensor)
 
     def allgather_base(
@@ -96,20 +116,18 @@ class _Ear:
     def gather(
         self, group: Any, output: Any, tensors: Any = None, options: Any = 0, *_: Any, **named: Any
     ) -> None:
-        root = self._root(named.get("opts", named.get("root", options)))
-        for tensor in (
-            _several(named.get("input_tensors", named.get("input_tensor", tensors)))
-            if root != group.rank()
-            else ()
-        ):
+        root = _root(options, named)
+        if root == group.rank():
+            return
+        for tensor in _several(_input(tensors, named)):
             self.capture.event("gather", tensor, self._world(group, root))
 
     def reduce(
         self, group: Any, tensors: Any = None, options: Any = 0, *_: Any, **named: Any
     ) -> None:
-        root = self._root(named.get("opts", named.get("root", options)))
+        peer = self._world(group, _root(options, named))
         for tensor in _several(named.get("tensor", tensors)):
-            self.capture.event("reduce", tensor, self._world(group, root))
+            self.capture.event("reduce", tensor, peer)
 
     def scatter(
         self, group: Any, output: Any, tensors: Any = (), options: Any = 0, *_: Any, **named: Any
@@ -120,15 +138,21 @@ class _Ear:
                     self.capture.event("scatter", tensor, self._world(group, place))
 
     def unheard(self, name: str) -> Callable[..., None]:
-        """Return what logs that a call was made, and nothing of what it carried."""
+        """Return a function that logs only that a call was made."""
+        op = name.strip("_")
 
         def before(*_: Any, **__: Any) -> None:
-            self.capture.event(name.strip("_"), None, left_out="this call is not listened to")
+            self.capture.event(op, None, left_out="this call is not listened to")
 
         return before
 
     def receiving(self, real: Callable[..., Any], named: bool) -> Callable[..., Any]:
-        """Return the method that logs what arrived once somebody has waited for it."""
+        """Return a method that logs what arrived once the program has waited for it.
+
+        Args:
+            real: the method to call.
+            named: whether the call names the sender.
+        """
 
         @wraps(real)
         def method(group: Any, tensors: Any, *args: Any) -> Any:
@@ -141,11 +165,6 @@ class _Ear:
 
         return method
 
-    def _root(self, options: Any) -> int:
-        return int(
-            getattr(options, "rootRank", options) if not isinstance(options, int) else options
-        )
-
     def _world(self, group: Any, rank: int) -> int:
         """Return a group's rank as a rank of the whole program."""
         try:
@@ -155,15 +174,22 @@ class _Ear:
 
 
 class _Work:
-    """A pending receive: copies the buffer when it is known to be full, once."""
+    """A pending receive: calls a function, once, when its buffer is known to be full.
+
+    Args:
+        work: the pending receive of the process group.
+        arrived: the function.
+    """
 
     def __init__(self, work: Any, arrived: Callable[[], None]) -> None:
-        self._work, self._arrived = work, arrived
+        self._work = work
+        self._arrived: Callable[[], None] | None = arrived
 
     def wait(self, *args: Any, **named: Any) -> Any:
         done = self._work.wait(*args, **named)
-        if self._arrived is not None:
-            arrived, self._arrived = self._arrived, lambda: None
+        arrived = self._arrived
+        self._arrived = None
+        if arrived is not None:
             arrived()
         return done
 
@@ -171,5 +197,19 @@ class _Work:
         return getattr(self._work, name)
 
 
+def _root(options: Any, named: dict[str, Any]) -> int:
+    """Return the root of a collective call, which is a number or a field of its options."""
+    found = named.get("opts", named.get("root", options))
+    if isinstance(found, int):
+        return int(found)
+    return int(getattr(found, "rootRank", found))
+
+
+def _input(tensors: Any, named: dict[str, Any]) -> Any:
+    return named.get("input_tensors", named.get("input_tensor", tensors))
+
+
 def _several(tensors: Any) -> Sequence[Any]:
-    return tensors if isinstance(tensors, list | tuple) else (tensors,)
+    if isinstance(tensors, list | tuple):
+        return tensors
+    return (tensors,)

@@ -1,4 +1,4 @@
-"""Guess what a log's messages are, and say how sure that is."""
+"""Guess what a log's messages are, and how sure that is."""
 
 from __future__ import annotations
 
@@ -6,26 +6,56 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from leakaudit.capture.tap import description, duals, fit, heard, starter
+from leakaudit.capture.tap import description, duals, fit, observed, starter
 from leakaudit.capture.tap.description import Description
+from leakaudit.capture.tap.digits import shortest
 from leakaudit.capture.tap.reading import RankLog
-from leakaudit.capture.tap.starter import ASK
+from leakaudit.capture.tap.starter import Comment
 from leakaudit.capture.tap.wires import latest
 from leakaudit.errors import LeakauditError
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
+# Measured on examples/tap (float32 messages): the right model misses by 6e-7 to 5e-6, and a wrong
+# activation or point by .5 or more.
 PROVED = 0.01  # miss of a gradient that was computed anew
+NEAREST = 1e-5  # relative distance within which a constant is rounded even if samples agree better
+SPREADS = 4  # spreads of the samples within which it is rounded otherwise: a choice
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What was found. said: in one line. evidence: why. toml: a description to start from. description: None where it has gaps."""
+    """What was found.
+
+    Attributes:
+        said: the finding in one line.
+        evidence: the reasons, a line each.
+        toml: a description to start from.
+        description: the same as a value; None if it has gaps.
+    """
 
     said: str
     evidence: tuple[str, ...]
     toml: str
     description: Description | None
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A description in the making.
+
+    Attributes:
+        values: as `description.of` takes them.
+        comments: dotted key -> what is said beside its value.
+    """
+
+    values: dict[str, Any]
+    comments: dict[str, Comment]
+
+    @property
+    def gaps(self) -> list[str]:
+        """Keys that the user must fill in."""
+        return [name for name, comment in self.comments.items() if not comment.known]
 
 
 def named(
@@ -35,171 +65,262 @@ def named(
     classes: int | None,
     loss: str,
 ) -> Task | None:
-    """Return the task that a user names for a guess, None where no model is named."""
+    """Return the task that a user names for a guess.
+
+    Args:
+        model: name of a model, or ``package.module:factory``.
+        args: of the model.
+        shape: of one input.
+        classes: how many there are.
+        loss: cross_entropy, binary or squared.
+
+    Returns:
+        The task; None if no model is named.
+
+    Raises:
+        LeakauditError: a model is named without its shape or classes.
+    """
     if model is None:
         return None
     if shape is None or classes is None:
         raise LeakauditError(
             "--model needs --shape and --classes: what goes in, and how many classes come out"
         )
-    return Task.build(
-        TaskSpec(model, dict(args), loss=loss, shape=shape, classes=classes), trusted=True
-    )
+    spec = TaskSpec(model, dict(args), loss=loss, shape=shape, classes=classes)
+    return Task.build(spec, trusted=True)
 
 
 def guess(logs: Sequence[RankLog], task: Task | None = None) -> Guess:
-    """Look at the messages of a log; `task` is the model, where somebody knows it.
+    """Guess a description from the messages of a log.
 
-    Raises LeakauditError where the log holds no vectors, or none of the size of the model.
+    Args:
+        logs: of all processes.
+        task: whose model is sent, if known.
+
+    Raises:
+        LeakauditError: the log holds no vectors, or none of the size of the model.
     """
-    listened = heard.listen(latest(logs), task)
-    payload, sure, why = heard.payload(listened)
-    evidence, said = [why], {"payload": sure}
-    d, count = listened.sizes[-1], sum(map(len, listened.streams.values()))
-    evidence.append(f"{count} messages of {d} numbers on {len(listened.streams)} wires")
-    first = "start" if payload == "weights" and heard.same_start(listened) else "update"
+    seen = observed.collect(latest(logs), task)
+    sent = observed.payload(seen)
+    model = _model_behind(seen, sent, task)
+
+    size = seen.sizes[-1]
+    count = sum(map(len, seen.streams.values()))
+    evidence = (
+        sent.why,
+        f"{count} messages of {size} numbers on {len(seen.streams)} wires",
+        _evidence(model, task is not None, size),
+    )
+    draft = _begun(seen, sent)
+    _add_params(draft, sent.payload, model)
+    _add_model(draft, model)
+
+    values = draft.values
+    gaps = draft.gaps
+    if gaps:
+        known = f"say yourself: {', '.join(gaps)}"
+    else:
+        known = f"{_listed(values['params'])}; {_named(values['model'])}"
+    return Guess(
+        said=f"{sent.payload} ({sent.sure}), {values['protocol']}; {known}",
+        evidence=evidence,
+        toml=starter.toml(values, draft.comments, evidence),
+        description=None if gaps else description.of(values),
+    )
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The model behind the messages.
+
+    Attributes:
+        task: the best of the models that were tried; None if there was none to try.
+        levels: 255 if inputs are proved to be k/255, else 0.
+        found: how gradients computed anew fit, if they prove the model.
+        solved: the constants behind duals, if they are proved.
+    """
+
+    task: Task | None
+    levels: int = 0
+    found: fit.Fit | None = None
+    solved: duals.Solved | None = None
+
+
+def _model_behind(
+    seen: observed.Observed, sent: observed.PayloadGuess, task: Task | None
+) -> _Model:
+    """Find the model behind the messages; task: the one that the user names."""
+    samples: Sequence[fit.GradientSample] = observed.samples(seen, sent.payload)
+    tasks = [task] if task is not None else _tasks(seen, samples)
+    if not tasks:
+        return _Model(None)
+    solved = None
+    if sent.payload == "duals":
+        solved = duals.solve(seen, tasks)
+    if solved is not None:
+        found: fit.Fit | None = solved.fit
+        samples = solved.samples
+    else:
+        found = fit.fit(tasks, samples)
+    if found is None:
+        return _Model(tasks[0])
+    if not _is_proved(found, solved):
+        return _Model(found.task)
+    return _Model(found.task, fit.levels(found.task, samples), found, solved)
+
+
+def _begun(seen: observed.Observed, sent: observed.PayloadGuess) -> _Draft:
+    """Return a description of what is sent, still without constants and model."""
+    payload = sent.payload
+    comments = {"payload": Comment(sent.sure)}
+    first = "update"
     if payload == "weights":
-        said["first"] = (
-            "all ranks' first messages are equal"
-            if first == "start"
-            else "the first messages differ from rank to rank"
-        )
-    samples: Sequence[fit.Sample] = heard.samples(listened, payload)
-    tasks = (
-        [task]
-        if task is not None
-        else [t for widths in heard.agreed(samples, listened.sizes) for t in fit.candidates(widths)]
-    )
-    solved = duals.solve(listened, tasks) if payload == "duals" else None
-    found, samples = (solved.fit, solved.samples) if solved else (fit.fit(tasks, samples), samples)
-    proved = (
-        found is not None
-        and found.miss < PROVED
-        and (solved is None or abs(found.step - 1) < PROVED)
-    )
-    evidence.append(_evidence(found if proved else None, tasks, task is not None, d))
-    values: dict[str, Any] = {
+        comment = "the first messages differ from rank to rank"
+        if observed.same_start(seen):
+            first = "start"
+            comment = "all ranks' first messages are equal"
+        comments["first"] = Comment(comment)
+    values = {
         "payload": payload,
         "protocol": description.USUAL[payload],
         "first": first,
         "params": {},
         "model": {},
     }
-    chosen = (found.task if found is not None else tasks[0]) if tasks else None
-    _params(values, said, payload, found if proved else None, solved if proved else None)
-    _model(
-        values,
-        said,
-        chosen,
-        fit.levels(chosen, samples) if chosen is not None and proved else 0,
-        proved,
-    )
-    text = starter.toml(values, said, tuple(evidence))
-    gaps = [name for name, comment in said.items() if comment.startswith(ASK)]
-    known = (
-        f"say yourself: {', '.join(gaps)}"
-        if gaps
-        else f"{_listed(values['params'])}; {_named(values['model'])}"
-    )
-    line = f"{payload} ({sure}), {values['protocol']}; {known}"
-    return Guess(line, tuple(evidence), text, None if gaps else description.of(values))
+    return _Draft(values, comments)
 
 
-def _evidence(found: fit.Fit | None, tasks: Sequence[Task], given: bool, d: int) -> str:
-    """Return what stands behind the model."""
+def _tasks(seen: observed.Observed, samples: Sequence[fit.GradientSample]) -> list[Task]:
+    """Return the models whose widths the samples show."""
+    tasks: list[Task] = []
+    for widths in observed.agreed(samples, seen.sizes):
+        tasks.extend(fit.candidates(widths))
+    return tasks
+
+
+def _is_proved(found: fit.Fit, solved: duals.Solved | None) -> bool:
+    """Return whether gradients computed anew are those of the messages."""
+    if solved is not None and not abs(found.step - 1) < PROVED:
+        return False
+    return found.miss < PROVED
+
+
+def _evidence(model: _Model, given: bool, size: int) -> str:
+    """Return the reason to believe the model.
+
+    Args:
+        model: behind the messages.
+        given: whether the user named it.
+        size: numbers in a message.
+    """
+    found = model.found
     if found is not None:
-        miss = f"{found.miss:.1g}"
-        return f"a gradient computed anew at the record that a message shows misses the message by {miss}: model, loss and step are right"
+        return (
+            "a gradient computed anew at the record that a message shows misses the message by "
+            f"{found.miss:.1g}: model, loss and step are right"
+        )
     if given:
         return "the model's size fits; nothing more could be proved from the messages"
-    if tasks:
-        return "the widths are those of the tensors, or of a first layer that shows single records; the activation is a guess"
-    return f"no layer of single records is seen, and {d} numbers fit many models: name yours with --model, --shape and --classes"
+    if model.task is not None:
+        return (
+            "the widths are those of the tensors, or of a first layer that shows single records; "
+            "the activation is a guess"
+        )
+    return (
+        f"no layer of single records is seen, and {size} numbers fit many models: "
+        "name yours with --model, --shape and --classes"
+    )
 
 
-def _params(
-    values: dict[str, Any],
-    said: dict[str, str],
-    payload: str,
-    found: fit.Fit | None,
-    solved: duals.Solved | None,
-) -> None:
-    """Fill in the protocol's constants, and what stands behind each."""
-    params = values["params"]
+def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None:
+    """Add the protocol's constants."""
+    comments = draft.comments
     if payload == "weights":
-        params["alpha"] = short(found.step, found.spread) if found else 0.1
-        said["params.alpha"] = f"found to {found.spread:.0e}" if found else f"{ASK}: the step size"
-        params["order"] = found.point if found else "combine"
-        said["params.order"] = (
-            "combine: the gradient is taken at the model before averaging; adapt: after it"
-        )
-    if payload == "duals":
-        alpha, rho = (
-            (short(v, solved.fit.spread) for v in (solved.alpha, solved.rho))
-            if solved
-            else (0.05, 0.4)
-        )
-        params.update(alpha=alpha, rho=rho, theta=1.0, differential=False, z0=0.0)
-        said |= {
-            "params.alpha": "the step size",
-            "params.rho": "the penalty",
-            "params.z0": "duals begin at zero",
-        }
-        if solved is None:
-            said |= {name: f"{ASK}: {said[name]}" for name in ("params.alpha", "params.rho")}
-        elif solved.sign < 0:
-            values["messages"] = {"scale": -1.0}
-    if payload == "gradients":
-        said["protocol"] = "gradients go to a server, or into a sum"
-    if found:
-        params["samples"] = 1
-        said["params.samples"] = "records behind a gradient"
+        _add_weights(draft, model.found)
+    elif payload == "duals":
+        _add_duals(draft, model.solved)
+    else:
+        comments["protocol"] = Comment("gradients go to a server, or into a sum")
+    if model.found is not None:
+        draft.values["params"]["samples"] = 1
+        comments["params.samples"] = Comment("records behind a gradient")
 
 
-def _model(
-    values: dict[str, Any], said: dict[str, str], task: Task | None, levels: int, proved: bool
-) -> None:
-    """Fill in the model, a made-up one where none is known."""
-    if task is None:
-        values["model"] = {
+def _add_weights(draft: _Draft, found: fit.Fit | None) -> None:
+    """Add the constants of decentralised SGD."""
+    params = draft.values["params"]
+    if found is not None:
+        params["alpha"] = _rounded(found.step, found.spread)
+        params["order"] = found.point
+        alpha = Comment(f"found to {found.spread:.0e}")
+    else:
+        params["alpha"] = 0.1
+        params["order"] = "combine"
+        alpha = Comment("the step size", known=False)
+    draft.comments["params.alpha"] = alpha
+    draft.comments["params.order"] = Comment(
+        "combine: the gradient is taken at the model before averaging; adapt: after it"
+    )
+
+
+def _add_duals(draft: _Draft, solved: duals.Solved | None) -> None:
+    """Add the constants of PDMM and ECL."""
+    alpha = 0.05
+    rho = 0.4
+    if solved is not None:
+        alpha = _rounded(solved.alpha, solved.fit.spread)
+        rho = _rounded(solved.rho, solved.fit.spread)
+        if solved.sign < 0:
+            draft.values["messages"] = {"scale": -1.0}
+    draft.values["params"] = {
+        "alpha": alpha,
+        "rho": rho,
+        "theta": 1.0,
+        "differential": False,
+        "z0": 0.0,
+    }
+    known = solved is not None
+    draft.comments["params.alpha"] = Comment("the step size", known)
+    draft.comments["params.rho"] = Comment("the penalty", known)
+    draft.comments["params.z0"] = Comment("duals begin at zero")
+
+
+def _add_model(draft: _Draft, model: _Model) -> None:
+    """Add the model, or a made-up one if none is known."""
+    if model.task is None:
+        draft.values["model"] = {
             "name": "mlp",
             "args": {"hidden": "100"},
             "shape": [1, 28, 28],
             "classes": 10,
             "loss": "cross_entropy",
         }
-        said["model.name"] = f"{ASK}: the model that was trained"
+        draft.comments["model.name"] = Comment("the model that was trained", known=False)
         return
-    spec = task.spec
-    values["model"] = {
-        **{
-            "name": spec.model,
-            "args": dict(spec.args),
-            "shape": list(spec.shape),
-            "classes": spec.classes,
-            "loss": spec.loss,
-        },
-        **({"levels": levels} if levels else {}),
+    spec = model.task.spec
+    values = {
+        "name": spec.model,
+        "args": dict(spec.args),
+        "shape": list(spec.shape),
+        "classes": spec.classes,
+        "loss": spec.loss,
     }
-    if not proved:
-        said["model.name"] = "of the right size; not proved"
+    if model.levels:
+        values["levels"] = model.levels
+    draft.values["model"] = values
+    if model.found is None:
+        draft.comments["model.name"] = Comment("of the right size; not proved")
 
 
-def short(value: float, spread: float) -> float:
-    """Return a value in the fewest digits that agree with what was found."""
-    near = max(4 * spread, 1e-5)
-    return next(
-        v
-        for n in range(1, 18)
-        if abs((v := float(f"{value:.{n}g}")) - value) <= near * abs(value) or n == 17
-    )
+def _rounded(value: float, spread: float) -> float:
+    """Return a constant in the fewest digits that agree with what the samples show."""
+    return shortest(value, max(SPREADS * spread, NEAREST))
 
 
 def _listed(params: Mapping[str, Any]) -> str:
-    return " ".join(f"{k}={v}" for k, v in params.items())
+    return " ".join(f"{name}={value}" for name, value in params.items())
 
 
 def _named(model: Mapping[str, Any]) -> str:
-    return (
-        f"{model['name']} {_listed(model['args'])} for inputs {'x'.join(map(str, model['shape']))}"
-    )
+    shape = "x".join(map(str, model["shape"]))
+    return f"{model['name']} {_listed(model['args'])} for inputs {shape}"

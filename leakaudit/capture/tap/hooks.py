@@ -1,4 +1,7 @@
-"""Wait for torch.distributed to be imported, then listen to it; installed in every process of a tapped program by `site/sitecustomize`."""
+"""Wait for torch.distributed to be imported, then tap it.
+
+`site/sitecustomize` installs this in every process of a tapped program.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,43 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, cast
 
-VARIABLE = "LEAKAUDIT_TAP"  # of the environment: JSON of what `capture.Capture` takes
+VARIABLE = "LEAKAUDIT_TAP"  # environment variable: the arguments of `capture.Capture` as JSON
 
 
 def install() -> None:
-    """Listen to this process as the environment says."""
+    """Tap this process with the settings in the environment."""
     from leakaudit.capture.tap.capture import Capture
 
     capture = Capture(**json.loads(os.environ[VARIABLE]))
 
-    def group(module: ModuleType) -> None:
+    def tap_groups(module: ModuleType) -> None:
         from leakaudit.capture.tap import group
 
         group.listen(module, capture)
 
-    def ddp(module: ModuleType) -> None:
+    def tap_ddp(module: ModuleType) -> None:
         from leakaudit.capture.tap import ddp
 
         ddp.listen(module, capture)
 
-    sys.meta_path.insert(
-        0, _After({"torch.distributed": group, "torch.nn.parallel.distributed": ddp})
-    )
+    waiting: dict[str, Callable[[ModuleType], None]] = {
+        "torch.distributed": tap_groups,
+        "torch.nn.parallel.distributed": tap_ddp,
+    }
+    sys.meta_path.insert(0, _AfterImport(waiting))
 
 
-class _After:
-    """An importer that finds nothing itself, and calls a function with a module once that module has been executed."""
+# A program must not be made to import torch, so the tap waits until the program does it. The finder
+# below stands first on `sys.meta_path`. Asked for a module that is awaited, it lets the other
+# finders find it and wraps the loader, so that the callback runs right after the module's own code.
+
+
+class _AfterImport:
+    """An importer that finds nothing itself and calls a function after a module was executed.
+
+    Args:
+        waiting: module name -> function to call with the module; an entry is used once.
+    """
 
     def __init__(self, waiting: dict[str, Callable[[ModuleType], None]]) -> None:
         self.waiting = waiting
@@ -44,24 +58,31 @@ class _After:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        then = self.waiting.pop(name, None)
-        if then is None:
+        callback = self.waiting.pop(name, None)
+        if callback is None:
             return None
+        # The entry is gone by now, so this search passes this finder by.
         spec = find_spec(name)
         if spec is not None and spec.loader is not None:
-            spec.loader = cast(Any, _Loader(spec.loader, then))
+            spec.loader = cast(Any, _Loader(spec.loader, callback))
         return spec
 
 
 class _Loader:
-    """A loader that does what the one behind it does, and calls a function at the end."""
+    """A loader that delegates to another one and calls a function at the end.
 
-    def __init__(self, real: Any, then: Callable[[ModuleType], None]) -> None:
-        self.real, self.then = real, then
+    Args:
+        real: the loader to delegate to.
+        callback: called with the module once it was executed.
+    """
+
+    def __init__(self, real: Any, callback: Callable[[ModuleType], None]) -> None:
+        self.real = real
+        self.callback = callback
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        found: ModuleType | None = self.real.create_module(spec)
-        return found
+        module: ModuleType | None = self.real.create_module(spec)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         module.__loader__ = self.real
@@ -69,7 +90,7 @@ class _Loader:
             module.__spec__.loader = self.real
         self.real.exec_module(module)
         try:
-            self.then(module)
+            self.callback(module)
         except Exception as error:
             sys.stderr.write(f"leakaudit tap: {module.__name__} is not tapped: {error}\n")
 

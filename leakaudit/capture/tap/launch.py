@@ -1,4 +1,4 @@
-"""Run a program with the tap listening in every Python process of it."""
+"""Run a program with the tap in each of its Python processes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from leakaudit.capture.tap.hooks import VARIABLE
@@ -20,19 +22,23 @@ FORWARDED = (signal.SIGTERM, signal.SIGHUP)
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder of the logs, empty; logs of an earlier tap are removed.
+    """Make an empty folder for the logs; logs of an earlier tap are removed.
 
-    Raises LeakauditError where it cannot be written, or holds anything else.
+    Args:
+        folder: made if it does not exist.
+
+    Raises:
+        LeakauditError: the folder cannot be written, or holds anything but logs.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = sorted(folder.iterdir())
-        if other := [
-            p.name for p in held if not NAME.fullmatch(p.with_suffix(".jsonl").name) or p.is_dir()
-        ]:
-            raise LeakauditError(
-                f"{folder} holds {other[0]!r}, which is no log of a tap; name another --output or remove it"
-            )
+        for path in held:
+            if not _is_log(path) or path.is_dir():
+                raise LeakauditError(
+                    f"{folder} holds {path.name!r}, which is no log of a tap; "
+                    "name another --output or remove it"
+                )
         for path in held:
             path.unlink()
     except OSError as error:
@@ -42,41 +48,76 @@ def prepare(folder: Path) -> None:
 
 
 def clear(folder: Path) -> None:
-    """Remove the logs of a tap, and the folder where it is then empty."""
+    """Remove the logs of a tap, and the folder if it is then empty.
+
+    Args:
+        folder: where the logs are; files with other names stay.
+    """
     for path in folder.iterdir():
-        if NAME.fullmatch(path.with_suffix(".jsonl").name):
+        if _is_log(path):
             path.unlink()
     if not any(folder.iterdir()):
         folder.rmdir()
 
 
-def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
-    """Run a program and return its exit code, 128 + n where a signal n ended it; its standard streams are ours.
+def _is_log(path: Path) -> bool:
+    """Return whether a file is named like one of the two files of a log."""
+    return NAME.fullmatch(path.with_suffix(".jsonl").name) is not None
 
-    listening: what `capture.Capture` takes. Ctrl-C reaches the program by the terminal; other signals to end are passed on.
-    Raises LeakauditError where the program cannot be started.
+
+def run(command: Sequence[str], folder: Path, **listening: Any) -> int:
+    """Run a program on our own standard streams.
+
+    Ctrl-C reaches the program through the terminal; other signals to terminate are passed on.
+
+    Args:
+        command: the program and its arguments.
+        folder: where its processes write their logs.
+        listening: the other arguments of `capture.Capture`.
+
+    Returns:
+        Its exit code; 128 + n if signal n ended it.
+
+    Raises:
+        LeakauditError: the program cannot be started.
     """
+    path = [str(SITE)]
+    if os.environ.get("PYTHONPATH"):
+        path.append(os.environ["PYTHONPATH"])
     environment = dict(os.environ)
     environment[VARIABLE] = json.dumps({"folder": str(folder.resolve()), **listening})
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    environment["PYTHONPATH"] = os.pathsep.join(path)
     sys.stdout.flush()
     try:
         process = subprocess.Popen(list(command), env=environment)
     except OSError as error:
         raise LeakauditError(f"cannot run {command[0]!r}: {error.strerror}") from None
-    before = {
-        number: signal.signal(number, lambda n, _: process.send_signal(n)) for number in FORWARDED
-    }
+    with _forwarding(process):
+        code = _wait(process)
+    if code < 0:
+        return 128 - code
+    return code
+
+
+@contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass the signals of `FORWARDED` on to a process."""
+
+    def forward(number: int, _: FrameType | None) -> None:
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in FORWARDED}
     try:
-        while True:
-            try:
-                code = process.wait()
-                break
-            except KeyboardInterrupt:
-                continue
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 128 - code if code < 0 else code
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process to end, through any number of Ctrl-C, which it has received as well."""
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue

@@ -1,9 +1,12 @@
-"""The raw log of one process: what it sent, in the order in which it sent it; a process that is killed leaves all but its last event.
+"""The raw log of one process: the messages that it sent, in order.
 
-A log is two files in one folder, ``rank3.0.bin`` (payloads, each at a multiple of 16 bytes) and ``rank3.0.jsonl``: a first line that
-says what the file is, then one line an event, written after its payload. What is sent to several one after the other is kept once. The
-second number counts restarts of a rank. A process that ends in order writes a last line ``{"end": true, …}``. `leakaudit.capture.tap.reading`
-reads logs; nothing here imports torch.
+A log is two files in one folder. ``rank3.0.bin`` holds the payloads, each at a multiple of 16
+bytes. ``rank3.0.jsonl`` holds a first line with format, version and facts about the process, then
+one line per event, written after its payload. A payload that is sent to several receivers one after
+the other is stored once. The second number in the names counts restarts of a rank.
+
+A process that ends normally writes a last line ``{"end": true, …}``; one that is killed loses at
+most its last event. `leakaudit.capture.tap.reading` reads logs. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -13,13 +16,17 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from leakaudit.capture.tap.tail import Tail
 
-FORMAT, VERSION = "leakaudit.tap", 1
-LEFT_OUT = "left_out"  # the note of an event whose payload was not kept, and why
-DTYPES = {
+if TYPE_CHECKING:
+    from leakaudit.capture.tap.tail import Bytes
+
+FORMAT = "leakaudit.tap"
+VERSION = 1
+LEFT_OUT = "left_out"  # the note of an event whose payload was not kept, with the reason
+DTYPES = {  # number format -> bytes
     "float16": 2,
     "bfloat16": 2,
     "float32": 4,
@@ -31,15 +38,24 @@ DTYPES = {
     "int64": 8,
     "bool": 1,
 }
+ATTEMPTS = 1000  # restarts of one rank; a plain choice, as `reading.NAME` allows three digits
 
 
 class Log:
-    """Append events of one rank. Several threads may write; after a fork the child needs a log of its own (`owner`).
+    """Append the events of one rank; several threads may write.
 
-    folder: is made where it is missing. rank: of this process. max_bytes: of payload; events beyond are logged without theirs.
-    about: plain values for the first line, such as the number of processes.
-    Raises OSError where the folder or the first file cannot be written; later errors (a full disk) end the payloads, and `write`
-    goes on to return False: the program that is listened to must not suffer.
+    After a fork the child needs a log of its own: `owner` is the process that opened this one.
+
+    Args:
+        folder: made if it does not exist.
+        rank: of this process.
+        max_bytes: of payload; later events are logged without theirs. None for no limit.
+        about: plain values for the first line, such as the number of processes.
+
+    Raises:
+        OSError: the folder or the first files cannot be written. Later errors, such as a full disk,
+            end the recording of payloads and make `write` return False, because the tapped program
+            must not suffer.
     """
 
     def __init__(
@@ -50,9 +66,13 @@ class Log:
         **about: Any,
     ) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        self.rank, self.owner, self.trouble = rank, os.getpid(), ""
-        self.spent = 0.0  # seconds that the caller says the tap took so far; goes into every line
-        self._max, self._seq, self._lock = max_bytes, 0, threading.Lock()
+        self.rank = rank
+        self.owner = os.getpid()
+        self.trouble = ""  # the first disk error, after which no payload is kept
+        self.spent = 0.0  # seconds in the tap so far, set by the caller; goes into every line
+        self._max = max_bytes
+        self._seq = 0
+        self._lock = threading.Lock()
         data, self._lines = _fresh(Path(folder), rank)
         self._tail = Tail(data)
         self._begun = time.time()
@@ -70,14 +90,23 @@ class Log:
     def write(
         self, op: str, value: Any = None, peer: int | None = None, tag: int = 0, **notes: Any
     ) -> bool:
-        """Log one event and return whether its payload was kept.
+        """Log one event.
 
-        op: send, recv, allreduce, broadcast or another word. value: a tensor or array as it is now, None for an event without payload.
-        peer: the other rank. notes: plain values, such as round, kind, src and dst; left_out="…" logs the event without its payload.
+        Args:
+            op: send, recv, allreduce, broadcast or another word.
+            value: a tensor or array as it is now; None for an event without payload.
+            peer: the other rank, if there is one.
+            tag: of the message.
+            notes: plain values, such as round, kind, src and dst; left_out="…" logs the event
+                without its payload.
+
+        Returns:
+            Whether the payload was kept.
         """
         with self._lock:
             dtype, shape, nbytes = _form(value)
-            offset, size = self._tail.size, 0
+            offset = self._tail.size
+            size = 0
             if nbytes and LEFT_OUT not in notes:
                 offset, size = self._keep(_bytes(value), notes)
             line = {
@@ -88,32 +117,33 @@ class Log:
                 "peer": peer,
                 "tag": tag,
                 "dtype": dtype,
-            }
-            line |= {
                 "shape": shape,
                 "offset": offset,
                 "nbytes": size,
                 "spent": round(self.spent, 6),
-                **notes,
             }
+            line.update(notes)
             self._seq += 1
             self._line(line)
             return size > 0
 
     def close(self, **notes: Any) -> None:
-        """Say that the process ended in order, and let go of the files."""
+        """Record that the process ended normally, and close the files.
+
+        Args:
+            notes: plain values for the last line.
+        """
         with self._lock:
             if self._lines < 0:
                 return
-            self._line(
-                {"end": True, "time": round(time.time(), 6), "spent": round(self.spent, 6), **notes}
-            )
-            self._let_go()
+            line = {"end": True, "time": round(time.time(), 6), "spent": round(self.spent, 6)}
+            self._line({**line, **notes})
+            self._close_files()
 
     def abandon(self) -> None:
-        """Let go of the files without a word: in the child of a fork, whose parent goes on writing."""
+        """Close the files without a last line: in a fork, whose parent goes on writing."""
         self._lock = threading.Lock()
-        self._let_go(keep_room=True)
+        self._close_files(keep_room=True)
 
     def __enter__(self) -> Self:
         return self
@@ -121,9 +151,13 @@ class Log:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _keep(self, data: Any, notes: dict[str, Any]) -> tuple[int, int]:
-        """Write a payload (n,) uint8 behind the others, unless it is the last one again; returns its offset and bytes."""
-        if (again := self._tail.last(data)) is not None:
+    def _keep(self, data: Bytes, notes: dict[str, Any]) -> tuple[int, int]:
+        """Append a payload (n,), unless it repeats the last one, and return its offset and bytes.
+
+        If it is not kept, the bytes are 0 and the reason goes into `notes`.
+        """
+        again = self._tail.last(data)
+        if again is not None:
             return again
         if self.trouble or (self._max is not None and self._tail.size + len(data) > self._max):
             notes[LEFT_OUT] = self.trouble or "max_bytes"
@@ -131,7 +165,8 @@ class Log:
         try:
             return self._tail.append(data)
         except OSError as error:
-            self.trouble = notes[LEFT_OUT] = error.strerror or "the disk refused it"
+            self.trouble = error.strerror or "the disk refused it"
+            notes[LEFT_OUT] = self.trouble
             return self._tail.size, 0
 
     def _line(self, value: dict[str, Any]) -> None:
@@ -140,9 +175,9 @@ class Log:
         except OSError as error:
             self.trouble = error.strerror or "the disk refused it"
 
-    def _let_go(self, **how: bool) -> None:
+    def _close_files(self, keep_room: bool = False) -> None:
         if self._lines >= 0:
-            self._tail.close(**how)
+            self._tail.close(keep_room)
             os.close(self._lines)
             self._lines = -1
 
@@ -150,7 +185,7 @@ class Log:
 def _fresh(folder: Path, rank: int) -> tuple[int, int]:
     """Open the first pair of files that no earlier process of this rank has."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-    for attempt in range(1000):
+    for attempt in range(ATTEMPTS):
         try:
             data = os.open(folder / f"rank{rank}.{attempt}.bin", flags | os.O_EXCL, 0o600)
         except FileExistsError:
@@ -160,19 +195,24 @@ def _fresh(folder: Path, rank: int) -> tuple[int, int]:
 
 
 def _form(value: Any) -> tuple[str | None, list[int], int]:
-    """Return dtype, shape and bytes of a tensor or array."""
+    """Return dtype, shape and bytes of a tensor or array; 0 bytes if its format is not logged."""
     if value is None:
         return None, [], 0
     dtype = str(value.dtype).removeprefix("torch.")
-    return dtype, list(value.shape), int(value.nbytes) if dtype in DTYPES else 0
+    nbytes = 0
+    if dtype in DTYPES:
+        nbytes = int(value.nbytes)
+    return dtype, list(value.shape), nbytes
 
 
-def _bytes(value: Any) -> Any:
-    """Return the bytes of a tensor or array as an array (n,) uint8, without copying where it is contiguous and in memory."""
+def _bytes(value: Any) -> Bytes:
+    """Return a tensor or array as bytes (n,), without a copy if contiguous and in main memory."""
     if hasattr(value, "detach"):
         import torch
 
-        return value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        view: Bytes = flat.view(torch.uint8).numpy()
+        return view
     import numpy as np
 
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)

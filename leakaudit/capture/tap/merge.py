@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
 import torch
 
 from leakaudit import registry
-from leakaudit.capture.tap.arranged import Plan
+from leakaudit.capture.tap.arranged import Plan, Sent
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
@@ -21,7 +20,8 @@ from leakaudit.traces import gaps, trace_file
 from leakaudit.traces._storage import sidecar
 from leakaudit.traces.recorder import Recorder
 
-Truth = tuple[np.ndarray, np.ndarray, np.ndarray]
+Truth = tuple[np.ndarray, np.ndarray, np.ndarray]  # x (s, *shape), y (s,), node (s,)
+ARRAYS = ("x", "y", "node")
 
 
 def write(
@@ -33,23 +33,39 @@ def write(
     max_bytes: float = 4e9,
     command: str = "",
 ) -> Trace:
-    """Write the trace at `path`, and the truth beside it where there is one, and return it.
+    """Write the trace, with the truth beside it if there is one.
 
-    code: with which the program ended. It is marked as incomplete where a process did not end in order or a round is not whole.
-    Raises LeakauditError, with nothing left behind, where the trace would exceed max_bytes or cannot be written.
+    The trace is marked as incomplete if a process did not end normally or a round is not whole.
+
+    Args:
+        plan: what the logs hold.
+        logs: of all processes.
+        path: of the trace.
+        code: exit code of the program.
+        truth: the records of all nodes; None if unknown.
+        max_bytes: limit on the size of the trace.
+        command: that made the trace, for its provenance.
+
+    Returns:
+        The trace.
+
+    Raises:
+        LeakauditError: the trace would exceed max_bytes or cannot be written; nothing is left
+            behind.
     """
-    description, sent = plan.description, plan.sent
-    if not sent:
-        raise LeakauditError(
-            f"no payload of a message was kept ({_listed(plan.left_out) or 'the program ended too early'})"
-        )
+    description = plan.description
+    if not plan.sent:
+        reason = _listed(plan.left_out) or "the program ended too early"
+        raise LeakauditError(f"no payload of a message was kept ({reason})")
     facts = about(plan, logs, code)
+    if command:
+        facts["command"] = command
     complete = code == 0 and not plan.missing and all(log.closed for log in logs)
-    dtype = max({s.message.dtype for s in sent}, key=lambda d: (d.itemsize, d != torch.bfloat16))
-    groups = [list(g) for _, g in groupby(_together(plan), key=lambda pair: pair[0])]
-    count = sum(len(s.dst) for s in sent)
-    public = {} if plan.start is None else {"w0": plan.start.to(dtype) * description.scale}
-    values = {**registry.values(description.victim), **description.params}
+    dtype = _widest(plan.sent)
+    groups = _grouped(plan.sent)
+    public = {}
+    if plan.start is not None:
+        public["w0"] = plan.start.to(dtype) * description.scale
     fresh = not path.exists()
     try:
         with Recorder(
@@ -57,113 +73,160 @@ def write(
             protocol=description.protocol,
             task=description.task,
             graph=plan.graph,
-            params=values,
-            messages=count,
+            params={**registry.values(description.victim), **description.params},
+            messages=sum(len(sent.dst) for sent in plan.sent),
             rows=len(groups),
             dtype=dtype,
             public=public,
             max_bytes=max_bytes,
-            provenance={**facts, **({"command": command} if command else {})},
+            provenance=facts,
         ) as recorder:
-            for x, y, node in [truth] if truth is not None else ():
-                for owner in np.unique(node).tolist():
-                    recorder.truth(
-                        owner,
-                        x[node == owner],
-                        y[node == owner],
-                        index=np.flatnonzero(node == owner),
-                    )
+            if truth is not None:
+                _record_truth(recorder, truth)
             for group in groups:
-                first = group[0][1]
-                value = first.message.value(plan.slices).to(dtype)
-                value = value if description.scale == 1 else value * description.scale
-                recorder.send(
-                    first.round, first.src, [j for _, s in group for j in s.dst], first.kind, value
-                )
-                step("writing the trace", first.round, plan.rounds)
+                _record_group(recorder, group, plan, dtype)
+                step("writing the trace", group[0].round, plan.rounds)
             recorder.close(complete=complete)
         return recorder.trace
     except BaseException:
         if fresh:
-            for file in (path, trace_file.truth_path(path)):
-                for part in (file, sidecar.beside(file)):
-                    part.unlink(missing_ok=True)
+            _remove(path)
         raise
 
 
-def _together(plan: Plan) -> list[tuple[Any, Any]]:
-    """Put messages of one sender, round and kind that carry the same bytes beside each other: they are stored once."""
-    keyed = [((s.round, s.src, s.kind, *map(str, s.message.place)), s) for s in plan.sent]
-    return sorted(keyed, key=lambda pair: pair[0])
+def _widest(sent: Iterable[Sent]) -> torch.dtype:
+    """Return the widest number format on the wire; float16 rather than bfloat16."""
+    dtypes = {one.message.dtype for one in sent}
+    return max(dtypes, key=lambda dtype: (dtype.itemsize, dtype != torch.bfloat16))
+
+
+def _grouped(sent: Iterable[Sent]) -> list[list[Sent]]:
+    """Group messages of one sender, round and kind with the same bytes, which are stored once."""
+
+    def key(one: Sent) -> tuple[int, int, str, tuple[str, ...]]:
+        return one.round, one.src, one.kind, tuple(map(str, one.message.place))
+
+    return [list(group) for _, group in groupby(sorted(sent, key=key), key=key)]
+
+
+def _record_truth(recorder: Recorder, truth: Truth) -> None:
+    x, y, node = truth
+    for owner in np.unique(node).tolist():
+        mine = node == owner
+        recorder.truth(owner, x[mine], y[mine], index=np.flatnonzero(mine))
+
+
+def _record_group(recorder: Recorder, group: list[Sent], plan: Plan, dtype: torch.dtype) -> None:
+    """Record messages that carry the same bytes as one message to all their receivers."""
+    first = group[0]
+    value = first.message.value(plan.slices).to(dtype)
+    if plan.description.scale != 1:
+        value = value * plan.description.scale
+    receivers = [node for sent in group for node in sent.dst]
+    recorder.send(first.round, first.src, receivers, first.kind, value)
+
+
+def _remove(path: Path) -> None:
+    """Remove a trace and its truth, with the files beside them."""
+    for file in (path, trace_file.truth_path(path)):
+        file.unlink(missing_ok=True)
+        sidecar.beside(file).unlink(missing_ok=True)
 
 
 def about(plan: Plan, logs: Sequence[RankLog], code: int) -> dict[str, Json]:
-    """Return what happened, in plain values for the trace's provenance; ``missing`` and ``ended`` as `leakaudit.traces.gaps` reads them."""
-    seconds, spent = sum(log.seconds for log in logs), sum(log.spent for log in logs)
-    last = {
-        rank: max((s.round for s in plan.sent if s.message.log.rank == rank), default=0)
-        for rank in {log.rank for log in logs}
-    }
-    cut = {log.rank for log in logs if not log.closed}
+    """Return what happened, for the trace's provenance.
+
+    Args:
+        plan: what the logs hold.
+        logs: of all processes.
+        code: exit code of the program.
+
+    Returns:
+        Plain values; ``missing`` and ``ended`` are as `leakaudit.traces.gaps` reads them.
+    """
+    seconds = sum(log.seconds for log in logs)
+    spent = sum(log.spent for log in logs)
+    share = 0.0
+    if spent:
+        share = round(spent / max(seconds, spent), 4)
+    ranks = {log.rank for log in logs}
+    last = dict.fromkeys(ranks, 0)
+    for sent in plan.sent:
+        rank = sent.message.log.rank
+        last[rank] = max(last[rank], sent.round)
     tap = {
-        "processes": len(last),
+        "processes": len(ranks),
         "exit": code,
-        "share": round(spent / max(seconds, spent), 4) if spent else 0.0,
+        "share": share,
         "seconds": round(spent, 3),
         "left_out": dict(plan.left_out),
         "notes": list(plan.notes),
     }
+    cut = {log.rank for log in logs if not log.closed}
+    gone = {sent.src for sent in plan.sent if sent.message.log.rank in cut}
+    missing = [
+        {
+            "src": wire.src,
+            "dst": wire.dst,
+            "kind": wire.kind,
+            "rounds": [wire.first, wire.last],
+            "why": "closed" if wire.src in gone else "",
+        }
+        for wire in plan.missing
+    ]
     why = f"its process did not end in order; the program's exit code was {code}"
-    gone = {s.src for s in plan.sent if s.message.log.rank in cut}
-    return {
-        "tap": tap,
-        "missing": [
-            {
-                "src": m.src,
-                "dst": m.dst,
-                "kind": m.kind,
-                "rounds": [m.first, m.last],
-                "why": "closed" if m.src in gone else "",
-            }
-            for m in plan.missing
-        ],
-        "ended": [{"nodes": [rank], "round": last[rank], "why": why} for rank in sorted(cut)],
-    }
+    ended = [{"nodes": [rank], "round": last[rank], "why": why} for rank in sorted(cut)]
+    return {"tap": tap, "missing": missing, "ended": ended}
 
 
 def warnings(trace: Trace) -> list[str]:
-    """Return what a user should hear of a trace that a tap made, a line each."""
+    """Return what a user should know about a trace that a tap made.
+
+    Args:
+        trace: as `write` returns it.
+
+    Returns:
+        One line for each warning.
+    """
     tap = trace.provenance.get("tap", {})
-    left = [f"payloads not kept: {_listed(tap['left_out'])}"] if tap.get("left_out") else []
-    return [*gaps.sentences(trace), *left, *tap.get("notes", [])]
+    found = list(gaps.sentences(trace))
+    if tap.get("left_out"):
+        found.append(f"payloads not kept: {_listed(tap['left_out'])}")
+    found.extend(tap.get("notes", []))
+    return found
 
 
 def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
-    """Read the records of all nodes from an .npz file that the program wrote: x (s, *shape), y (s,), node (s,).
+    """Read the records of all nodes from an .npz file that the program wrote.
 
-    Raises LeakauditError where an array is missing or of another shape.
+    Args:
+        path: of the file, which holds x (s, *shape), y (s,) and node (s,).
+        shape: of one input.
+        nodes: how many there are.
+
+    Raises:
+        LeakauditError: an array is missing, has another shape, or names a node that does not exist.
     """
+    held: dict[str, np.ndarray] = {}
     try:
+        # np.load alone would take a bare .npy file as well.
         with ZipFile(path), np.load(path, allow_pickle=False) as file:
-            held: Mapping[str, np.ndarray] = {
-                name: file[name] for name in ("x", "y", "node") if name in file.files
-            }
+            for name in ARRAYS:
+                if name in file.files:
+                    held[name] = file[name]
     except Exception as error:  # a damaged archive raises anything
         raise LeakauditError(f"cannot read {path} as .npz: {error}") from None
-    if missing := [name for name in ("x", "y", "node") if name not in held]:
+    missing = [name for name in ARRAYS if name not in held]
+    if missing:
         raise LeakauditError(
             f"{path} lacks {', '.join(missing)}; expected x (s, *shape), y (s,) and node (s,)"
         )
-    x, y, node = held["x"], held["y"], held["node"]
-    if (
-        x.shape[1:] != tuple(shape)
-        or not len(x) == len(y) == len(node)
-        or node.ndim != 1
-        or node.dtype.kind not in "iu"
-    ):
-        raise LeakauditError(
-            f"{path}: expected x (s, {', '.join(map(str, shape))}), y (s,), node (s,), got {x.shape}, {y.shape}, {node.shape}"
-        )
+    x, y, node = (held[name] for name in ARRAYS)
+    shape = tuple(shape)
+    whole = node.ndim == 1 and node.dtype.kind in "iu"
+    if x.shape[1:] != shape or not len(x) == len(y) == len(node) or not whole:
+        expected = f"x (s, {', '.join(map(str, shape))}), y (s,), node (s,)"
+        raise LeakauditError(f"{path}: expected {expected}, got {x.shape}, {y.shape}, {node.shape}")
     if len(node) and not 0 <= node.min() <= node.max() < nodes:
         raise LeakauditError(
             f"{path}: expected nodes from 0 to {nodes - 1}, got {node.min()} to {node.max()}"
@@ -172,4 +235,4 @@ def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{n} left out by {why}" for why, n in counts.items())
+    return ", ".join(f"{count} left out by {why}" for why, count in counts.items())

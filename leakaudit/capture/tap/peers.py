@@ -1,7 +1,8 @@
-"""Arrange the messages of a protocol of equals: ranks are nodes, wires are edges."""
+"""Arrange the messages of a protocol without a server: ranks are nodes, wires are edges."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from leakaudit.capture.tap.arranged import Plan, Sent, common, receivers, round_of
@@ -12,39 +13,65 @@ from leakaudit.trace import Graph
 
 
 def peers(description: Description, found: list[Message], nodes: int) -> Plan:
-    """Arrange a protocol of equals: ranks are nodes, wires are edges."""
-    sent, starts, notes = list[Sent](), list[Message](), list[str]()
-    edges = {
-        (min(i, j), max(i, j))
-        for m in found
-        for i in (m.src,)
-        for j in receivers(m, nodes)
-        if i != j
-    }
-    graph = Graph(nodes, tuple(sorted(edges)))
+    """Arrange the messages of a protocol without a server.
+
+    Args:
+        description: of the program's messages.
+        found: all messages of the log.
+        nodes: how many ranks there are.
+
+    Raises:
+        LeakauditError: the protocol cannot run on these nodes, or its kinds of messages cannot be
+            told apart.
+    """
+    graph = _graph(found, nodes)
     kinds = _kinds(description, graph)
-    for m in found:
-        at = round_of(m, description.start)
+
+    def sent_in(round_: int, message: Message) -> Sent:
+        kind = _kind(description, message, kinds)
+        return Sent(round_, message.src, receivers(message, nodes), kind, message)
+
+    sent: list[Sent] = []
+    starts: list[Message] = []
+    for message in found:
+        at = round_of(message, description.start)
         if at == 0:
-            starts.append(m)
+            starts.append(message)
         else:
-            sent.append(Sent(at, m.src, receivers(m, nodes), _kind(description, m, kinds), m))
-    bare = Plan(description, graph, tuple(sent), None, 0, notes=())
+            sent.append(sent_in(at, message))
+    bare = Plan(description, graph, tuple(sent), None, 0)
     start = common(bare, starts)
-    if starts and start is None and any(m.kept for m in starts):
+    notes: list[str] = []
+    if start is None and any(message.kept for message in starts):
         notes.append(
-            "the first models differ from rank to rank: each counts as an update of round 1, whose gradients stay unknown"
+            "the first models differ from rank to rank: each counts as an update of round 1, whose "
+            "gradients stay unknown"
         )
         sent = [replace(s, round=s.round + 1) for s in sent]
-        sent += [
-            Sent(1, m.src, receivers(m, nodes), _kind(description, m, kinds), m) for m in starts
-        ]
-    ways = {(s.src, j) for s in sent for j in s.dst}
-    if lone := sorted(w for w in ways if (w[1], w[0]) not in ways):
+        sent += [sent_in(1, message) for message in starts]
+    one_way = _one_way(sent)
+    if one_way:
+        src, dst = one_way[0]
         notes.append(
-            f"wire {lone[0][0]} -> {lone[0][1]} was used in one direction only; {description.protocol} sends both ways"
+            f"wire {src} -> {dst} was used in one direction only; "
+            f"{description.protocol} sends both ways"
         )
     return replace(bare, sent=tuple(sent), start=start, notes=tuple(notes))
+
+
+def _graph(found: Iterable[Message], nodes: int) -> Graph:
+    """Return the graph of the ranks that exchange messages."""
+    edges: set[tuple[int, int]] = set()
+    for message in found:
+        i = message.src
+        edges |= {(min(i, j), max(i, j)) for j in receivers(message, nodes) if i != j}
+    return Graph(nodes, tuple(sorted(edges)))
+
+
+def _one_way(sent: Iterable[Sent]) -> list[tuple[int, int]]:
+    """Return the wires on which messages travel in one direction only."""
+    ways = {(s.src, dst) for s in sent for dst in s.dst}
+    return sorted((i, j) for i, j in ways if (j, i) not in ways)
 
 
 def _kinds(description: Description, graph: Graph) -> list[str]:
@@ -53,24 +80,25 @@ def _kinds(description: Description, graph: Graph) -> list[str]:
         declared = description.victim.relations(graph, 2, {}).vectors
     except (LeakauditError, KeyError, IndexError) as error:
         raise LeakauditError(
-            f"protocol {description.protocol} cannot be declared on these {graph.nodes} nodes: {error}"
+            f"protocol {description.protocol} cannot be declared on these {graph.nodes} nodes: "
+            f"{error}"
         ) from None
     return sorted({v.name for v in declared if v.kind == "message" and v.round and not v.secure})
 
 
 def _kind(description: Description, message: Message, kinds: list[str]) -> str:
-    said = message.note("kind")
-    if isinstance(said, str) and said in kinds:
-        return said
+    """Return the kind of a message: as the program noted, by its tag, or the only one there is."""
+    noted = message.note("kind")
+    if isinstance(noted, str) and noted in kinds:
+        return noted
     if message.tag in description.kinds:
         return description.kinds[message.tag]
-    if len(kinds) != 1:
-        wanted = (
-            f"say which tag is which under [messages.kinds]: 0 = {kinds[0]!r}"
-            if kinds
-            else "it sends nothing"
-        )
-        raise LeakauditError(
-            f"{description.protocol} sends {len(kinds)} kinds of messages ({', '.join(kinds)}); {wanted}"
-        )
-    return kinds[0]
+    if len(kinds) == 1:
+        return kinds[0]
+    wanted = "it sends nothing"
+    if kinds:
+        wanted = f"say which tag is which under [messages.kinds]: 0 = {kinds[0]!r}"
+    raise LeakauditError(
+        f"{description.protocol} sends {len(kinds)} kinds of messages ({', '.join(kinds)}); "
+        f"{wanted}"
+    )

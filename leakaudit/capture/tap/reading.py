@@ -1,4 +1,4 @@
-"""Read raw logs; whoever wrote the folder may have been killed, or may be a stranger."""
+"""Read raw logs; their writer may have been killed, and may not be trusted."""
 
 from __future__ import annotations
 
@@ -23,14 +23,24 @@ if TYPE_CHECKING:
 __all__ = ["NAME", "Event", "RankLog", "read_logs"]
 
 NAME = re.compile(r"rank(\d{1,6})\.(\d{1,3})\.jsonl", re.ASCII)
-LINE, MOST = 1 << 20, 20_000_000  # bytes of a line, events of a log
+LINE = 1 << 20  # bytes of a line: room for two notes of the largest size
+MOST = 20_000_000  # lines of a log, some gigabytes: a plain choice
 
 
 @dataclass(frozen=True)
 class RankLog:
-    """The events of one process. about: its first line. closed: whether it ended in order. torn: whether the last event was cut off.
+    """The events of one process.
 
-    seconds: between its first line and its last. spent: of them, in the tap.
+    Attributes:
+        rank: of the process.
+        attempt: how often the rank had been started before.
+        path: of the file of lines; the payloads are beside it.
+        about: values of its first line, empty if that was cut off.
+        events: in the order in which they were logged.
+        closed: whether the process ended normally.
+        torn: whether the last event was cut off.
+        seconds: between its first line and its last.
+        spent: seconds of these that the tap took.
     """
 
     rank: int
@@ -44,41 +54,45 @@ class RankLog:
     spent: float
 
     def tensor(self, event: Event) -> Tensor:
-        """Return an event's payload, mapped and not read; writing to it does not reach the file.
+        """Return an event's payload, mapped rather than read; the file is never written to.
 
-        Raises LeakauditError where it was left out.
+        Args:
+            event: of this log.
+
+        Raises:
+            LeakauditError: the payload was left out.
         """
         import torch
 
         if not event.kept or event.dtype is None:
-            raise LeakauditError(
-                f"event {event.seq} of rank {self.rank} has no payload: {event.notes.get(LEFT_OUT, 'left out')}"
-            )
+            reason = event.notes.get(LEFT_OUT, "left out")
+            raise LeakauditError(f"event {event.seq} of rank {self.rank} has no payload: {reason}")
         dtype = getattr(torch, event.dtype)
         if not event.numel:
             return torch.empty(event.shape, dtype=dtype)
-        return torch.frombuffer(
-            self._map, dtype=dtype, count=event.numel, offset=event.offset
-        ).view(event.shape)
+        flat = torch.frombuffer(self._map, dtype=dtype, count=event.numel, offset=event.offset)
+        return flat.view(event.shape)
 
     @cached_property
     def _map(self) -> mmap.mmap:
         fd = os.open(self.path.with_suffix(".bin"), os.O_RDONLY | os.O_NOFOLLOW)
+        # torch takes only writable buffers; a private mapping keeps what is written to itself.
+        writable = mmap.PROT_READ | mmap.PROT_WRITE
         try:
-            return mmap.mmap(
-                fd,
-                os.fstat(fd).st_size,
-                flags=mmap.MAP_PRIVATE,
-                prot=mmap.PROT_READ | mmap.PROT_WRITE,
-            )
+            size = os.fstat(fd).st_size
+            return mmap.mmap(fd, size, flags=mmap.MAP_PRIVATE, prot=writable)
         finally:
             os.close(fd)
 
 
 def read_logs(folder: str | os.PathLike[str]) -> tuple[RankLog, ...]:
-    """Read all logs of a folder, by rank, then by restart; files of other names are left alone.
+    """Read all logs of a folder, ordered by rank, then by restart.
 
-    Raises LeakauditError, in one line, where there is no log, or one that no program of ours wrote.
+    Args:
+        folder: of a tap; files with other names are ignored.
+
+    Raises:
+        LeakauditError: there is no log, or one that no tap wrote.
     """
     folder = Path(folder)
     try:
@@ -87,55 +101,56 @@ def read_logs(folder: str | os.PathLike[str]) -> tuple[RankLog, ...]:
         raise LeakauditError(
             f"cannot read {folder}: {error.strerror}; expected the folder of a tap"
         ) from None
-    found = [(int(m[1]), int(m[2]), folder / n) for n in names if (m := NAME.fullmatch(n))]
+    found: list[tuple[int, int, Path]] = []
+    for name in names:
+        match = NAME.fullmatch(name)
+        if match:
+            found.append((int(match[1]), int(match[2]), folder / name))
     if not found:
         raise LeakauditError(f"{folder} holds no log of a tap (rank0.0.jsonl, rank0.0.bin, …)")
     return tuple(_read(rank, attempt, path) for rank, attempt, path in sorted(found))
 
 
 def _read(rank: int, attempt: int, path: Path) -> RankLog:
+    """Read one log up to its last whole event."""
     size = _size(path.with_suffix(".bin"))
     _size(path)
-    events: list[Event] = []
     about: Mapping[str, Any] | None = None
-    closed, torn, last, spent = False, False, 0.0, 0.0
-    for number, line in enumerate(_lines(path)):
+    events: list[Event] = []
+    closed = False
+    torn = False
+    last = 0.0
+    spent = 0.0
+    for place, line in enumerate(_lines(path)):
         if about is None:
             about = lines.first(line, rank, path)
             last = lines.number(about.get("time"))
-        elif (value := lines.values(line)) is None or closed:
+            continue
+        value = lines.parse(line)
+        if value is None or closed:
             torn = True
             break
-        elif value.get("end") is True:
-            closed, last, spent = (
-                True,
-                lines.number(value.get("time")),
-                lines.number(value.get("spent")),
-            )
+        if value.get("end") is True:
+            closed = True
+            last = lines.number(value.get("time"))
         else:
-            event = lines.event(value, rank, path, number)
+            event = lines.event(value, rank, path, place)
             if event.offset + event.nbytes > size:
                 torn = True
                 break
             events.append(event)
-            last, spent = event.time, lines.number(value.get("spent"))
+            last = event.time
+        spent = lines.number(value.get("spent"))
     if about is None:
-        about, torn = {}, True
-    return RankLog(
-        rank,
-        attempt,
-        path,
-        about,
-        tuple(events),
-        closed,
-        torn,
-        max(0.0, last - lines.number(about.get("time"))),
-        spent,
-    )
+        about = {}
+        torn = True
+    begun = lines.number(about.get("time"))
+    seconds = max(0.0, last - begun)
+    return RankLog(rank, attempt, path, about, tuple(events), closed, torn, seconds, spent)
 
 
 def _size(path: Path) -> int:
-    """Bytes of a regular file."""
+    """Return the bytes of a regular file."""
     try:
         status = os.lstat(path)
     except OSError as error:
@@ -146,6 +161,7 @@ def _size(path: Path) -> int:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file; one that is too long comes without its end."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with os.fdopen(fd, "rb") as file:
         for _ in range(MOST):

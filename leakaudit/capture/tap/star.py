@@ -1,11 +1,13 @@
-"""Arrange the messages of a protocol with a server: a rank that gets what the others send, or the sum that all ranks compute together."""
+"""Arrange the messages of a protocol with a server.
+
+The server is a rank to which the others send, or the sum that all ranks compute together.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 import torch
@@ -13,46 +15,70 @@ from torch import Tensor
 
 from leakaudit.capture.tap.arranged import Plan, Sent, common, round_of
 from leakaudit.capture.tap.description import Description
+from leakaudit.capture.tap.digits import shortest
 from leakaudit.capture.tap.streams import POINT, Message
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
 UP = ("ddp", "allreduce", "reduce", "gather", "allgather", "send", "recv")
 DOWN = ("model", "broadcast", "scatter", "send", "recv")
-SGD, LOOKED_AT = 1e-3, 3  # miss of w - lr mean g, relative to the move; rounds that are looked at
+# Plain SGD misses by the rounding of float32 models, about 1e-7 |w| / |move|; another optimiser by
+# tenths. The threshold lies between; where exactly is a choice.
+SGD = 1e-3  # miss of w - lr mean g, relative to the move; also of a described lr
+EXACT = 1e-9  # relative distance within which lr is rounded even if the miss is smaller
+LOOKED_AT = 3  # rounds in which the rule is tried: a choice
 
 
 @dataclass(frozen=True)
 class _Roles:
-    """Which rank is the server, None where none is; place: rank -> node of the others; the server is the last node."""
+    """Which rank is which node; the server is the last node.
+
+    Attributes:
+        server: its rank; None if no rank is the server.
+        place: rank -> node, for the other ranks.
+    """
 
     server: int | None
     place: Mapping[int, int]
 
     @property
     def hub(self) -> int:
+        """Node of the server."""
         return len(self.place)
 
     @property
     def note(self) -> list[str]:
-        """What a reader must know of the nodes' names."""
+        """What a reader must know about the names of the nodes."""
         if self.server is None:
             return [
-                f"node {self.hub} is no process: it stands for the sum that all ranks compute; what a rank contributes is heard at it"
+                f"node {self.hub} is no process: it stands for the sum that all ranks compute; "
+                "what a rank contributes is heard at it"
             ]
         if self.server == self.hub:
             return []
+        others = ", ".join(map(str, self.place))
         return [
-            f"node {self.hub} is rank {self.server}, the server; the other nodes are ranks {', '.join(map(str, self.place))}"
+            f"node {self.hub} is rank {self.server}, the server; the other nodes are ranks {others}"
         ]
 
 
 def star(description: Description, found: Sequence[Message], ranks: int) -> Plan:
-    """Arrange messages; raises LeakauditError where the server that is named is none of the ranks."""
+    """Arrange the messages of a protocol with a server.
+
+    Args:
+        description: of the program's messages.
+        found: all messages of the log.
+        ranks: how many there are.
+
+    Raises:
+        LeakauditError: the server that is named is none of the ranks, or none is named and several
+            are possible.
+    """
     roles = _roles(description, found, ranks)
-    graph = Graph(roles.hub + 1, tuple((n, roles.hub) for n in range(roles.hub)))
+    graph = Graph(roles.hub + 1, tuple((node, roles.hub) for node in range(roles.hub)))
     down, up = _directions(description, graph)
-    sent, models = list[Sent](), list[Message]()
+    sent: list[Sent] = []
+    models: list[Message] = []
     for m in found:
         if m.src != roles.server and m.op in UP and m.dst in (None, roles.server):
             sent.append(Sent(round_of(m, 1), roles.place[m.src], (roles.hub,), up, m))
@@ -60,85 +86,111 @@ def star(description: Description, found: Sequence[Message], ranks: int) -> Plan
             models.append(m)
     bare = Plan(description, graph, (), None, 0)
     start = common(bare, [m for m in models if m.index == 0])
-    for m in models if any(m.index for m in models) else ():
-        to = tuple(range(roles.hub)) if m.dst is None else (roles.place[m.dst],)
-        sent.append(Sent(round_of(m, 1), roles.hub, to, down, m))
+    # Models that are sent only once are the common start, and nothing else travels down.
+    if any(m.index for m in models):
+        for m in models:
+            to = tuple(range(roles.hub)) if m.dst is None else (roles.place[m.dst],)
+            sent.append(Sent(round_of(m, 1), roles.hub, to, down, m))
     arranged = replace(
-        bare, sent=tuple(sent), start=start, notes=tuple(roles.note), quiet=frozenset({roles.hub})
+        bare,
+        sent=tuple(sent),
+        start=start,
+        notes=tuple(roles.note),
+        optional_senders=frozenset({roles.hub}),
     )
-    return _with_step(arranged, down, up) if description.protocol == "fedsgd" else arranged
+    if description.protocol == "fedsgd":
+        return _with_step(arranged, down, up)
+    return arranged
 
 
 def _roles(description: Description, found: Sequence[Message], ranks: int) -> _Roles:
-    server, point = description.server, [m for m in found if m.op in POINT and m.dst is not None]
-    if server is None and point:
-        best = Counter(m.dst for m in point).most_common(1)[0][0]
-        server = best if all(best in (m.src, m.dst) for m in point) else None
-        if server is None:
+    """Return the roles that are described, or that messages with one receiver show."""
+    server = description.server
+    ends = [(m.src, m.dst) for m in found if m.op in POINT and m.dst is not None]
+    if server is None and ends:
+        server = Counter(dst for _, dst in ends).most_common(1)[0][0]
+        if not all(server in pair for pair in ends):
             raise LeakauditError(
-                f"{description.protocol} has a server, and ranks send to several others; name its rank: [messages] server = 0"
+                f"{description.protocol} has a server, and ranks send to several others; "
+                "name its rank: [messages] server = 0"
             )
     if server is not None and not 0 <= server < ranks:
         raise LeakauditError(
             f"messages.server: there is no rank {server}, the program had ranks 0 to {ranks - 1}"
         )
-    return _Roles(server, {r: n for n, r in enumerate(r for r in range(ranks) if r != server)})
+    others = [rank for rank in range(ranks) if rank != server]
+    return _Roles(server, {rank: node for node, rank in enumerate(others)})
 
 
 def _directions(description: Description, graph: Graph) -> tuple[str, str]:
     """Return the kinds that travel down from the server and up to it."""
-    ways = defaultdict[bool, list[str]](list)
-    for v in description.victim.relations(graph, 2, {}).vectors:
-        if v.kind == "message" and v.round:
-            ways[v.owner == graph.nodes - 1].append(v.name)
-    return ways[True][0], ways[False][0]
+    down: list[str] = []
+    up: list[str] = []
+    for vector in description.victim.relations(graph, 2, {}).vectors:
+        if vector.kind == "message" and vector.round:
+            way = down if vector.owner == graph.nodes - 1 else up
+            way.append(vector.name)
+    return down[0], up[0]
 
 
 def _with_step(plan: Plan, down: str, up: str) -> Plan:
-    """Check that the models move by w - lr mean g, or say that how they move is not known, so that nothing is derived from it."""
-    params, hub = dict(plan.description.params), plan.graph.nodes - 1
+    """Add the learning rate if the models move by w - lr mean g.
+
+    Otherwise the plan notes that how they move is not known, so that nothing is derived from it.
+    """
+    params = dict(plan.description.params)
     if "server" in params:
         return plan
-    lr, miss = _step(plan, down, up, hub)
-    said = params.get("lr")
-    if miss < SGD and (said is None or abs(said - lr) <= 1e-3 * lr):
-        params["lr"] = said or lr
+    lr, miss = _step(plan, down, up)
+    described = params.get("lr")
+    if miss < SGD and (described is None or abs(described - lr) <= SGD * lr):
+        params["lr"] = described or lr
         return replace(plan, description=replace(plan.description, params=params))
-    note = (
-        []
-        if miss == float("inf")
-        else ["the models do not move by w - lr mean g: another optimiser, or another lr"]
-    )
     params["server"] = "unknown"
-    return replace(
-        plan, description=replace(plan.description, params=params), notes=(*plan.notes, *note)
-    )
+    notes = plan.notes
+    if miss != float("inf"):
+        notes = (
+            *notes,
+            "the models do not move by w - lr mean g: another optimiser, or another lr",
+        )
+    return replace(plan, description=replace(plan.description, params=params), notes=notes)
 
 
-def _step(plan: Plan, down: str, up: str, hub: int) -> tuple[float, float]:
-    """Return lr in few digits, and the relative miss of w - lr mean g; infinite where the messages do not show both."""
+def _step(plan: Plan, down: str, up: str) -> tuple[float, float]:
+    """Return lr in few digits, and the relative miss of w - lr mean g.
+
+    The lr is that of least squares over some rounds. The miss is infinite if the messages do not
+    show both models and all gradients of a round.
+    """
     models = {s.round: s.message for s in plan.sent if s.kind == down and s.message.kept}
-    sums: dict[int, dict[int, Tensor]] = defaultdict(dict)
-    shown: list[tuple[Any, Any]] = []
-    for s in plan.sent:
-        if (
-            s.kind == up
-            and s.message.kept
-            and s.round in models
-            and s.round + 1 in models
-            and s.round <= LOOKED_AT + min(models)
-        ):
-            sums[s.round][s.src] = s.message.value(plan.slices).double() * plan.description.scale
-    for t, parts in islice(((t, p) for t, p in sorted(sums.items()) if len(p) == hub), LOOKED_AT):
-        moved = models[t].value(plan.slices).double() - models[t + 1].value(plan.slices).double()
-        shown.append((moved, torch.stack(list(parts.values())).mean(0)))
-    if not shown:
+    moves: list[Tensor] = []
+    means: list[Tensor] = []
+    for t, gradients in _whole_rounds(plan, up, models)[:LOOKED_AT]:
+        before = models[t].value(plan.slices).double()
+        after = models[t + 1].value(plan.slices).double()
+        moves.append(before - after)
+        means.append(torch.stack(list(gradients.values())).mean(0))
+    if not moves:
         return 0.0, float("inf")
-    moved, mean = (torch.cat(column) for column in zip(*shown, strict=True))
+    moved = torch.cat(moves)
+    mean = torch.cat(means)
     lr = float(moved @ mean / (mean @ mean).clamp_min(1e-300))
     miss = float((moved - lr * mean).norm() / moved.norm().clamp_min(1e-300))
-    return next(
-        v
-        for n in range(1, 17)
-        if abs((v := float(f"{lr:.{n}g}")) - lr) <= max(miss, 1e-9) * abs(lr) or n == 16
-    ), miss
+    return shortest(lr, max(miss, EXACT)), miss
+
+
+def _whole_rounds(
+    plan: Plan, up: str, models: Mapping[int, Any]
+) -> list[tuple[int, dict[int, Tensor]]]:
+    """Return the first rounds in which all nodes' gradients were kept, with these, by node."""
+    gradients: dict[int, dict[int, Tensor]] = defaultdict(dict)
+    for s in plan.sent:
+        if s.kind != up or not s.message.kept:
+            continue
+        if s.round not in models or s.round + 1 not in models:
+            continue
+        if s.round <= LOOKED_AT + min(models):
+            value = s.message.value(plan.slices).double()
+            gradients[s.round][s.src] = value * plan.description.scale
+    nodes = plan.graph.nodes - 1
+    return [(t, held) for t, held in sorted(gradients.items()) if len(held) == nodes]

@@ -1,12 +1,13 @@
-"""The description that somebody starts from: TOML with what was found, how sure that is, and what he must say himself."""
+"""The description to start from: TOML with what was found, how sure it is, and what to fill in."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 ASK = "NOT KNOWN"
-MODEL = {
+MODEL = {  # what is said about a key of [model] unless there is something to say about its value
     "name": "see 'leakaudit list models'; or package.module:factory",
     "args": "of the model",
     "shape": "of one input: channels, height, width; or its length",
@@ -16,73 +17,100 @@ MODEL = {
     "std": "",
     "levels": "255 where inputs are k/255, else 0",
 }
-
-
+SCALE = "what is sent times this is what the protocol names"
+HEAD = (
+    "# What the program's messages are, for `leakaudit tap --describe`. "
+    "Written by `leakaudit tap describe`: read it, mend it."
+)
+PARAMS = (
+    "[params]  # the protocol's constants; what is not here has the default of "
+    "'leakaudit record {protocol} --help'"
+)
+SAMPLES = "# samples = 1              # records behind a gradient, where you know it"
 MESSAGES = (
-    "# scale = 4.0              # what is sent times this is what the protocol names, e.g. if ranks divide gradients by 4 before the sum",
+    f"# scale = 4.0              # {SCALE}, e.g. if ranks divide gradients by 4 before the sum",
     "# tags = [0]               # tags of the messages that count",
-    '# order = ["layer1.bias"]  # parameters as they stand in a message, where that is not the order of the model',
+    '# order = ["layer1.bias"]  # parameters as they stand in a message, '
+    "where that is not the order of the model",
 )
 
 
-def toml(values: Mapping[str, Any], said: Mapping[str, str], evidence: tuple[str, ...]) -> str:
+@dataclass(frozen=True)
+class Comment:
+    """What is said beside a value.
+
+    Attributes:
+        text: empty for no comment.
+        known: whether the value was found; otherwise the user must fill it in.
+    """
+
+    text: str
+    known: bool = True
+
+    def __str__(self) -> str:
+        if self.known:
+            return self.text
+        return f"{ASK}: {self.text}"
+
+
+NONE = Comment("")
+
+
+def toml(
+    values: Mapping[str, Any], comments: Mapping[str, Comment], evidence: tuple[str, ...]
+) -> str:
     """Return the text of a description.
 
-    values: as `description.of` takes them. said: dotted key -> what stands behind it, `ASK` first where nobody knows. evidence: lines for
-    the head of the file.
+    Args:
+        values: as `description.of` takes them.
+        comments: dotted key -> what is said beside its value.
+        evidence: lines for the head of the file.
     """
-    lines = [
-        "# What the program's messages are, for `leakaudit tap --describe`. Written by `leakaudit tap describe`: read it, mend it."
-    ]
+    lines = [HEAD]
     lines += [f"# {line}" for line in evidence]
-    lines += [
-        _line(name, values[name], said.get(name, "")) for name in ("payload", "protocol", "first")
-    ]
-    lines += [
-        "",
-        "[params]  # the protocol's constants; what is not here has the default of 'leakaudit record "
-        + values["protocol"]
-        + " --help'",
-    ]
-    lines += [
-        _line(name, v, said.get(f"params.{name}", ""))
-        for name, v in values.get("params", {}).items()
-    ]
+    for name in ("payload", "protocol", "first"):
+        lines.append(_line(name, values[name], comments.get(name, NONE)))
+
+    params = values.get("params", {})
+    lines += ["", PARAMS.format(protocol=values["protocol"])]
+    for name, value in params.items():
+        lines.append(_line(name, value, comments.get(f"params.{name}", NONE)))
+    if "samples" not in params:
+        lines.append(SAMPLES)
+
     lines += ["", "[model]"]
-    lines += [
-        _line(name, v, said.get(f"model.{name}", MODEL.get(name, "")))
-        for name, v in values.get("model", {}).items()
-    ]
-    if "samples" not in values.get("params", {}):
-        lines.insert(
-            lines.index("[model]") - 1,
-            "# samples = 1              # records behind a gradient, where you know it",
-        )
-    lines += ["", "[messages]" if values.get("messages") else "# [messages]"]
-    lines += [
-        _line(name, v, "what is sent times this is what the protocol names")
-        for name, v in values.get("messages", {}).items()
-    ]
+    for name, value in values.get("model", {}).items():
+        usual = Comment(MODEL.get(name, ""))
+        lines.append(_line(name, value, comments.get(f"model.{name}", usual)))
+
+    messages = values.get("messages", {})
+    lines += ["", "[messages]" if messages else "# [messages]"]
+    for name, value in messages.items():
+        lines.append(_line(name, value, Comment(SCALE)))
     lines += MESSAGES
     return "\n".join(lines) + "\n"
 
 
-def _line(name: str, value: Any, comment: str) -> str:
+def _line(name: str, value: Any, comment: Comment) -> str:
     text = f"{name} = {_value(value)}"
-    return f"{text:26} # {comment}" if comment else text
+    said = str(comment)
+    if not said:
+        return text
+    return f"{text:26} # {said}"
 
 
 def _value(value: Any) -> str:
+    """Return a value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
     if isinstance(value, Mapping):
-        return (
-            "{ " + ", ".join(f"{k} = {_value(v)}" for k, v in value.items()) + " }"
-            if value
-            else "{}"
-        )
+        if not value:
+            return "{}"
+        entries = ", ".join(f"{key} = {_value(held)}" for key, held in value.items())
+        return f"{{ {entries} }}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
     return repr(value)

@@ -1,28 +1,37 @@
-"""From events to messages: which tensors of a wire make up a model, and which of them belong together."""
+"""From events to messages: which tensors of a wire make up a model, and which belong together."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from leakaudit.capture.tap.log import LEFT_OUT
 from leakaudit.capture.tap.reading import Event, RankLog
 from leakaudit.errors import LeakauditError
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 POINT = ("send", "gather", "reduce", "scatter")  # operations with one receiver
+Wire: TypeAlias = tuple[int, int | None, str]  # src, dst (None: all others), op
 
 
 @dataclass(frozen=True)
 class Message:
     """One vector of a model's length on one wire.
 
-    dst: None where all others get it. index: its place among those of its wire. pieces: the tensors that it is made of, with, for each,
-    the parameters that it holds, None where it holds the next ones in order.
+    Attributes:
+        src: rank that sent it.
+        dst: rank that receives it; None if all others do.
+        op: the operation that carried it.
+        index: its place among the messages of its wire.
+        tag: of the message.
+        log: that holds it.
+        pieces: the tensors that it is made of. A note ``parameters`` of a piece lists the
+            parameters in it; pieces without the note hold all parameters in order.
     """
 
     src: int
@@ -36,7 +45,7 @@ class Message:
     @property
     def kept(self) -> bool:
         """Whether all of it is in the log."""
-        return all(p.kept for p in self.pieces)
+        return all(piece.kept for piece in self.pieces)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -46,58 +55,84 @@ class Message:
 
     @property
     def place(self) -> tuple[Any, ...]:
-        """Equal for messages whose payload is the same bytes of a log."""
-        return (self.log.path, *(p.offset for p in self.pieces))
+        """Where its payload is; equal for messages whose payload is the same bytes of a log."""
+        return (self.log.path, *(piece.offset for piece in self.pieces))
 
     def note(self, name: str) -> Any:
-        """Return what the program itself said of the message, None where it said nothing."""
+        """Return what the program itself noted about the message.
+
+        Args:
+            name: of the note.
+
+        Returns:
+            Its value, None if there is no such note.
+        """
         return self.pieces[0].notes.get(name)
 
     def value(self, slices: Sequence[slice]) -> Tensor:
-        """Return the vector (d,); slices: where each parameter, in the order of the wire, lies in it.
+        """Return the vector (d,).
 
-        Raises LeakauditError where its pieces are not the model's parameters.
+        Args:
+            slices: where each parameter, in the order of the message, lies in the vector.
+
+        Raises:
+            LeakauditError: its pieces are not the model's parameters.
         """
-        tensors = [self.log.tensor(p).reshape(-1) for p in self.pieces]
-        if (
-            len(tensors) == 1
-            and "parameters" not in self.pieces[0].notes
-            and all(a.stop == b.start for a, b in _pairs(slices))
-        ):
+        tensors = [self.log.tensor(piece).reshape(-1) for piece in self.pieces]
+        noted = "parameters" in self.pieces[0].notes
+        if len(tensors) == 1 and not noted and _in_order(slices):
             return tensors[0]
-        numbers = [k for p in self.pieces for k in p.notes.get("parameters", ())] or range(
-            len(slices)
-        )
-        if sorted(numbers) != list(range(len(slices))):
-            raise LeakauditError(
-                f"message {self.index} of rank {self.src} does not hold each of {len(slices)} parameters once"
-            )
-        out, flat, at = (
-            torch.empty(max(s.stop for s in slices), dtype=self.dtype),
-            torch.cat(tensors),
-            0,
-        )
-        for k in numbers:
-            width = slices[k].stop - slices[k].start
-            out[slices[k]] = flat[at : at + width]
+        flat = torch.cat(tensors)
+        out = torch.empty(max(s.stop for s in slices), dtype=self.dtype)
+        at = 0
+        for parameter in self._parameters(len(slices)):
+            target = slices[parameter]
+            width = target.stop - target.start
+            out[target] = flat[at : at + width]
             at += width
         return out
 
+    def _parameters(self, count: int) -> Sequence[int]:
+        """Return the numbers of the parameters as they stand in the message."""
+        numbers: list[int] = []
+        for piece in self.pieces:
+            numbers.extend(piece.notes.get("parameters", ()))
+        if not numbers:
+            return range(count)
+        if sorted(numbers) != list(range(count)):
+            raise LeakauditError(
+                f"message {self.index} of rank {self.src} does not hold each of {count} parameters "
+                "once"
+            )
+        return numbers
 
-def _pairs(slices: Sequence[slice]) -> Iterable[tuple[slice, slice]]:
-    return zip([slice(0, 0), *slices[:-1]], slices, strict=True)
+
+def _in_order(slices: Sequence[slice]) -> bool:
+    """Return whether slices follow each other from 0 on without gaps."""
+    end = 0
+    for part in slices:
+        if part.start != end:
+            return False
+        end = part.stop
+    return True
 
 
-@dataclass
+@dataclass(frozen=True)
 class Streams:
-    """All messages of a log, by (src, dst, op), in the order in which they were sent; others: tensors that are no part of a model."""
+    """All messages of a log.
 
-    messages: dict[tuple[int, int | None, str], list[Message]] = field(default_factory=dict)
-    others: Counter[str] = field(default_factory=Counter)
+    Attributes:
+        messages: by wire, in the order in which they were sent.
+        others: what -> how many, for tensors that are not part of a model.
+    """
 
-    def __iter__(self) -> Any:
+    messages: dict[Wire, list[Message]]
+    others: Counter[str]
+
+    def __iter__(self) -> Iterator[Message]:
         """All messages."""
-        return (m for stream in self.messages.values() for m in stream)
+        for stream in self.messages.values():
+            yield from stream
 
 
 def assemble(
@@ -108,50 +143,81 @@ def assemble(
 ) -> Streams:
     """Put tensors together into models.
 
-    sizes: lengths of the parameters as they are sent one by one, the model's own last. tags: of the messages that count, None for all.
-    by_tag: whether each tag is a stream of its own.
+    Args:
+        logs: one for each rank.
+        sizes: lengths of the parameters if sent one by one, followed by the model's own length.
+        tags: of the messages that count; None for all.
+        by_tag: whether each tag is a stream of its own, so that models on several tags may overlap.
     """
-    out, open_ = Streams(), defaultdict[Any, list[Event]](list)
-    streams: dict[Any, list[Message]] = defaultdict(list)
+    others = Counter[str]()
+    pending: dict[tuple[Wire, int | None], list[Event]] = defaultdict(list)
+    streams: dict[tuple[Wire, int | None], list[Message]] = defaultdict(list)
     for log in logs:
         for event in log.events:
-            wire = (log.rank, event.peer if event.op in POINT else None, event.op)
-            if event.op == "recv" and event.peer is not None:
-                wire = (event.peer, log.rank, "recv")
-            if event.dtype not in FLOATS or (
-                tags is not None and event.tag not in tags and event.op in ("send", "recv")
-            ):
-                out.others[f"{event.op} {event.dtype or event.notes.get('left_out', '')}"] += 1
+            if not _may_be_model(event, tags):
+                what = event.dtype or event.notes.get(LEFT_OUT, "")
+                others[f"{event.op} {what}"] += 1
                 continue
-            key = (*wire, event.tag) if by_tag else wire
-            done = _next(open_[key], event, sizes)
-            if done is None:
-                out.others[f"{event.op} of {event.numel} numbers"] += 1
-            elif done:
+            wire = _wire(log, event)
+            key = (wire, event.tag if by_tag else None)
+            whole = _add(pending[key], event, sizes)
+            if whole is None:
+                others[f"{event.op} of {event.numel} numbers"] += 1
+            elif whole:
+                pieces = tuple(pending.pop(key))
                 index = len(streams[key])
-                streams[key].append(Message(*wire, index, event.tag, log, tuple(open_.pop(key))))
-    for key, found in streams.items():
-        out.messages.setdefault(key[:3], []).extend(found)
-    return out
+                streams[key].append(Message(*wire, index, event.tag, log, pieces))
+    messages: dict[Wire, list[Message]] = {}
+    for (wire, _), found in streams.items():
+        messages.setdefault(wire, []).extend(found)
+    return Streams(messages, others)
 
 
-def _next(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:
-    """Add an event to what is held of a message; returns whether the message is whole, None where the event is no part of one."""
-    parts, whole = sizes[:-1], sizes[-1]
+def _may_be_model(event: Event, tags: frozenset[int] | None) -> bool:
+    """Return whether an event carries floating-point numbers, with a tag that counts."""
+    if event.dtype not in FLOATS:
+        return False
+    if tags is None or event.op not in ("send", "recv"):
+        return True
+    return event.tag in tags
+
+
+def _wire(log: RankLog, event: Event) -> Wire:
+    """Return the wire of an event; what was received is on the wire of its sender."""
+    if event.op == "recv" and event.peer is not None:
+        return event.peer, log.rank, "recv"
+    if event.op in POINT:
+        return log.rank, event.peer, event.op
+    return log.rank, None, event.op
+
+
+def _add(held: list[Event], event: Event, sizes: Sequence[int]) -> bool | None:
+    """Add an event to the pieces of a message that are held so far.
+
+    A model is sent as one tensor, as its parameters one by one, or in buckets that list their
+    parameters. A tensor that does not continue the pieces begins a message anew if it can be its
+    first piece.
+
+    Returns:
+        Whether the message is whole; None if the event is not part of one.
+    """
+    parameters = sizes[:-1]
+    whole = sizes[-1]
     if "parameters" in event.notes:
         held.append(event)
-        if event.op == "model" or event.notes.get("last"):
-            if sum(e.numel for e in held) == whole:
-                return True
-            held.clear()
+        if event.op != "model" and not event.notes.get("last"):
+            return False
+        if sum(piece.numel for piece in held) == whole:
+            return True
+        held.clear()
         return False
     if event.numel == whole:
         held[:] = [event]
         return True
-    if len(held) < len(parts) and event.numel == parts[len(held)]:
+    if len(held) < len(parameters) and event.numel == parameters[len(held)]:
         held.append(event)
-        return len(held) == len(parts)
-    if event.numel == parts[0]:
+        return len(held) == len(parameters)
+    if event.numel == parameters[0]:
         held[:] = [event]
         return False
     return None

@@ -1,4 +1,7 @@
-"""The growing end of a file of payloads, written for little processor time. Nothing here imports torch."""
+"""The growing end of a file of payloads, written with little processor time.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
@@ -6,103 +9,147 @@ import ctypes
 import os
 import time
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
-ALIGN, CHUNK = 16, 1 << 18
-FIRST = 64  # bytes of a payload that mostly tell it from another
-RESERVED, KEEP_SIZE = 64 << 20, 1
-STEP = 4 << 20  # bytes after which it is judged what writing costs
-DEAR = 1e-9  # CPU seconds a byte: five times a copy into pages that the machine has at hand (bench/tap.py)
-PATIENCE = 5e-9  # seconds a byte, beyond which the disk is too slow to be waited for
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes: TypeAlias = NDArray[np.uint8]
+
+ALIGN = 16  # bytes; a mapped payload may then be read as numbers of any format
+CHUNK = 1 << 18  # bytes that are read at once to compare payloads: a plain choice
+PREFIX = 64  # bytes at the start of a payload that usually tell it from another, without reading
+RESERVED = 64 << 20  # bytes that are reserved on the disk at once: a plain choice
+KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE of fallocate(2)
+UNAVAILABLE = 1 << 62  # a reservation that no file outgrows, once fallocate has failed
+STEP = 4 << 20  # bytes over which the cost is measured, and that are written back at once: a choice
+COSTLY = 1e-9  # CPU seconds per byte: five times a copy into pages that are at hand (bench/tap.py)
+PATIENCE = 5e-9  # seconds per byte (200 MB/s), beyond which the disk is too slow to be waited for
 
 
 class Tail:
-    """Append payloads to a file; whatever `append` returned from outlives the process.
+    """Append payloads to a file; what `append` has written outlives the process.
 
-    fd: of a file opened to read and to append; it belongs to this object. Not for several threads at once.
+    If writing costs more than COSTLY, earlier payloads are written back to the disk at once, and
+    their memory is reused: on a virtual machine whose host has to find each fresh page, that is
+    several times faster. Otherwise the kernel writes back in its own time.
 
-    Where writing costs more than DEAR, what was written is given to the disk early and its memory is used again: a virtual machine whose
-    host has to find each fresh page writes several times as fast that way. Elsewhere the kernel writes in its own time.
+    Not thread-safe.
+
+    Args:
+        fd: of a file opened to read and to append; it belongs to this object.
     """
 
     def __init__(self, fd: int) -> None:
         self.size = 0
-        self._fd, self._room = fd, 0  # how far the disk is reserved
-        self._last, self._first, self._buffer = (
-            (0, 0),
-            b"",
-            bytearray(CHUNK),
-        )  # the last payload's offset and bytes, and how it begins
-        self._early: bool | None = (
-            None  # whether the disk gets it early, None where that is still to be judged
-        )
-        self._cost, self._from, self._given = (
-            0.0,
-            0,
-            0,
-        )  # CPU seconds since _from; how far the disk was given it early
+        self._fd = fd
+        self._room = 0  # up to where the disk is reserved
+        self._last = (0, 0)  # offset and bytes of the last payload
+        self._prefix = b""  # how it begins
+        self._buffer = bytearray(CHUNK)
+        self._early: bool | None = None  # whether to write back early; None if not yet measured
+        self._cost = 0.0  # CPU seconds of writing since _measured_from
+        self._measured_from = 0
+        self._written_back = 0
 
-    def append(self, data: Any) -> tuple[int, int]:
-        """Write data (n,) uint8, unless it is the last payload once more, and return its offset, a multiple of ALIGN, and n.
+    def append(self, data: Bytes) -> tuple[int, int]:
+        """Append a payload.
 
-        Raises OSError where the disk refuses it.
+        Args:
+            data: (n,) uint8.
+
+        Returns:
+            Its offset, a multiple of ALIGN, and n.
+
+        Raises:
+            OSError: the disk refused it.
         """
-        begun, offset = time.thread_time(), self.size
+        begun = time.thread_time()
+        offset = self.size
         self._reserve(offset + len(data))
-        for part in (memoryview(data), memoryview(bytes(-len(data) % ALIGN))):
-            while part:
-                written = os.write(self._fd, part)
-                self.size, part = self.size + written, part[written:]
-        self._last, self._first = (offset, len(data)), data[:FIRST].tobytes()
+        self._write(data.data)
+        self._write(memoryview(bytes(-len(data) % ALIGN)))
+        self._last = (offset, len(data))
+        self._prefix = data[:PREFIX].tobytes()
         self._cost += time.thread_time() - begun
-        self._recycle()
+        self._write_back()
         return self._last
 
-    def last(self, data: Any) -> tuple[int, int] | None:
-        """Return offset and bytes of the last payload where it is `data`, else None."""
-        if not len(data) == self._last[1] > 0 or data[:FIRST].tobytes() != self._first:
+    def _write(self, part: memoryview) -> None:
+        """Write all of a part; after an error, `size` counts what was written."""
+        while part:
+            written = os.write(self._fd, part)
+            self.size += written
+            part = part[written:]
+
+    def last(self, data: Bytes) -> tuple[int, int] | None:
+        """Compare a payload with the last one, by reading that back from the file.
+
+        Args:
+            data: (n,) uint8.
+
+        Returns:
+            Offset and bytes of the last payload if it equals `data`, else None.
+        """
+        offset, count = self._last
+        if count == 0 or len(data) != count or data[:PREFIX].tobytes() != self._prefix:
             return None
         buffer = (ctypes.c_char * CHUNK).from_buffer(self._buffer)
-        at, end = 0, len(data)
-        while at < end:
-            got = os.preadv(self._fd, [memoryview(self._buffer)[: end - at]], self._last[0] + at)
-            if not got or _libc.memcmp(
-                buffer, ctypes.c_void_p(data.ctypes.data + at), ctypes.c_size_t(got)
-            ):
+        done = 0
+        while done < count:
+            room = memoryview(self._buffer)[: count - done]
+            got = os.preadv(self._fd, [room], offset + done)
+            if not got:
                 return None
-            at += got
+            here = ctypes.c_void_p(data.ctypes.data + done)
+            if _libc.memcmp(buffer, here, ctypes.c_size_t(got)):
+                return None
+            done += got
         return self._last
 
     def close(self, keep_room: bool = False) -> None:
-        """Give back the room that was reserved, unless another process goes on writing, and close the file."""
-        if 0 < self._room < 1 << 62 and not keep_room:
+        """Close the file and release the room that was reserved.
+
+        Args:
+            keep_room: leave the reservation, because another process goes on writing.
+        """
+        if 0 < self._room < UNAVAILABLE and not keep_room:
             with suppress(OSError):
                 os.ftruncate(self._fd, self.size)
         os.close(self._fd)
         self._fd = -1
 
     def _reserve(self, end: int) -> None:
-        """Have the disk set aside room in large pieces, without changing the file's length: that halves the cost of a write (ext4)."""
-        if end > self._room and hasattr(_libc, "fallocate"):
-            ahead = max(RESERVED, 2 * (end - self.size))
-            if _libc.fallocate(
-                self._fd, KEEP_SIZE, ctypes.c_int64(self.size), ctypes.c_int64(ahead)
-            ):
-                self._room = 1 << 62  # not here: never again
-            else:
-                self._room = self.size + ahead
+        """Reserve room on the disk in large pieces: that halves the cost of a write (ext4).
 
-    def _recycle(self) -> None:
-        """Have the disk write all payloads but the last, and drop from memory those that it has written."""
-        if self._early is None and (count := self.size - self._from) >= STEP:
-            if self._cost > DEAR * count and hasattr(os, "posix_fadvise"):
+        The file's length stays as it is.
+        """
+        if end <= self._room or not hasattr(_libc, "fallocate"):
+            return
+        ahead = max(RESERVED, 2 * (end - self.size))
+        start = ctypes.c_int64(self.size)
+        if _libc.fallocate(self._fd, KEEP_SIZE, start, ctypes.c_int64(ahead)):
+            self._room = UNAVAILABLE
+        else:
+            self._room = self.size + ahead
+
+    def _write_back(self) -> None:
+        """Have the kernel write all payloads but the last, and drop from memory what is written."""
+        # The last payload stays in memory, as `last` may have to read it again.
+        measured = self.size - self._measured_from
+        if self._early is None and measured >= STEP:
+            if self._cost > COSTLY * measured and hasattr(os, "posix_fadvise"):
                 self._early = True
-            self._cost, self._from = 0.0, self.size
-        if self._early and (count := self._last[0] - self._given) >= STEP:
-            begun, self._given = time.perf_counter(), self._last[0]
+            self._cost = 0.0
+            self._measured_from = self.size
+        waiting = self._last[0] - self._written_back
+        if self._early and waiting >= STEP:
+            begun = time.perf_counter()
+            self._written_back = self._last[0]
             with suppress(OSError):
-                os.posix_fadvise(self._fd, 0, self._given, os.POSIX_FADV_DONTNEED)
-            self._early = time.perf_counter() - begun < PATIENCE * count
+                os.posix_fadvise(self._fd, 0, self._written_back, os.POSIX_FADV_DONTNEED)
+            self._early = time.perf_counter() - begun < PATIENCE * waiting
 
 
 _libc = ctypes.CDLL(None)

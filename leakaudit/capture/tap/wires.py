@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -12,85 +12,128 @@ from leakaudit.capture.tap.log import LEFT_OUT
 from leakaudit.capture.tap.peers import peers
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.star import star
-from leakaudit.capture.tap.streams import Message, assemble
+from leakaudit.capture.tap.streams import Message, Streams, assemble
 from leakaudit.errors import LeakauditError
 
-SPARSE = 10  # rounds a message, above which a log is not believed
+# Every round that is missing costs a line in the trace, so a log with far more rounds than messages
+# is rejected. A choice: programs that number their rounds with gaps stay well below it.
+SPARSE = 10  # rounds per message ...
+SPARE = 100  # ... and messages that even a short log is credited with
+PROCESSES = 100_000  # more than any program has: a larger number in a log is ignored
 
 
 def latest(logs: Iterable[RankLog]) -> list[RankLog]:
-    """Return each rank's last process: a rank that was started again began anew."""
-    return list(
-        {log.rank: log for log in sorted(logs, key=lambda log: (log.rank, log.attempt))}.values()
-    )
+    """Return each rank's last process, because a rank that was restarted began anew.
+
+    Args:
+        logs: of all processes, in any order.
+    """
+    by_rank: dict[int, RankLog] = {}
+    for log in sorted(logs, key=lambda log: (log.rank, log.attempt)):
+        by_rank[log.rank] = log
+    return list(by_rank.values())
 
 
 def plan(description: Description, logs: Sequence[RankLog]) -> Plan:
-    """Arrange a log as its description says.
+    """Arrange a log according to its description.
 
-    Raises LeakauditError where nothing in it has the model's size, or the protocol's kinds cannot be told apart.
+    Args:
+        description: of the program's messages.
+        logs: of all processes.
+
+    Raises:
+        LeakauditError: nothing in the log has the model's size, or the protocol's kinds cannot be
+            told apart.
     """
-    streams = assemble(
-        latest(logs), description.sizes, description.tags, by_tag=bool(description.kinds)
-    )
-    found = [m for m in streams if m.op != "recv"]
-    heard = {(m.src, m.dst) for m in found if m.kept}
-    found += [m for m in streams if m.op == "recv" and (m.src, m.dst) not in heard]
+    by_tag = bool(description.kinds)
+    streams = assemble(latest(logs), description.sizes, description.tags, by_tag)
+    found = _found(streams)
     if not found:
-        others = (
-            ", ".join(f"{n} {what}" for what, n in streams.others.most_common(3))
-            or "nothing at all"
-        )
+        counted = [f"{count} {what}" for what, count in streams.others.most_common(3)]
+        others = ", ".join(counted) or "nothing at all"
         raise LeakauditError(
-            f"no message has the size of the model, {description.task.layout.size} numbers in one tensor or one tensor a parameter; "
-            f"heard were {others}; describe the model that was trained, or its order of parameters"
+            f"no message has the size of the model, {description.task.layout.size} numbers in one "
+            f"tensor or one tensor a parameter; heard were {others}; describe the model that was "
+            "trained, or its order of parameters"
         )
-    nodes = 1 + max(max(m.src, -1 if m.dst is None else m.dst) for m in found)
-    nodes = max(nodes, *(_count(log) for log in logs))
-    arranged = (star if description.victim.centralised else peers)(description, found, nodes)
-    return _counted(arranged, found)
+    nodes = max(map(_processes, logs))
+    for message in found:
+        nodes = max(nodes, 1 + message.src, 1 + (message.dst or 0))
+    arrange = star if description.victim.centralised else peers
+    return _counted(arrange(description, found, nodes), found)
 
 
-def _count(log: RankLog) -> int:
+def _found(streams: Streams) -> list[Message]:
+    """Return each message once: from its sender's log if it was kept there, else the receiver's."""
+    found: list[Message] = []
+    received: list[Message] = []
+    for message in streams:
+        if message.op == "recv":
+            received.append(message)
+        else:
+            found.append(message)
+    kept = {(message.src, message.dst) for message in found if message.kept}
+    found += [message for message in received if (message.src, message.dst) not in kept]
+    return found
+
+
+def _processes(log: RankLog) -> int:
+    """Return how many processes the program had, at least, by one of its logs."""
     world = log.about.get("world", 1)
-    return max(log.rank + 1, world if type(world) is int and 0 < world <= 100_000 else 1)
+    if type(world) is not int or not 0 < world <= PROCESSES:
+        world = 1
+    return max(log.rank + 1, world)
 
 
 def _counted(plan: Plan, found: list[Message]) -> Plan:
-    """Say which rounds are not whole, and why payloads are not there."""
-    left = Counter(
-        str(p.notes[LEFT_OUT]) for m in found for p in m.pieces[:1] if LEFT_OUT in p.notes
-    )
-    kept = [s for s in plan.sent if s.message.kept]
-    last = max((s.round for s in plan.sent), default=0)
-    if last > SPARSE * (len(found) + 100):
+    """Add which rounds are not whole, and why payloads are missing."""
+    left_out = Counter[str]()
+    for message in found:
+        notes = message.pieces[0].notes
+        if LEFT_OUT in notes:
+            left_out[str(notes[LEFT_OUT])] += 1
+    kept = [sent for sent in plan.sent if sent.message.kept]
+    last = max((sent.round for sent in plan.sent), default=0)
+    if last > SPARSE * (len(found) + SPARE):
         raise LeakauditError(
-            f"a message says that it is of round {last}, and the log holds {len(found)} messages; it is damaged"
+            f"a message says that it is of round {last}, and the log holds {len(found)} messages; "
+            "it is damaged"
         )
     return replace(
         plan,
         sent=tuple(sorted(kept, key=lambda s: (s.round, s.src, s.kind, s.dst))),
         rounds=last,
         missing=tuple(_missing(plan, last)),
-        left_out=dict(left),
+        left_out=dict(left_out),
     )
 
 
 def _missing(plan: Plan, last: int) -> Iterator[Missing]:
-    """Yield, for every wire, the rounds up to the last one in which nothing was sent; a node that never sent lacks all its answers."""
-    there = {(s.src, j, s.kind, s.round) for s in plan.sent for j in s.dst}
-    wires = {w[:3] for w in there}
-    senders = {src for src, _, _ in wires} | plan.quiet
-    wires |= {(dst, src, kind) for src, dst, kind in wires if dst not in senders}
-    for wire in sorted(wires):
-        for first, end in _runs([t for t in range(1, last + 1) if (*wire, t) not in there]):
+    """Yield, for every wire, the rounds up to the last one in which nothing was sent.
+
+    A wire is known by its messages. A node that never sent has none, so each message to it stands
+    for an answer that is missing.
+    """
+    rounds: dict[tuple[int, int, str], set[int]] = defaultdict(set)
+    for sent in plan.sent:
+        for dst in sent.dst:
+            rounds[sent.src, dst, sent.kind].add(sent.round)
+    senders = {src for src, _, _ in rounds} | plan.optional_senders
+    for src, dst, kind in list(rounds):
+        if dst not in senders:
+            rounds[dst, src, kind] = set()
+    for wire, there in sorted(rounds.items()):
+        absent = [t for t in range(1, last + 1) if t not in there]
+        for first, end in _runs(absent):
             yield Missing(*wire, first, end)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last of each run of consecutive numbers."""
     begin = None
-    for k, n in enumerate(numbers):
-        begin = n if begin is None else begin
-        if k + 1 == len(numbers) or numbers[k + 1] != n + 1:
-            yield begin, n
+    for k, number in enumerate(numbers):
+        if begin is None:
+            begin = number
+        if k + 1 == len(numbers) or numbers[k + 1] != number + 1:
+            yield begin, number
             begin = None

@@ -1,57 +1,140 @@
 """Which inputs are active at which neuron, found by a walk down the lattice of null spaces.
 
-With L_g (n, b) the rows of neuron g over a window of rounds, in coordinates of the space that the inputs span, L_g = Delta_g M and
-X = M R. A sample k that is inactive at g through the window has a zero column in Delta_g. Its dual vector q_k (M q_k = e_k) then
-solves L_g q_k = 0, so null(L_g) = span{q_k : k inactive at g} where the rounds are many enough, and intersections of null spaces are
-spans of intersections of these sets: a walk down to one dimension finds one sample.
+Let L_g (n, b) be the rows of neuron g over a window of rounds, in coordinates of the space that the
+b inputs span. Then L_g = Delta_g M, where row k of M holds the coordinates of input k, and column k
+of Delta_g the slopes of sample k at this neuron over time. A ReLU that does not fire for sample k
+throughout the window makes this column zero.
+
+**Dual vectors.** Let q_k be the vector with M q_k = e_k. Then L_g q_k is column k of Delta_g: the
+rows vanish along q_k exactly if sample k is inactive at g. All dual vectors together are the
+inverse of M, so they are the inputs in disguise (`duals_to_inputs`).
+
+**The lattice.** If there are at least as many rounds as active samples,
+
+    null(L_g) = span{q_k : k inactive at g}.
+
+The intersection of the null spaces of several neurons is the span of the dual vectors of those
+samples that are inactive at all of them. A walk starts in one neuron's null space and intersects it
+with others' until one dimension is left: the dual vector of a single sample. Combinatorial search
+over activity patterns (2^b per neuron) never happens; every step is linear algebra.
+
+**Directed walks.** Walks that end at a sample found before are useless. Each found sample explains
+one null dimension at every neuron where it is inactive. A walk goes only to neurons that leave it
+at least one dimension that the found samples do not explain.
+
+**False duals.** A combination of several dual vectors can vanish at a few neurons by accident. It
+vanishes at fewer neurons than its parts, so duals are chosen greedily by the rank of the rows where
+they vanish (`Groups.independent`), which is the greedy algorithm of a matroid.
+
+**Relative duals.** If sample j is inactive at every neuron where sample k is, no intersection
+contains q_k without q_j, so q_k is known only up to multiples of q_j. That leaves x_k as it is,
+since row k of the inverse does not change, and puts a multiple of x_k into x_j (`duals_to_inputs`
+removes it).
+
+Rows are never multiplied into Gram matrices before their null space is taken: that would square
+their condition number and cost half the digits of float64.
+
+**How sensitive this is.** Each constant below but `ENOUGH` was moved by a factor of two to three
+either way, for recordings of 8 to 40 rounds of Fashion-MNIST in batches of 4 to 16, float32 and
+float64, 128 and 256 neurons; `NULL`, `TIGHTER`, `OVER` and `FEW` also for 3 and 4 rounds. Every
+image came back bit for bit each time, unless the constant's comment says otherwise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Generator, Tensor
 
 from leakaudit.progress import expired
 
-SOFT = 20.0  # singular values this far above noise count half
-NULL = 6e-3  # soft projection below which a direction counts as noise
-TIGHTER = (
-    1e-4,
-    1e-6,
-)  # levels that are tried next, since rows of few rounds are nearly orthogonal to many directions
-ZERO = 5.0  # a zero column has a norm below this many times that of noise
-OVER = 1.2  # zero rows needed, in units of the unknowns of a dual vector
-ALONE = 10.0  # the next direction's singular value must be this many times the noise
-NEW = 0.02  # least part of a dual vector outside those that are known, in scaled coordinates
-SAME = 0.999  # cosine of two estimates of one dual vector
-FEW = 2  # groups that single a dual out, and are not trusted
-LOOK = 48  # neurons that one step of a walk looks at
-STEPS = 30  # of one walk
+# The soft projector on a neuron's rows weighs a singular value s by s^2 / (s^2 + (SOFT noise)^2).
+SOFT = 20.0
+
+# Part of a unit vector, measured by that projector, below which it lies in the null space. With
+# `SOFT`, it means singular values below sqrt(NULL) SOFT = 1.5 times the largest one of noise.
+NULL = 6e-3
+
+# Parts tried next if that gives no consistent set of neurons: rows of few rounds are nearly
+# orthogonal to many directions by chance, and only smaller parts tell these from true zeros.
+# Without them, no image of a batch of 4 comes back from 3 rounds.
+TIGHTER = (1e-4, 1e-6)
+
+# Along a dual vector, a neuron's rows are zero if their norm is below this many times what noise
+# gives. Inactive neurons were seen at 0.8 to 1.5, active ones at 800 and more (float32, 32
+# samples).
+ZERO = 5.0
+
+# Rank of the zero rows that a dual vector of b - 1 unknowns needs, in units of b - 1, to be
+# trusted.
+OVER = 1.2
+
+# The second smallest singular value of a dual's zero rows, in units of the largest one of noise,
+# must be this large, or the dual is not the only direction where they vanish.
+ALONE = 10.0
+
+# Least part of a dual vector outside the span of those already chosen, in scaled coordinates.
+NEW = 0.02
+
+# Cosine above which two vectors with the same zeros are estimates of one dual vector (2.6 degrees).
+SAME = 0.999
+
+# Number of groups that may be all that single a dual out before it is distrusted. A combination of
+# duals can vanish at one or two neurons that fired in a few rounds only.
+FEW = 2
+
+# Neurons that one step of a walk looks at before it looks at all others. It only saves time.
+LOOK = 48
+
+# Most steps of one walk. Each removes a dimension or more, so this is only reached by batches
+# larger than 30 whose walks lose one dimension at a time.
+STEPS = 30
+
+# Zero rows that a fit of a dual vector uses, in units of the batch. More cost time and gain little.
+ENOUGH = 6.0
+
+# How far a dual vector can be trusted: 0, many groups single it out; 1, it is known only up to
+# multiples of others; 2, only one or two groups single it out.
+Doubt = Literal[0, 1, 2]
+SOLID: Doubt = 0
+RELATIVE: Doubt = 1
+WEAK: Doubt = 2
 
 
 @dataclass(frozen=True)
 class Dual:
-    """A dual vector q (b,), the groups (G,) where its sample is inactive, and their rank in all.
+    """A dual vector and where it vanishes.
 
-    doubt: 0 where many groups single it out, 1 where it is known only up to multiples of others, 2 where one or two groups alone
-    single it out, which combinations of duals can also reach at a neuron that fired for a few rounds.
+    Attributes:
+        vector: (b,) the vector q.
+        zero: (G,) bool, the groups where its sample is inactive.
+        rank: Rank of the rows of these groups, summed over the groups.
+        doubt: `SOLID` if many groups single it out, `RELATIVE` if it is known only up to multiples
+            of others, `WEAK` if only one or two groups single it out, which combinations of duals
+            can also reach at a neuron that fired for a few rounds.
     """
 
     vector: Tensor
     zero: Tensor
     rank: float
-    doubt: int = 0
+    doubt: Doubt = SOLID
 
 
 @dataclass(frozen=True)
 class Groups:
-    """All neurons' rows over windows of rounds.
+    """The rows of all neurons over windows of rounds; one group is one neuron in one window.
 
-    rows: (G, n, b), errors of standard deviation `noise` (G,), independent. right: (G, min(n, b), b) and sizes: (G, min(n, b)), their
-    singular value decompositions. soft: (G, b, b) projectors on what is above noise. rank, null: (G,) dimensions that are clearly
-    above noise and within it. scale: (b,) relative sizes of the coordinates.
+    Attributes:
+        rows: (G, n, b) with independent errors.
+        noise: (G,) standard deviation of these errors.
+        right: (G, min(n, b), b) right singular vectors of the rows.
+        sizes: (G, min(n, b)) their singular values.
+        soft: (G, b, b) soft projectors on what is above noise.
+        rank: (G,) dimensions that are clearly above noise.
+        null: (G,) dimensions that are within noise.
+        scale: (b,) relative sizes of the coordinates.
     """
 
     rows: Tensor
@@ -65,35 +148,34 @@ class Groups:
 
     @classmethod
     def of(cls, rows: Tensor, noise: Tensor) -> Groups:
-        """Decompose every group; those that hold noise alone are left out."""
+        """Decompose every group; those that hold nothing but noise are left out.
+
+        Args:
+            rows: (G, n, b).
+            noise: (G,) standard deviation of the errors.
+        """
         n, b = rows.shape[1:]
         _, sizes, right = torch.linalg.svd(rows, full_matrices=False)
+        # sqrt(n) + sqrt(b) is the largest singular value of white noise of size n x b.
         level = SOFT * noise[:, None] * (n**0.5 + b**0.5)
         weight = sizes.square() / (sizes.square() + level.square())
         keep = sizes[:, 0] > level[:, 0]
-        rows, noise, sizes, right, weight = (
-            rows[keep],
-            noise[keep],
-            sizes[keep],
-            right[keep],
-            weight[keep],
-        )
-        soft = (right.mT * weight[:, None]) @ right
-        gram = (
-            torch.linalg.svdvals(torch.linalg.qr(rows.flatten(0, 1)).R)
-            if len(rows)
-            else rows.new_ones(b)
-        )
-        null = b - (weight > NULL).sum(1)
+        rows = rows[keep]
+        right = right[keep]
+        weight = weight[keep]
+        if len(rows):
+            overall = torch.linalg.svdvals(torch.linalg.qr(rows.flatten(0, 1)).R)
+        else:
+            overall = rows.new_ones(b)
         return cls(
-            rows,
-            noise,
-            right,
-            sizes,
-            soft,
-            (weight > 0.5).sum(1),
-            null,
-            gram[:b] / gram[0].clamp_min(1e-300),
+            rows=rows,
+            noise=noise[keep],
+            right=right,
+            sizes=sizes[keep],
+            soft=(right.mT * weight[:, None]) @ right,
+            rank=(weight > 0.5).sum(1),
+            null=b - (weight > NULL).sum(1),
+            scale=overall[:b] / overall[0].clamp_min(1e-300),
         )
 
     def __len__(self) -> int:
@@ -106,25 +188,44 @@ class Groups:
         return self.rows.shape[2]
 
     def zero_at(self, q: Tensor) -> Tensor:
-        """Tell at which groups (G,) a dual vector (b,) is zero."""
+        """Decide at which groups (G,) the rows vanish along a vector (b,)."""
         return self.sizes_at(q[:, None])[:, 0] < ZERO
 
     def sizes_at(self, q: Tensor) -> Tensor:
-        """Norms (G, k) of the groups' rows along q (b, k), in units of what noise would give."""
-        found: Tensor = (self.rows @ q).norm(dim=1) / (
-            self.noise[:, None] * self.rows.shape[1] ** 0.5 * q.norm(dim=0)
-        )
+        """Measure the groups' rows along vectors, in units of what noise would give.
+
+        Args:
+            q: (b, k) vectors of any length.
+
+        Returns:
+            (G, k) norms |L_g q| / (noise_g sqrt(n) |q|), about 1 at inactive neurons.
+        """
+        by_noise = self.noise[:, None] * self.rows.shape[1] ** 0.5 * q.norm(dim=0)
+        found: Tensor = (self.rows @ q).norm(dim=1) / by_noise
         return found
 
     def refined(
         self, q: Tensor, known: list[Dual], generator: Generator, relative: bool
     ) -> Dual | None:
-        """Refit q on the rows where it is zero; None where those do not hold one direction or, if relative, one beside known ones."""
+        """Refit a candidate on the rows where it is zero, until these no longer change.
+
+        Args:
+            q: (b,) candidate.
+            known: Duals found before.
+            generator: Chooses among the rows.
+            relative: Whether the dual may be known up to multiples of others only.
+
+        Returns:
+            The dual, or None if its zero rows do not hold one direction, or, if relative, one
+            direction beside known ones.
+        """
         size = ((self.soft @ q) @ q) / (q @ q)
         for level in (NULL, *TIGHTER):
-            zero, again = size < level, torch.zeros_like(size, dtype=torch.bool)
+            zero = size < level
+            # Three refits: the second mostly confirms the first.
             for _ in range(3):
-                if (fitted := self._fitted(zero, known, generator, relative)) is None:
+                fitted = self._fitted(zero, known, generator, relative)
+                if fitted is None:
                     break
                 again = self.zero_at(fitted.vector)
                 if bool((again == zero).all()):
@@ -135,29 +236,37 @@ class Groups:
     def _fitted(
         self, zero: Tensor, known: list[Dual], generator: Generator, relative: bool
     ) -> Dual | None:
-        """Return the one direction where the rows of some groups vanish."""
-        b, rank = self.batch, float(self.rank[zero].sum())
+        """Return the one direction where the rows of some groups (G,) vanish."""
+        b = self.batch
+        rank = float(self.rank[zero].sum())
         if rank < b - 1:
             return None
         sizes, right = self._zero_rows(zero, generator)
-        near = int((sizes < ALONE * self.noise[zero].mean() * (rank**0.5 + b**0.5)).sum())
+        noise = self.noise[zero].mean() * (rank**0.5 + b**0.5)
+        near = int((sizes < ALONE * noise).sum())
         if near == 1:
+            # Groups with a signal along the second smallest direction are those that exclude it.
             few = b > 1 and int((self.sizes_at(right[b - 2][:, None])[zero, 0] > ZERO).sum()) <= FEW
-            return Dual(right[-1], zero, rank, 2 if few or rank < OVER * (b - 1) + 1 else 0)
+            scarce = rank < OVER * (b - 1) + 1
+            return Dual(right[-1], zero, rank, WEAK if few or scarce else SOLID)
+        # The directions left are those of known samples that are inactive there too, and one more.
         inside = [d.vector for d in known if bool(d.zero[zero].all())]
         if not relative or near < 2 or len(inside) != near - 1:
             return None
         space = right[b - near :].T
-        away = torch.linalg.qr(space.T @ torch.stack(inside, dim=1)).Q
-        return Dual(space @ torch.linalg.svd(away, full_matrices=True).U[:, -1], zero, rank, 1)
+        others = torch.linalg.qr(space.T @ torch.stack(inside, dim=1)).Q
+        outside = torch.linalg.svd(others, full_matrices=True).U[:, -1]
+        return Dual(space @ outside, zero, rank, RELATIVE)
 
-    def _zero_rows(
-        self, zero: Tensor, generator: Generator, enough: float = 6.0
-    ) -> tuple[Tensor, Tensor]:
-        """Singular values (b,) and right vectors (b, b) of some groups that have a zero, enough of them to be overdetermined."""
+    def _zero_rows(self, zero: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """Decompose the rows of some groups, enough of them to be overdetermined.
+
+        Returns:
+            Singular values (b,), padded with zeros, and right vectors (b, b).
+        """
         places = zero.nonzero().flatten()
         order = places[torch.randperm(len(places), generator=generator)]
-        used = order[: int((self.rank[order].cumsum(0) < enough * self.batch).sum()) + 1]
+        used = order[: int((self.rank[order].cumsum(0) < ENOUGH * self.batch).sum()) + 1]
         parts = (self.sizes[used, :, None] * self.right[used]).flatten(0, 1)
         _, sizes, right = torch.linalg.svd(torch.linalg.qr(parts).R, full_matrices=True)
         if len(sizes) < self.batch:
@@ -165,32 +274,45 @@ class Groups:
         return sizes, right
 
     def walk(self, start: int, known: list[Dual], generator: Generator) -> Tensor:
-        """Go from a group's null space down to fewer and fewer dimensions, keeping one that no known dual explains; returns (b, d)."""
-        zeros = (
-            torch.stack([d.zero for d in known])
-            if known
-            else torch.zeros(0, len(self), dtype=torch.bool)
-        )
+        """Go from a group's null space down to fewer and fewer dimensions.
+
+        Args:
+            start: The group.
+            known: Duals found before. The walk keeps a dimension that none of them explains.
+            generator: Chooses the groups on the way.
+
+        Returns:
+            (b, d) orthonormal columns, without the directions of known duals. A walk that isolated
+            one sample has d = 1.
+        """
+        if known:
+            zeros = torch.stack([d.zero for d in known])
+        else:
+            zeros = torch.zeros(0, len(self), dtype=torch.bool)
         space = torch.linalg.eigh(self.soft[start])[1][:, : int(self.null[start])]
-        inside = zeros[:, start].clone()
+        inside = zeros[:, start].clone()  # known samples that are inactive at all groups so far
         for _ in range(STEPS):
             d = space.shape[1]
             if d == 1:
                 break
             order = torch.randperm(len(self), generator=generator)
             for some in (order[:LOOK], order[LOOK:]):
+                # Dimensions of the intersection with each group's null space, ...
                 meets = space.T @ self.soft[some] @ space
                 null = (torch.linalg.eigvalsh(meets) < NULL).sum(1)
+                # ... and how many of them no known sample explains.
                 left = null - (inside[:, None] & zeros[:, some]).sum(0)
                 fits = ((left > 0) & (null < d)).nonzero().flatten()
                 if len(fits):
                     break
             if not len(fits):
                 break
-            pick = fits[torch.multinomial(left[fits].double() / null[fits], 1, generator=generator)]
+            share = left[fits].double() / null[fits]
+            pick = fits[torch.multinomial(share, 1, generator=generator)]
             space = space @ torch.linalg.eigh(meets[pick[0]])[1][:, : int(null[pick])]
             inside = inside & zeros[:, some[pick[0]]]
-        return _without(space, [d.vector for d, i in zip(known, inside.tolist(), strict=True) if i])
+        remaining = [d.vector for d, i in zip(known, inside.tolist(), strict=True) if i]
+        return _without(space, remaining)
 
     def search(
         self,
@@ -199,55 +321,83 @@ class Groups:
         relative: bool = False,
         known: list[Dual] | None = None,
     ) -> list[Dual]:
-        """Walk until every null dimension is explained, or `visits` walks in a row found nothing new; returns independent duals."""
+        """Walk until every null dimension of every group is explained.
+
+        Args:
+            visits: Walks in a row without a new dual after which the search gives up.
+            generator: Chooses starts and ways.
+            relative: Whether duals that are known up to multiples of others count.
+            known: Duals found before.
+
+        Returns:
+            Independent duals, at most b of them.
+        """
         if self.batch == 1:
             one = self.rows.new_ones(1)
             return [Dual(one, self.zero_at(one), 0.0)]
         pool = list(known or [])
-        found, fails = self.independent(pool), 0
-        seen = torch.zeros(len(self), dtype=torch.float64)
+        found = self.independent(pool)
+        fails = 0
+        seen = torch.zeros(len(self), dtype=torch.float64)  # walks that started at each group
         while fails < visits and len(self) and not expired():
-            explained = (
-                torch.stack([d.zero for d in found]).sum(0)
-                if found
-                else torch.zeros_like(self.null)
-            )
-            need = (self.null - explained).clamp_min(0).double()
-            weight = (need > 0) / (1 + seen) / self.null.clamp_min(1).double().sqrt()
+            weight = self._starts(found, seen)
             if not float(weight.sum()) > 0:
                 break
             start = int(torch.multinomial(weight, 1, generator=generator))
             seen[start] += 1
             space = self.walk(start, found, generator)
             fails += 1
-            if (
-                space.shape[1] > 1
-                or (dual := self.refined(space[:, 0], found, generator, relative)) is None
-            ):
+            if space.shape[1] > 1:
                 continue
-            if not self.holds(dual, pool):
-                pool.append(dual)
-                better = self.independent(pool)
-                if sum(d.rank for d in better) > sum(d.rank for d in found):
-                    fails = 0
-                found = better
+            dual = self.refined(space[:, 0], found, generator, relative)
+            if dual is None or self.holds(dual, pool):
+                continue
+            pool.append(dual)
+            better = self.independent(pool)
+            if sum(d.rank for d in better) > sum(d.rank for d in found):
+                fails = 0
+            found = better
         return found
 
+    def _starts(self, found: list[Dual], seen: Tensor) -> Tensor:
+        """Weights (G,) of groups to start from: those with unexplained null dimensions.
+
+        Small null spaces lead down in fewer steps, and groups tried before did not lead anywhere
+        new, so both count: 1 / sqrt(dimensions) and 1 / (1 + walks) are choices.
+        """
+        if found:
+            explained = torch.stack([d.zero for d in found]).sum(0)
+        else:
+            explained = torch.zeros_like(self.null)
+        need = (self.null - explained).clamp_min(0).double()
+        return (need > 0) / (1 + seen) / self.null.clamp_min(1).double().sqrt()
+
     def holds(self, dual: Dual, pool: list[Dual]) -> bool:
-        """Whether a dual is in a pool already."""
+        """Whether a dual is in a pool already: the same zeros, and nearly the same direction."""
         return any(
             float((dual.vector @ d.vector).abs()) > SAME and bool((d.zero == dual.zero).all())
             for d in pool
         )
 
     def independent(self, pool: list[Dual]) -> list[Dual]:
-        """Choose independent duals greedily, those that are zero at the most rows first: combinations of duals are zero at fewer."""
+        """Choose independent duals greedily, those that are zero at the most rows first.
+
+        Linear independence is a matroid, so the greedy choice has the largest total rank of all
+        bases. Combinations of duals are zero at fewer rows than their parts, and come last.
+
+        Args:
+            pool: Candidates.
+
+        Returns:
+            At most b of them.
+        """
         chosen: list[Dual] = []
         basis = self.scale.new_zeros(self.batch, 0)
         for dual in sorted(pool, key=lambda d: (d.doubt, -d.rank)):
+            # Scaled, since directions in which the batch is weak have large duals.
             q = dual.vector * self.scale
             rest = q - basis @ (basis.T @ q)
-            rest = rest - basis @ (basis.T @ rest)
+            rest = rest - basis @ (basis.T @ rest)  # twice, for orthogonality to the last digit
             if float(rest.norm()) > NEW * float(q.norm()):
                 chosen.append(dual)
                 basis = torch.cat([basis, (rest / rest.norm())[:, None]], dim=1)
@@ -259,5 +409,6 @@ def _without(space: Tensor, inside: list[Tensor]) -> Tensor:
     if not inside or space.shape[1] == 1:
         return space
     known = torch.linalg.qr(space.T @ torch.stack(inside, dim=1)).Q
-    rest: Tensor = space @ torch.linalg.svd(known, full_matrices=True).U[:, known.shape[1] :]
+    outside = torch.linalg.svd(known, full_matrices=True).U[:, known.shape[1] :]
+    rest: Tensor = space @ outside
     return rest

@@ -1,9 +1,21 @@
-"""Inputs from their dual vectors, one at a time, so that what is wrong about one sample leaves the others as they are.
+"""Inputs from their dual vectors, one at a time, so that an error in one leaves the others intact.
 
-With every dual vector known, the inputs M are the inverse of the duals Q. But row k of M needs less: it is at a right angle to the
-duals of the others that are known, and to the null spaces of the neurons where sample k is active, since x_k lies in their row spaces.
-What is left open are as many numbers as duals are missing, and most neurons agree on them. Every input that is certified on the
-data's grid is exact, and is taken out of the problem: the rest is a smaller batch.
+If every dual vector is known, the inputs M are the inverse of the duals Q (M Q = 1). One wrong dual
+then spoils all inputs. But row k of M needs less. It is orthogonal to the known duals of the other
+samples, and to the null spaces of all neurons where sample k is active: with enough rounds, the
+rows of such a neuron span the inputs that are active there, x_k among them. What remains open are
+as many numbers as duals are missing, and most neurons agree on them (`_by_agreement`).
+
+Every input that lies on the data's grid is exact (`pixel_grid`), and is taken out of the problem:
+the rows are projected onto the orthogonal complement of the certified inputs, which leaves the rows
+of a smaller batch (`_deflated`). Searching and taking out alternate until nothing new is found.
+
+Two repairs use the grid itself. An estimate may still hold a multiple of one certified input
+(`_repaired`) or of two (`_freed`), because those are active wherever it is. The multiple is the one
+that puts all pixels onto the grid.
+
+Each constant below was moved by a factor of two to three either way (`activation_patterns` says for
+which recordings), and every image came back bit for bit each time.
 """
 
 from __future__ import annotations
@@ -15,26 +27,49 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.inversion.exact import neuron_sampling
-from leakaudit.inversion.exact.activation_patterns import Dual, Groups
+from leakaudit.inversion.exact.activation_patterns import RELATIVE, WEAK, Dual, Groups
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.progress import expired
 
-GAP = 30.0  # signal this far above noise tells a neuron's null space
-AGREE = 40  # reweighted least squares towards the numbers that most neurons agree on
-STRAY = 1e-2  # part of another certified input in a dual vector, relative to its own, that makes it no dual
-MOST = 5  # certified inputs, two of which an estimate is freed from together
-TIED = 1e-3  # part of an input outside a neuron's row space below which it is active there
-TINY = 8  # missing samples up to which the duals of certified ones are searched again
-ROUNDING = 1e3  # what taking certified inputs out adds, in units of the number format's precision
-ROUNDS = 6  # of taking certified inputs out
+# A neuron's null space is used if its least singular value of signal is this many times the largest
+# one of noise: the null vectors are then right to about 1/30 at worst.
+GAP = 30.0
+
+# Rounds of reweighted least squares. The rounding of the weights halves each time, so that the last
+# one is 2^-40 = 1e-12 of the mean error: a sum of norms, minimised to that precision.
+AGREE = 40
+
+# Part of another certified input in a dual vector, relative to its own, above which it is no dual
+# of that sample.
+STRAY = 1e-2
+
+# Certified inputs that an estimate is freed from in pairs: the five likeliest, or ten pairs.
+MOST = 5
+
+# Part of an input outside a neuron's row space below which it is active there.
+TIED = 1e-3
+
+# Missing samples up to which the duals of certified ones are searched again. A search per certified
+# sample pays only near the end.
+TINY = 8
+
+# Error that taking certified inputs out adds to rows, in units of the number format's precision.
+# It takes in the condition number of the inputs, 20 to 60 in batches of 32 images.
+ROUNDING = 1e3
+
+# Most rounds of taking certified inputs out. Each must find a new one to be followed by another.
+ROUNDS = 6
 
 
 @dataclass(frozen=True)
 class Inputs:
     """What is known of a batch.
 
-    certified: (n, p) inputs on the grid. open: (k, p) estimates of others. duals: of all samples, as far as they are known.
-    complete: whether as many independent duals, none of them relative, were found as there are samples.
+    Attributes:
+        certified: (n, p) inputs on the grid.
+        open: (k, p) estimates of others.
+        duals: Those of all samples, as far as they are known.
+        complete: Whether there are as many independent duals as samples, none of them in doubt.
     """
 
     certified: Tensor
@@ -46,18 +81,26 @@ class Inputs:
 def recover(
     groups: Groups, basis: Tensor, grid: Grid, known: Tensor, visits: int, generator: Generator
 ) -> Inputs:
-    """Find the inputs behind a batch's rows; basis: (b, p + 1), known: (n, p) certified already, visits: walks that may fail in a row."""
+    """Find the inputs behind a batch's rows.
+
+    Args:
+        groups: Rows of all neurons, in coordinates of the space.
+        basis: (b, p + 1) orthonormal rows that span the space.
+        grid: Of the data.
+        known: (n, p) inputs that are certified already.
+        visits: Walks, and batches of draws, that may fail in a row.
+        generator: For all random choices.
+
+    Returns:
+        Certified inputs, estimates of the others, and their duals.
+    """
     found = Inputs(known, known[:0])
     for turn in range(ROUNDS):
-        duals = _search(
-            groups,
-            coordinates(found.certified if turn else known[:0], basis, grid),
-            found.duals,
-            visits,
-            generator,
-        )
+        # The first round ignores what is known: a search of the whole also finds its duals.
+        inside = coordinates(found.certified if turn else known[:0], basis, grid)
+        duals = _search(groups, inside, found.duals, visits, generator)
         complete = len(duals) == groups.batch and not any(d.doubt for d in duals)
-        guesses = grid.pixels(_coordinates(groups, duals) @ basis) if duals else known[:0]
+        guesses = grid.pixels(_estimates(groups, duals) @ basis) if duals else known[:0]
         new = merged(found.certified, guesses, grid)
         if len(new) < groups.batch:
             new = _repaired(new, guesses, grid)
@@ -65,24 +108,49 @@ def recover(
             for dual, x in zip(duals, guesses[-len(duals) :], strict=True):
                 new = _freed(new, dual, x, coordinates(new, basis, grid), groups, grid)
         more = len(new) > len(found.certified)
-        found = Inputs(
-            new, guesses[~grid.holds(guesses)] if grid.levels else guesses, tuple(duals), complete
-        )
-        if len(new) >= groups.batch or not (more or (not turn and len(known))) or expired():
+        left = guesses[~grid.holds(guesses)] if grid.levels else guesses
+        found = Inputs(new, left, tuple(duals), complete)
+        # The first round did not take `known` out, so a second one may help even without news.
+        worth = more or (not turn and len(known) > 0)
+        if len(new) >= groups.batch or not worth or expired():
             break
     return found
 
 
 def merged(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
-    """Add the guesses that lie on the grid and are new."""
-    for x in grid.snapped(guesses[grid.holds(guesses)]) if grid.levels else guesses[:0]:
+    """Add the guesses that lie on the grid and are new.
+
+    Args:
+        certified: (n, p) inputs on the grid.
+        guesses: (k, p) estimates.
+        grid: Of the data; without one nothing is added.
+
+    Returns:
+        The certified inputs and the new ones, (n + new, p). Two inputs are the same if no pixel
+        differs by half a level.
+    """
+    if not grid.levels:
+        return certified
+    for x in grid.snapped(guesses[grid.holds(guesses)]):
         if not len(certified) or float((certified - x).abs().amax(1).min()) > 0.5 / grid.levels:
             certified = torch.cat([certified, x[None]])
     return certified
 
 
 def coordinates(x: Tensor, basis: Tensor, grid: Grid) -> Tensor:
-    """Return certified inputs (n, p) in coordinates (n, b) of the space; k/levels may have been rounded to float32 by who stored them."""
+    """Express certified inputs in coordinates of the space.
+
+    Whoever stored k/levels may have rounded it to float32. Both versions are tried, and the one
+    that lies closer to the space is taken.
+
+    Args:
+        x: (n, p) inputs on the grid.
+        basis: (b, p + 1) orthonormal rows that span the space.
+        grid: Of the data.
+
+    Returns:
+        (n, b).
+    """
     stored = torch.stack([grid.rows(x), grid.rows(x.float().to(x))])
     inside = stored @ basis.T
     off = (stored - inside @ basis).norm(dim=2)
@@ -92,31 +160,40 @@ def coordinates(x: Tensor, basis: Tensor, grid: Grid) -> Tensor:
 def _search(
     groups: Groups, known: Tensor, before: tuple[Dual, ...], visits: int, generator: Generator
 ) -> list[Dual]:
-    """Return duals, those of uncertified samples from the problem without the certified ones, whose coordinates are `known` (n, b)."""
+    """Return duals, those of uncertified samples from the problem without the certified ones.
+
+    Args:
+        groups: Rows of the whole batch.
+        known: (n, b) coordinates of certified inputs.
+        before: Duals of the last round.
+        visits: Walks, and batches of draws, that may fail in a row.
+        generator: For all random choices.
+    """
     if not len(known):
         return _more(groups, visits, generator)
     left = groups.batch - len(known)
-    lifted = _deflated(groups, known, visits, generator) if left else []
-    own = list[Dual]()
+    others = _deflated(groups, known, visits, generator) if left else []
+    own: list[Dual] = []
     for j in range(len(known)):
         mine = [d for d in before if not d.doubt and _belongs(d, j, known)]
         if not mine and 0 < left <= TINY:
+            # Its dual is that of the one sample left among the uncertified and itself.
             rest = known[torch.arange(len(known)) != j]
             mine = [d for d in _deflated(groups, rest, visits, generator) if _belongs(d, j, known)]
         own += [_purified(groups, d, j, known) for d in mine[:1]]
-    return groups.independent([*own, *lifted])
+    return groups.independent([*own, *others])
 
 
 def _belongs(dual: Dual, j: int, known: Tensor) -> bool:
-    """Whether a dual vector is that of known sample j."""
+    """Whether a dual vector is that of known sample j: x_j q = 1, and x_i q = 0 for the others."""
     part = (known @ dual.vector).abs()
-    return float(part[j]) > STRAY * float(known[j].norm()) and float(
-        part.sum() - part[j]
-    ) < STRAY * len(part) * float(part[j])
+    meets = float(part[j]) > STRAY * float(known[j].norm())
+    others = float(part.sum() - part[j])
+    return meets and others < STRAY * len(part) * float(part[j])
 
 
 def _purified(groups: Groups, dual: Dual, j: int, known: Tensor) -> Dual:
-    """Remove from the dual vector of known sample j what other known samples see of it."""
+    """Make the dual vector of known sample j orthogonal to all other known samples (n, b)."""
     seen = known @ dual.vector
     seen[j] = 0
     q = dual.vector - torch.linalg.lstsq(known, seen[:, None], driver="gelsd").solution[:, 0]
@@ -124,7 +201,11 @@ def _purified(groups: Groups, dual: Dual, j: int, known: Tensor) -> Dual:
 
 
 def _deflated(groups: Groups, known: Tensor, visits: int, generator: Generator) -> list[Dual]:
-    """Return the duals of the samples that are left when those with coordinates `known` (n, b) are taken out."""
+    """Return the duals of the samples that are left without those with coordinates `known` (n, b).
+
+    The dual of a sample that is left is orthogonal to all known inputs, so it is searched in their
+    orthogonal complement, where the rows are those of a batch of b - n samples.
+    """
     rest = torch.linalg.svd(known, full_matrices=True)[2][len(known) :].T
     rounding = ROUNDING * torch.finfo(rest.dtype).eps * groups.rows.square().mean((1, 2)).sqrt()
     smaller = Groups.of(groups.rows @ rest, groups.noise.hypot(rounding))
@@ -133,15 +214,22 @@ def _deflated(groups: Groups, known: Tensor, visits: int, generator: Generator) 
 
 
 def _more(groups: Groups, visits: int, generator: Generator) -> list[Dual]:
-    """Search for duals by walks, by draws where rounds are few, and for relative ones where some are missing or in doubt."""
-    duals = neuron_sampling.sample(groups, groups.search(visits, generator), visits, generator)
-    solid = len(duals) == groups.batch and not any(d.doubt for d in duals)
-    return duals if solid else groups.search(visits, generator, relative=True, known=duals)
+    """Search by walks, then by draws, then for relative duals if some are missing."""
+    duals = groups.search(visits, generator)
+    duals = neuron_sampling.sample(groups, duals, visits, generator)
+    if len(duals) == groups.batch and not any(d.doubt for d in duals):
+        return duals
+    return groups.search(visits, generator, relative=True, known=duals)
 
 
-def _coordinates(groups: Groups, duals: list[Dual]) -> Tensor:
-    """Return estimates (k, b): from the inverse where as many duals are known as samples, and one by one, from all and from solid duals."""
-    out = list[Tensor]()
+def _estimates(groups: Groups, duals: list[Dual]) -> Tensor:
+    """Estimate the coordinates of the samples with these duals.
+
+    Returns:
+        (k, b): the inverse if there are as many duals as samples. Unless all of them are solid,
+        also estimates one by one, from all duals and from all but the weak ones.
+    """
+    out: list[Tensor] = []
     if len(duals) == groups.batch:
         inverse, info = torch.linalg.inv_ex(torch.stack([d.vector for d in duals], dim=1))
         if not int(info):
@@ -149,37 +237,60 @@ def _coordinates(groups: Groups, duals: list[Dual]) -> Tensor:
             if not any(d.doubt for d in duals):
                 return torch.as_tensor(inverse)
     null, where = _nulls(groups)
-    solid = [d for d in duals if d.doubt != 2]
-    for chosen in [duals] if len(solid) in (0, len(duals)) else [duals, solid]:
-        out.append(
-            torch.stack([_alone(k, chosen, null, where, groups) for k in range(len(chosen))])
-        )
+    trusted = [d for d in duals if d.doubt != WEAK]
+    choices = [duals] if len(trusted) in (0, len(duals)) else [duals, trusted]
+    for chosen in choices:
+        each = [_by_agreement(k, chosen, null, where, groups) for k in range(len(chosen))]
+        out.append(torch.stack(each))
     return torch.cat(out)
 
 
 def _nulls(groups: Groups) -> tuple[Tensor, Tensor]:
-    """Null vectors (k, b) of groups whose signal ends far above noise, and the group (k,) of each."""
+    """Null vectors of groups whose signal ends far above noise.
+
+    Returns:
+        The vectors (k, b), and the group (k,) of each.
+    """
     n, b = groups.rows.shape[1:]
     level = groups.noise[:, None] * (n**0.5 + b**0.5)
-    full = torch.cat(
-        [groups.sizes, groups.sizes.new_zeros(len(groups), b - groups.sizes.shape[1])], dim=1
-    )
+    padding = groups.sizes.new_zeros(len(groups), b - groups.sizes.shape[1])
+    full = torch.cat([groups.sizes, padding], dim=1)
+    # A singular value below twice the largest one of noise counts as noise.
     signal = full > 2 * level
     least = torch.where(signal, full, torch.inf).amin(1)
+    # If there are as many signals as rounds, more samples may be active than the rounds can show.
     which = ((least > GAP * level[:, 0]) & (signal.sum(1) < min(n, b + 1))).nonzero().flatten()
     right = torch.linalg.svd(groups.rows[which], full_matrices=True)[2]
     take = ~signal[which]
     return right[take], which[:, None].expand(-1, b)[take]
 
 
-def _alone(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups: Groups) -> Tensor:
-    """Return the coordinates (b,) of sample k that fulfil the other duals and most neurons where it is active."""
+def _by_agreement(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups: Groups) -> Tensor:
+    """Find the coordinates of a sample that fit the other duals and most neurons where it fires.
+
+    The duals leave x = first + free a, with one number a for each missing dual. A neuron g where k
+    is active says N_g x = 0 for its null vectors N_g, unless it is wrong about k. So the a is taken
+    that minimises sum_g |N_g x|, a sum of norms that outliers hardly move, by reweighted least
+    squares.
+
+    Args:
+        k: Place of the sample among the duals.
+        duals: Those that are taken to be right.
+        null: (r, b) null vectors of neurons (see `_nulls`).
+        where: (r,) group of each.
+        groups: Rows of all neurons.
+
+    Returns:
+        (b,) the coordinates.
+    """
     me = duals[k]
-    others = [
-        d.vector
-        for j, d in enumerate(duals)
-        if j != k and not (d.doubt == 1 and bool(me.zero[d.zero].all()))
-    ]
+    others: list[Tensor] = []
+    for j, dual in enumerate(duals):
+        # A relative dual may hold a multiple of q_k, if k is inactive wherever it vanishes.
+        holds_me = dual.doubt == RELATIVE and bool(me.zero[dual.zero].all())
+        if j != k and not holds_me:
+            others.append(dual.vector)
+    # x q_k = 1 and x q_j = 0: the pseudoinverse gives one solution, the rest of U the others.
     q = torch.stack([me.vector, *others], dim=1)
     right, size, left = torch.linalg.svd(q, full_matrices=True)
     first: Tensor = right[:, : len(size)] @ (left[:, 0] / size)
@@ -187,17 +298,18 @@ def _alone(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups: Group
     active = ~me.zero[where]
     if not free.shape[1] or not bool(active.any()):
         return first
-    a, target = null[active] @ free, -(null[active] @ first)
-    group, weight = where[active], target.new_ones(len(target))
+    a = null[active] @ free
+    target = -(null[active] @ first)
+    group = where[active]
+    weight = target.new_ones(len(target))
+    # So small that it decides only what no neuron says anything about.
     damp = 1e-9 * torch.eye(a.shape[1], dtype=a.dtype)
     x = a.new_zeros(a.shape[1])
     for turn in range(AGREE):
         root = weight.sqrt()
-        both = (
-            torch.cat([root[:, None] * a, damp]),
-            torch.cat([root * target, x.new_zeros(len(damp))]),
-        )
-        x = torch.linalg.lstsq(both[0], both[1][:, None], driver="gelsd").solution[:, 0]
+        system = torch.cat([root[:, None] * a, damp])
+        wanted = torch.cat([root * target, x.new_zeros(len(damp))])
+        x = torch.linalg.lstsq(system, wanted[:, None], driver="gelsd").solution[:, 0]
         off = target.new_zeros(len(groups)).index_add(0, group, (a @ x - target).square()).sqrt()
         weight = 1 / (off + 0.5**turn * float(off.mean()) + 1e-12)[group]
     found: Tensor = first + free @ x
@@ -205,10 +317,11 @@ def _alone(k: int, duals: list[Dual], null: Tensor, where: Tensor, groups: Group
 
 
 def _repaired(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
-    """Free estimates from a multiple of one certified input that they may still hold, and add them where they are on the grid."""
+    """Free estimates from a multiple of one certified input, and add those on the grid then."""
     for x in guesses[~grid.holds(guesses)]:
         for other in certified:
-            if (fixed := grid.on_line(x, other)) is not None:
+            fixed = grid.on_line(x, other)
+            if fixed is not None:
                 certified = merged(certified, fixed[None], grid)
                 break
     return certified
@@ -217,21 +330,34 @@ def _repaired(certified: Tensor, guesses: Tensor, grid: Grid) -> Tensor:
 def _freed(
     certified: Tensor, dual: Dual, x: Tensor, known: Tensor, groups: Groups, grid: Grid
 ) -> Tensor:
-    """Free an estimate from multiples of two certified inputs, with coordinates `known`, that are active wherever it is."""
+    """Free an estimate from multiples of two certified inputs that are active wherever it is.
+
+    Args:
+        certified: (n, p) inputs on the grid.
+        dual: The estimate's dual.
+        x: (p,) the estimate.
+        known: (n, b) coordinates of the certified inputs.
+        groups: Rows of all neurons.
+        grid: Of the data.
+
+    Returns:
+        The certified inputs, with the estimate among them if a pair puts it onto the grid.
+    """
     if bool(grid.holds(x[None])):
         return certified
     null, where = _nulls(groups)
     active = ~dual.zero[where]
+    # A certified input is active at a neuron if it lies in its row space, outside its null space.
     outside = (null[active] @ known.T).square()
-    off = outside.new_zeros(len(groups), len(known)).index_add(0, where[active], outside)[
-        where[active].unique()
-    ]
-    share = (
-        (off.sqrt() < TIED * known.norm(dim=1)).double().mean(0)
-        if len(off)
-        else known.new_zeros(len(known))
-    )
-    for pair in itertools.combinations(share.argsort(descending=True)[:MOST].tolist(), 2):
-        if (fixed := grid.in_plane(x, certified[list(pair)])) is not None:
+    by_group = outside.new_zeros(len(groups), len(known)).index_add(0, where[active], outside)
+    off = by_group[where[active].unique()]
+    if len(off):
+        share = (off.sqrt() < TIED * known.norm(dim=1)).double().mean(0)
+    else:
+        share = known.new_zeros(len(known))
+    likeliest = share.argsort(descending=True)[:MOST].tolist()
+    for pair in itertools.combinations(likeliest, 2):
+        fixed = grid.in_plane(x, certified[list(pair)])
+        if fixed is not None:
             return merged(certified, fixed[None], grid)
     return certified

@@ -1,7 +1,23 @@
-"""Rows of a first fully connected layer over time: stacked, whitened, and the space of inputs that they span.
+"""Rows of a first fully connected layer over time: stacked, whitened, and the space they span.
 
-Row r of round t is a combination sum_k delta_rk^t [x_k 1] of the batch, and so is a row of any difference. Over H neurons and m
-leaked equations the stack (m H, p) has as many large singular values as there are different inputs.
+Let row r of the layer's weight gradient and entry r of its bias gradient stand side by side. In
+round t this is a combination sum_k delta_rk^t [x_k 1] of the batch, where delta_rk^t is the slope
+of sample k's loss in neuron r (Phong et al. 2018). A row of any linear combination of gradients,
+such as a difference of two rounds, is a combination of the same [x_k 1]. So over H neurons and m
+leaked equations, the stack (m H, p) has as many large singular values as there are different
+inputs, whatever the models and the labels are.
+
+Two things have to be done before these singular values can be counted:
+
+1. **Whitening** (`whiten`). Leaked equations are differences of what travelled, so neighbouring
+   equations share the errors of the wire. With K the covariance of these errors over time and
+   K = R R^T its Cholesky factorisation, R^-1 makes them independent with unit variance. Singular
+   values of the whitened stack can then be compared with those of white noise.
+2. **Counting** (`span`). The largest singular value of white noise of size n x p with unit variance
+   is close to its *edge*, sqrt(n) + sqrt(p) (Bai and Yin 1993). If the noise that is seen fits what
+   the leak states, whatever lies clearly above the edge belongs to the batch. If not (rounding is
+   not white, and float64 wires have hardly any noise), the batch ends where consecutive
+   singular values drop most.
 """
 
 from __future__ import annotations
@@ -18,27 +34,57 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-SPARE = 16  # directions beyond the batch that are looked at
-CLEAR = 5.0  # a singular value this far above the next one ends the batch
-STEPS = 3  # power iterations
-ABOVE = 1.45  # singular values this far above the least one that is looked at are signal that helps; those of white noise reach 1.15
-STATED = (
-    0.7,
-    2.0,
-)  # size of the largest of them, in units of sqrt(rows) + sqrt(columns), that fits what the leak says of its noise
-LOUDEST = (
-    3e7  # singular value, with noise 1, up to which sums of squares still hold the noise in float64
-)
+# Directions beyond the batch that are computed too, to see the noise behind it; half of them
+# estimate its size. A choice: 8 of them cost up to 2 dB in noise, 32 change nothing.
+SPARE = 16
+
+# The batch ends at a drop by this ratio. A choice: neighbouring singular values of white noise
+# differ by a few per cent. From 2 to 20, batches of up to 16 images are counted right.
+CLEAR = 5.0
+
+# Power iterations of the randomised singular value decomposition. Each multiplies what is missing
+# of a direction by the squared ratio of the first singular value left out and its own: if that
+# ratio is 5 (`CLEAR`), three of them leave 5^-6 = 6e-5 of it. One costs 1 dB in noise, six change
+# nothing.
+STEPS = 3
+
+# Singular values this many times above the least one that is looked at belong to the batch. White
+# noise reaches 1.15 times its edge at most; the rest is margin, since a direction nearly as weak as
+# noise does more harm than good. 1.2 and 1.8 give the same results.
+ABOVE = 1.45
+
+# Range of the largest singular value of the noise, in units of its edge at the stated standard
+# deviation, in which the statement is believed. A choice: a half to three times, or 0.8 to 1.5,
+# give the same results with wires that round uniformly.
+STATED = (0.7, 2.0)
+
+# Largest singular value, if noise has variance 1, at which sums of squares in float64 still hold
+# the noise: 2.2e-16 (3e7)^2 = 0.2 is below 1.
+LOUDEST = 3e7
+
+# What is added to the diagonal of the errors' covariance, relative to its mean, so that it has a
+# Cholesky factor even if rounding made it singular: 50 times the precision of float64.
+JITTER = 1e-14
+
+# Smallest singular value by which another is divided, relative to the largest one: below the
+# precision of float64, so that it only excludes 0 / 0.
+LEAST = 1e-17
 
 
 @dataclass(frozen=True)
 class Span:
-    """What the stack spans.
+    """The space that the rows of a stack span.
 
-    basis: (b, p) orthonormal rows. sizes: singular values, the first b of the batch, the rest noise. noise: standard deviation of an
-    entry of the stack. clear: ratio of the last singular value of the batch and the first one after it, the confidence in b. white:
-    whether noise is white, of about the size that the leak states, and loud enough to count. level: its standard deviation as its
-    largest singular value shows it.
+    Attributes:
+        basis: (b, p) orthonormal rows.
+        sizes: Singular values in descending order, the first b of the batch, the rest of noise.
+        noise: Standard deviation of one entry of the stack's noise.
+        clear: Ratio of the batch's last singular value and the first one after it, which is the
+            confidence in b.
+        white: Whether the noise is white, of about the size that the leak states, and large enough
+            to count.
+        level: Standard deviation of white noise as its largest singular value shows it, 1 if the
+            noise is not white.
     """
 
     basis: Tensor
@@ -55,110 +101,167 @@ class Span:
 
 
 def missing(leak: GradientLeak, task: Task) -> str | None:
-    """Say why a leak does not show the rows of a first fully connected layer with a bias, None where it does."""
+    """Explain why a leak does not show the rows of a first fully connected layer with a bias.
+
+    Args:
+        leak: Gradients, of some columns of the parameters.
+        task: What is trained.
+
+    Returns:
+        The reason, or None if the rows are there.
+    """
     if task.first_linear is None:
         return f"the first layer of {task.spec.model} is not fully connected"
     weight, bias = task.first_linear
     if bias is None:
         return f"the first layer {weight} has no bias, so inputs are known up to their scale only"
     where = [task.layout.slices[weight], task.layout.slices[bias]]
-    if any(s.start < leak.columns[0] or s.stop > leak.columns[1] for s in where):
-        return f"the leak holds columns {leak.columns[0]}:{leak.columns[1]}, the first layer needs {where[0].start}:{where[1].stop}"
+    first, last = leak.columns
+    if any(s.start < first or s.stop > last for s in where):
+        return (
+            f"the leak holds columns {first}:{last}, "
+            f"the first layer needs {where[0].start}:{where[1].stop}"
+        )
     return None
 
 
 def rows(leak: GradientLeak, task: Task) -> Tensor:
-    """Return the rows (m, H, p) of the first layer in float64, weights and bias side by side, without what weight decay adds."""
+    """Take the rows of the first layer out of a leak.
+
+    Weight decay adds multiples of the weights to a gradient. It is subtracted if the models are
+    known.
+
+    Args:
+        leak: Gradients that hold the first layer (see `missing`).
+        task: What is trained.
+
+    Returns:
+        (m, H, p) in float64, weights and bias side by side, so that p is the number of inputs + 1.
+    """
     weight, bias = (task.layout.slices[n] for n in task.first_linear or () if n)
-    start, m, units = leak.columns[0], len(leak.value), bias.stop - bias.start
+    start = leak.columns[0]
+    m = len(leak.value)
+    units = bias.stop - bias.start
     value = leak.value.double()
     if task.l2 and leak.theta is not None:
-        value = (
-            value
-            - task.l2 * leak.combination.double() @ leak.theta.double()[:, slice(*leak.columns)]
-        )
-    inputs = value[:, weight.start - start : weight.stop - start].reshape(m, units, -1)
-    return torch.cat([inputs, value[:, bias.start - start : bias.stop - start, None]], dim=2)
+        models = leak.theta.double()[:, slice(*leak.columns)]
+        value = value - task.l2 * leak.combination.double() @ models
+    of_weights = value[:, weight.start - start : weight.stop - start].reshape(m, units, -1)
+    of_bias = value[:, bias.start - start : bias.stop - start, None]
+    return torch.cat([of_weights, of_bias], dim=2)
 
 
 def whiten(stack: Tensor, leak: GradientLeak, window: slice) -> Tensor:
-    """Give the errors of rows (m, ...) of a window of the leak's equations unit variance, independent over time."""
+    """Give the errors of some rounds unit variance, independent over time.
+
+    Args:
+        stack: (m, ...) rows of all the leak's equations.
+        leak: Where the rows come from. Its `noise` J says which errors of the wire each equation
+            holds: their covariance over time is J J^T.
+        window: The equations to take.
+
+    Returns:
+        The window's rows, multiplied by the inverse Cholesky factor of their errors' covariance.
+    """
     noise = leak.noise.double() if leak.noise is not None else torch.diag(leak.std.double())
-    together = noise[window] @ noise[window].T
+    covariance = noise[window] @ noise[window].T
     size = stack[window].square().mean()
+    # Errors are never smaller than the rounding of the rows themselves in float64.
     floor = (
         torch.finfo(torch.float64).eps ** 2 * size
-        + 1e-14 * together.diagonal().mean()
+        + JITTER * covariance.diagonal().mean()
         + torch.finfo(torch.float64).tiny
     )
-    root: Tensor = torch.linalg.cholesky(
-        together + floor * torch.eye(len(together), dtype=together.dtype, device=together.device)
-    )
+    one = torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)
+    root: Tensor = torch.linalg.cholesky(covariance + floor * one)
     white: Tensor = torch.linalg.solve_triangular(root, stack[window].flatten(1), upper=False)
     return white.contiguous().reshape(stack[window].shape)
 
 
 def span(stack: Tensor, expected: int | None, generator: Generator) -> Span | None:
-    """Find the space of inputs of a whitened stack (m, H, p), None where no end of the batch shows.
+    """Find the space of inputs of a whitened stack.
 
-    expected: size of the batch where it is known; inputs that repeat make the space smaller. Without it more and more directions
-    are looked at. White noise of the stated size ends the batch where it begins, anything else where singular values drop most.
+    White noise of the stated size ends the batch where it begins. Any other noise ends it where
+    singular values drop most.
+
+    Args:
+        stack: (m, H, p) whitened rows.
+        expected: Size of the batch, or None if it is not known. Inputs that repeat make the space
+            smaller. If it is None, more and more directions are computed.
+        generator: Draws the random projections of the singular value decomposition.
+
+    Returns:
+        The space, or None if no end of the batch shows.
     """
     flat = stack.flatten(0, 1)
-    most, edge = min(flat.shape), math.sqrt(len(flat)) + math.sqrt(flat.shape[1])
-    used = int(
-        (flat != 0).any(0).sum()
-    )  # columns that hold anything: directions beyond them have no noise that could be compared
+    most = min(flat.shape)
+    edge = math.sqrt(len(flat)) + math.sqrt(flat.shape[1])
+    # Directions beyond the columns that hold anything have no noise that could be compared.
+    used = int((flat != 0).any(0).sum())
     count = (expected or SPARE) + SPARE
     while True:
-        count = most if 3 * count > most else count
+        if 3 * count > most:
+            count = most
         sizes, basis = _largest(flat, count, generator)
-        ratio = sizes[:-1] / sizes[1:].clamp_min(
-            1e-17 * float(sizes[0]) + torch.finfo(sizes.dtype).tiny
-        )
-        ratio = ratio[: min(len(ratio), expected or len(ratio), max(0, used - 1))]
+        ratio = _drops(sizes, expected, used)
         noise = _noise(sizes, flat.shape) * edge if count == most else float(sizes[-1])
-        loud = (
-            _loud(sizes / edge, noise / edge, expected or count) if float(sizes[0]) < LOUDEST else 0
-        )
-        if (
-            loud
-            or count == most
-            or expected
-            or (
-                len(ratio)
-                and float(ratio.max()) > CLEAR
-                and int(ratio.argmax()) < count - SPARE // 2
-            )
-        ):
+        loud = 0
+        if float(sizes[0]) < LOUDEST:
+            loud = _above_noise(sizes / edge, noise / edge, expected or count)
+        dropped = len(ratio) > 0 and float(ratio.max()) > CLEAR
+        # An end must have some directions of noise after it.
+        inside = dropped and int(ratio.argmax()) < count - SPARE // 2
+        if loud or count == most or expected or inside:
             break
         count *= 2
-    if not loud and (not len(ratio) or not float(ratio.max()) > CLEAR or not float(sizes[0]) > 0):
+    if not loud and (not dropped or not float(sizes[0]) > 0):
         return None
     b = loud or int(ratio.argmax()) + 1
     left = sizes[b : min(b + SPARE // 2, used)]
     noise = float(left.square().mean().sqrt()) / edge
     floor = torch.finfo(torch.float64).eps * float(sizes[0]) / math.sqrt(len(flat))
     return Span(
-        basis[:b],
-        sizes,
-        max(noise, floor),
-        float(ratio[b - 1]),
-        bool(loud),
-        float(sizes[b] / edge) if loud else 1.0,
+        basis=basis[:b],
+        sizes=sizes,
+        noise=max(noise, floor),
+        clear=float(ratio[b - 1]),
+        white=bool(loud),
+        level=float(sizes[b] / edge) if loud else 1.0,
     )
 
 
 def around(stack: Tensor, known: Tensor, batch: int, generator: Generator) -> Tensor:
-    """Return the space (batch, p) that known rows (n, p) and the largest rest of a whitened stack (m, H, p) span, the known ones first."""
+    """Span a space by known rows and the largest part of a stack outside them.
+
+    Args:
+        stack: (m, H, p) whitened rows.
+        known: (n, p) rows that lie in the space exactly.
+        batch: Dimensions b of the space.
+        generator: Draws the random projections of the singular value decomposition.
+
+    Returns:
+        (b, p) orthonormal rows, those of the known space first.
+    """
     inside = torch.linalg.qr(known.T).Q.T
     flat = stack.flatten(0, 1)
-    rest = _largest(flat - (flat @ inside.T) @ inside, batch - len(known), generator)[1]
+    outside = flat - (flat @ inside.T) @ inside
+    rest = _largest(outside, batch - len(known), generator)[1]
     return torch.cat([inside, rest])
 
 
+def _drops(sizes: Tensor, expected: int | None, used: int) -> Tensor:
+    """Ratios of each singular value and the next, as far as the batch may end there."""
+    floor = LEAST * float(sizes[0]) + torch.finfo(sizes.dtype).tiny
+    ratio = sizes[:-1] / sizes[1:].clamp_min(floor)
+    return ratio[: min(len(ratio), expected or len(ratio), max(0, used - 1))]
+
+
 def _noise(sizes: Tensor, shape: Sequence[int]) -> float:
-    """Standard deviation of white noise in a matrix (n, p), from all its singular values: of the fewest largest ones that stand out."""
+    """Estimate the standard deviation of white noise in a matrix from all its singular values.
+
+    If the k largest ones are signal, the others hold (n - k) (p - k) squares of noise. The
+    smallest k is taken whose next singular value is no larger than such noise makes it.
+    """
     n, p = shape
     for k in range(len(sizes)):
         std = math.sqrt(float(sizes[k:].square().sum()) / ((n - k) * (p - k)))
@@ -167,25 +270,49 @@ def _noise(sizes: Tensor, shape: Sequence[int]) -> float:
     return std
 
 
-def _loud(sizes: Tensor, noise: float, most: int) -> int:
-    """Number of singular values above white noise of about size 1, the largest of which are `noise`; 0 where they are more than `most`."""
-    loud = int((sizes > ABOVE * noise).sum())
-    white = len(sizes) - loud >= SPARE // 2 and STATED[0] < float(sizes[loud]) < STATED[1]
-    return loud if white and loud <= most else 0
+def _above_noise(sizes: Tensor, noise: float, most: int) -> int:
+    """Number of singular values above white noise of about the stated size.
+
+    Args:
+        sizes: Singular values in units of the edge at unit variance, so that 1 is stated.
+        noise: The largest one of the noise, in the same units.
+        most: Size of the batch at the most.
+
+    Returns:
+        The number, or 0 if the noise does not fit the statement or more stand out than can be.
+    """
+    above = int((sizes > ABOVE * noise).sum())
+    low, high = STATED
+    white = len(sizes) - above >= SPARE // 2 and low < float(sizes[above]) < high
+    return above if white and above <= most else 0
 
 
 def _largest(flat: Tensor, count: int, generator: Generator) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest singular values of (n, p) and their right vectors, by random projection and power iterations."""
+    """Compute the largest singular values of a matrix and their right vectors.
+
+    Random projection and power iterations (Halko, Martinsson and Tropp 2011, algorithm 4.4); the
+    whole decomposition if more than a third of all singular values are wanted, since it then costs
+    no more.
+
+    Args:
+        flat: (n, p) matrix.
+        count: How many to compute.
+        generator: Draws the projection.
+
+    Returns:
+        The singular values (count,) and right vectors (count, p).
+    """
     if 3 * count > min(flat.shape):
-        _, sizes, right = torch.linalg.svd(
-            torch.linalg.qr(flat).R if len(flat) > flat.shape[1] else flat, full_matrices=False
-        )
+        # R of a QR decomposition has the singular values and right vectors of the whole.
+        small = torch.linalg.qr(flat).R if len(flat) > flat.shape[1] else flat
+        _, sizes, right = torch.linalg.svd(small, full_matrices=False)
         return sizes[:count], right[:count]
     start = torch.randn(
         count, len(flat), generator=generator, dtype=flat.dtype, device=generator.device
     ).to(flat.device)
     right = torch.linalg.qr((start @ flat).T).Q
     for _ in range(STEPS):
-        right = torch.linalg.qr((torch.linalg.qr(flat @ right).Q.T @ flat).T).Q
+        left = torch.linalg.qr(flat @ right).Q
+        right = torch.linalg.qr((left.T @ flat).T).Q
     _, sizes, turn = torch.linalg.svd(torch.linalg.qr(flat @ right).R)
     return sizes, turn @ right.T

@@ -1,9 +1,17 @@
-"""What the gradient of one sample says of each layer's input, from the last layer down (Zhu and Blaschko 2021, R-GAP).
+"""What the gradient of one sample says of each layer's input, from the last layer down: R-GAP.
 
-With d the slope of the loss in a layer's output and h its input, a linear layer has dL/dW = d h^T, and a convolution's dL/dW is linear
-in h too: the same matrix M(d) for every channel. So h is known in the row space of M(d), wholly where its rank is the number of pixels.
-The layer's output is known as well (R-GAP's weight constraints), of ReLU where it is positive, and often fills what M(d) leaves open.
-Then the activation before it is undone and d taken one layer further.
+Zhu and Blaschko 2021. Let d be the slope of the loss in a layer's output and h the layer's input.
+
+* A linear layer has dL/dW = d h^T, so h = d^T dL/dW / |d|^2 exactly.
+* A convolution's dL/dW is linear in h too: the same matrix M(d) for every channel (`matrix`). So h
+  is known in the row space of M(d), and wholly if the rank of M(d) is the number of pixels: the
+  paper's gradient constraints.
+* The layer's output is known as well, from the layer above: of ReLU where it is positive. W h + b
+  equal to it often fills what M(d) leaves open: the paper's weight constraints.
+
+Then the activation before the layer is undone, d is taken one layer further, and so on down to the
+input of the network. Where the equations of a layer leave something open, the descent stops, and
+what is known there is returned for a search (attacks/rgap.py).
 """
 
 from __future__ import annotations
@@ -17,19 +25,32 @@ from torch import Tensor, nn
 
 from leakaudit.tasks.layer_chain import Layer, Output, before
 
-CUT = 1e-6  # singular values this small beside the largest say nothing, nor do those below 100 times the leak's error
-UNKNOWN = (
-    2500  # most unknowns that are left to one dense system of outputs: ten seconds on one core
-)
-ROWS = 3  # of it, most times as many as unknowns
+# Singular values this small beside the largest say nothing. Errors of 1e-16 in float64 grow to
+# 1e-10 of the input at this point, and those of the next layers with them.
+CUT = 1e-6
+
+# Neither do those below this many times the leak's own relative error: what they add is then known
+# to a per cent at least.
+NOISE = 100
+
+# Most unknowns that are left to one dense system of outputs: ten seconds on one core.
+UNKNOWN = 2500
+
+# Rows of that system, in units of its unknowns, at the most. A choice: more rows average more.
+ROWS = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Relations:
     """What is known around one layer with weights.
 
-    layer: the layer, at place `at` of the chain. basis: (r, n) orthonormal, directions of a channel of its input that are known, or None
-    for all. seen: (r, c), the channels' parts in them, or the input itself. output: what is known of its output.
+    Attributes:
+        layer: The layer.
+        at: Its place in the chain.
+        basis: (r, n) orthonormal, directions of a channel of its input that are known, or None for
+            all.
+        seen: (r, c) the channels' parts in them, or the input itself.
+        output: What is known of its output.
     """
 
     layer: Layer
@@ -40,55 +61,85 @@ class Relations:
 
     def __str__(self) -> str:
         """Numbers that are known of how many, for a note."""
-        return f"{self.layer.name}: rank {self.seen.numel()} of {math.prod(self.layer.shape)}, {int(self.output.known.sum())} outputs"
+        return (
+            f"{self.layer.name}: rank {self.seen.numel()} of {math.prod(self.layer.shape)}, "
+            f"{int(self.output.known.sum())} outputs"
+        )
 
     def solve(self) -> Tensor | None:
-        """Input of the layer where linear equations settle it, None where they do not (or where they are too many)."""
+        """Solve for the layer's input.
+
+        Returns:
+            The input, or None if linear equations do not settle it, or if they are too many.
+        """
         if self.basis is None:
             return self.seen
-        base, missing = self.basis.T @ self.seen, self.basis.shape[1] - len(self.basis)
+        base = self.basis.T @ self.seen
+        missing = self.basis.shape[1] - len(self.basis)
         if missing == 0:
             return base.T.reshape(self.layer.shape)
         unknown = missing * base.shape[1]
-        if isinstance(self.layer.module, nn.Linear) or unknown > min(
-            UNKNOWN, int(self.output.known.sum())
-        ):
+        few = unknown <= min(UNKNOWN, int(self.output.known.sum()))
+        if isinstance(self.layer.module, nn.Linear) or not few:
             return None
         free = torch.linalg.qr(self.basis.T, mode="complete").Q[:, len(self.basis) :]
         found = self._rest(base, free)
-        return None if found is None else (base + free @ found).T.reshape(self.layer.shape)
+        if found is None:
+            return None
+        whole: Tensor = (base + free @ found).T
+        return whole.reshape(self.layer.shape)
 
     def _rest(self, base: Tensor, free: Tensor) -> Tensor | None:
-        """Coordinates (n - r, c) in the open directions of which the output is what is known; None where they are not unique."""
-        missing, channels = free.shape[1], base.shape[1]
+        """Solve for what the gradient leaves open, from the layer's known outputs.
+
+        Args:
+            base: (n, c) the known part of the input.
+            free: (n, n - r) the open directions of a channel.
+
+        Returns:
+            Coordinates (n - r, c) in them, or None if they are not unique.
+        """
+        missing = free.shape[1]
+        channels = base.shape[1]
         rows = self.output.known.flatten().nonzero().flatten()
         rows = rows[:: max(1, len(rows) // (ROWS * missing * channels))]
-        weight, bias = self.layer.parameters["weight"], self.layer.parameters.get("bias")
+        weight = self.layer.parameters["weight"]
+        bias = self.layer.parameters.get("bias")
+        # Column (k, i) of the system: what open direction i in channel k makes of the outputs.
         pictures = free.T.reshape(missing, 1, *self.layer.shape[1:])
-        columns = torch.cat(
-            [
-                self.layer.convolved(pictures, weight[:, k : k + 1]).flatten(1)[:, rows]
-                for k in range(channels)
-            ]
-        )
+        columns = []
+        for k in range(channels):
+            made = self.layer.convolved(pictures, weight[:, k : k + 1])
+            columns.append(made.flatten(1)[:, rows])
         at = self.layer.convolved(base.T.reshape(1, *self.layer.shape), weight)[0]
-        gap = (
-            self.output.value - at if bias is None else self.output.value - at - bias[:, None, None]
-        )
+        gap = self.output.value - at
+        if bias is not None:
+            gap = gap - bias[:, None, None]
         trust = self.output.trust.flatten()[rows]
-        q, upper = torch.linalg.qr((columns * trust).T)
+        q, upper = torch.linalg.qr((torch.cat(columns) * trust).T)
         sizes = upper.diagonal().abs()
         if float(sizes.min()) < CUT * float(sizes.max()):
             return None
-        rest: Tensor = torch.linalg.solve_triangular(
-            upper, (q.T @ (trust * gap.flatten()[rows]))[:, None], upper=True
-        )
+        right = (q.T @ (trust * gap.flatten()[rows]))[:, None]
+        rest: Tensor = torch.linalg.solve_triangular(upper, right, upper=True)
         return rest.reshape(channels, missing).T
 
     def misfit(self, h: Tensor) -> Tensor:
-        """Relative squared error of what the gradient says plus that of the output, for an input h (1, *shape) of the layer."""
-        part = h[0] if self.basis is None else self.basis @ h[0].reshape(self.seen.shape[1], -1).T
-        out, known = self.layer(h)[0], self.output.known
+        """Measure how badly an input fits the gradient and the output.
+
+        Args:
+            h: (1, *shape) input of the layer.
+
+        Returns:
+            The relative squared error of what the gradient says plus that of the output. A ReLU's
+            output that is not known is only known not to be positive.
+        """
+        if self.basis is None:
+            part = h[0]
+        else:
+            part = self.basis @ h[0].reshape(self.seen.shape[1], -1).T
+        out = self.layer(h)[0]
+        known = self.output.known
         wrong = self.output.trust * torch.where(known, out - self.output.value, out.relu())
         right = torch.where(known, self.output.trust * self.output.value, 0)
         tiny = torch.finfo(h.dtype).tiny
@@ -101,21 +152,29 @@ def descend(
 ) -> tuple[Tensor | None, list[Relations]]:
     """Go down from the last layer as long as the equations settle a layer's input.
 
-    slopes: gradient of each parameter. error: of them, relative. Returns the input of the chain, None where a layer's equations do not
-    settle its own, and what is known around each layer that was met, the one that stopped it last.
+    Args:
+        chain: All layers in order; the last one is linear with a bias.
+        slopes: Gradient of each parameter by name.
+        error: Relative error of the gradients.
+
+    Returns:
+        The input of the chain, or None if a layer's equations do not settle its own; and what is
+        known around each layer that was met, the one that stopped it last.
     """
     held: list[Relations] = []
-    k, d = len(chain) - 1, slopes[f"{chain[-1].name}.bias"]
+    k = len(chain) - 1
+    # The slope of the last output is the gradient of its bias.
+    d = slopes[f"{chain[-1].name}.bias"]
     h = d @ slopes[f"{chain[-1].name}.weight"] / d.square().sum()
     while True:
         k, output, d = before(chain, k, h, chain[k].back(d), error)
         if k < 0:
             return output.value, held
-        relations, error = _relations(
-            chain[k], k, slopes[f"{chain[k].name}.weight"], output, d, error
-        )
+        weight = slopes[f"{chain[k].name}.weight"]
+        relations, error = _relations(chain[k], k, weight, output, d, error)
         held.append(relations)
-        if (solved := relations.solve()) is None:
+        solved = relations.solve()
+        if solved is None:
             return None, held
         h = solved
 
@@ -123,39 +182,57 @@ def descend(
 def _relations(
     layer: Layer, at: int, weight: Tensor, output: Output, d: Tensor, error: float
 ) -> tuple[Relations, float]:
-    """Return what a layer's gradient (weight) and output say, d being the loss's slope in the output.
+    """Collect what a layer's gradient and output say.
 
-    error: of d, relative. Returns also how large an error of the input that makes, relative.
+    Args:
+        layer: The layer.
+        at: Its place in the chain.
+        weight: Gradient of its weights.
+        output: What is known of its output.
+        d: The loss's slope in the output.
+        error: Relative error of d.
+
+    Returns:
+        The relations, and how large an error of the input that makes, relative.
     """
     dense = isinstance(layer.module, nn.Linear)
     if not bool(d.any()):
+        # The gradient vanishes and says nothing.
         n = math.prod(layer.shape[0 if dense else 1 :])
-        return Relations(
-            layer, at, d.new_zeros(0, n), d.new_zeros(0, 1 if dense else layer.shape[0]), output
-        ), error
+        channels = 1 if dense else layer.shape[0]
+        nothing = Relations(layer, at, d.new_zeros(0, n), d.new_zeros(0, channels), output)
+        return nothing, error
     if dense:
         return Relations(layer, at, None, d @ weight / d.square().sum(), output), error
     m = matrix(layer, d)
     u, s, v = torch.linalg.svd(m, full_matrices=False)
-    r = int((s > max(CUT, 100 * error) * s[0]).sum())
+    r = int((s > max(CUT, NOISE * error) * s[0]).sum())
     rows = weight.permute(0, 2, 3, 1).reshape(len(m), -1)  # (o k k, c)
-    return Relations(layer, at, v[:r], (u[:, :r].T @ rows) / s[:r, None], output), error * float(
-        s[0] / s[r - 1]
-    )
+    found = Relations(layer, at, v[:r], (u[:, :r].T @ rows) / s[:r, None], output)
+    return found, error * float(s[0] / s[r - 1])
 
 
 def matrix(layer: Layer, d: Tensor) -> Tensor:
-    """M(d) (o k k, pixels): what a channel of a convolution's input is multiplied by in the gradient of the weights; d: (o, h, w)."""
-    m, (high, wide) = layer.module, layer.shape[1:]
+    """Build M(d), by which a channel of a convolution's input is multiplied in the gradient.
+
+    Row (o, u, v) holds d_o at the pixels that entry (u, v) of the kernel meets.
+
+    Args:
+        layer: A convolution.
+        d: (o, h, w) the loss's slope in its output.
+
+    Returns:
+        (o k k, pixels).
+    """
+    m = layer.module
     assert isinstance(m, nn.Conv2d)
-    sides = layer.parameters["weight"].shape[2:]
-    out = d.new_zeros(d.shape[0], *sides, high * wide)
-    for u in range(sides[0]):
-        for v in range(sides[1]):
-            y, x = (
-                _met(n, k, m, a, d.device)
-                for a, (n, k) in enumerate(zip(d.shape[1:], (u, v), strict=True))
-            )
+    high, wide = layer.shape[1:]
+    tall, broad = layer.parameters["weight"].shape[2:]
+    out = d.new_zeros(d.shape[0], tall, broad, high * wide)
+    for u in range(tall):
+        for v in range(broad):
+            y = _met(d.shape[1], u, m, 0, d.device)
+            x = _met(d.shape[2], v, m, 1, d.device)
             inside = ((y >= 0) & (y < high))[:, None] & ((x >= 0) & (x < wide))
             out[:, u, v, (y[:, None] * wide + x)[inside]] = d[:, inside]
     return out.flatten(0, 2)
@@ -163,8 +240,5 @@ def matrix(layer: Layer, d: Tensor) -> Tensor:
 
 def _met(n: int, k: int, m: nn.Conv2d, side: int, device: torch.device) -> Tensor:
     """Rows (or columns) of the input that entry k of the kernel meets at n rows of the output."""
-    return (
-        torch.arange(n, device=device) * m.stride[side]
-        + k * m.dilation[side]
-        - int(m.padding[side])
-    )
+    first = torch.arange(n, device=device) * m.stride[side]
+    return first + k * m.dilation[side] - int(m.padding[side])

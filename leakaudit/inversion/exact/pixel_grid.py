@@ -1,4 +1,17 @@
-"""What the data's grid k/levels tells of a reconstruction: whether it is exact, and which multiple of another input it still holds."""
+"""What the data's grid k/levels reveals of a reconstruction.
+
+Images are stored as whole grey levels, k/255 for eight bits, so they lie on a grid. An estimate
+with small errors is near the grid in every pixel. A wrong one, such as a mixture of two images, is
+not: its distances are as good as uniform, with a root mean square of 1/sqrt(12) = 0.289 grid units.
+So the grid tells a right estimate from a wrong one without any knowledge of the truth, and rounding
+then makes it exact.
+
+It also tells how much of another input an estimate still holds. If x = x_true + a (y - x_true) with
+one known input y and an unknown number a, only one a puts all pixels onto the grid. One pixel has
+levels + 1 possible values, and each gives an a that the other pixels confirm or refute
+(`Grid.in_plane`). `others_between` uses the same idea in integers to list all images that two or
+three images on the grid could be mistaken for.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +24,51 @@ from torch import Tensor
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
-OFF = 0.09  # largest rms distance to the grid, in grid units, at which noise takes no pixel to another value; 0.289 for anything else
-NEAR = 0.2  # the same at which rounding to the grid removes more noise than it adds
-OFF_SEARCHED = 0.08  # the same where many candidates were tried
-INSIDE = 24  # pixels strictly inside the range that must be there to be judged
-RANGE = 0.01  # how far a pixel may leave [0, 1]
-TRIALS = 100_000  # most candidates that are tried: a plane of 256 levels, or a line of 65536
-CHUNK = 4096  # candidates that are looked at together
-FIRST = 48  # pixels that a first look at a candidate takes
+# Largest root mean square distance to the grid, in grid units, of an estimate that lies on it.
+# Gaussian errors of this size take a pixel beyond half a unit with probability 3e-8.
+OFF = 0.09
+
+# The same if many candidates were tried. See `INSIDE`.
+OFF_SEARCHED = 0.08
+
+# Pixels strictly inside the range that an estimate needs to be judged. The volume of a ball in 24
+# dimensions: uniform distances have a root mean square below `OFF` with probability 6e-12, and
+# below `OFF_SEARCHED` with 3e-13, or 3e-8 for any of `TRIALS` candidates.
+INSIDE = 24
+
+# The distance at which rounding to the grid removes more noise than it adds. Errors of size s leave
+# a mean square of erfc(1 / (2 sqrt(2) s)) after rounding, which is less than s^2 up to s = 0.29 and
+# a third of it at 0.2.
+NEAR = 0.2
+
+# How far a pixel may leave [0, 1]. A choice: 2.5 grey levels of 255, far above `OFF`.
+RANGE = 0.01
+
+# Most candidates that are tried: enough for a plane of 256^2 levels or a line of 65,536.
+TRIALS = 100_000
+
+# Candidates that are examined together, which bounds the memory.
+CHUNK = 4096
+
+# Pixels that a first look at a candidate takes. It only saves time: all others follow for the few
+# candidates that pass it, and it is twice as lenient.
+FIRST = 48
+
+# Least squared size of a pixel's differences, in the data's units, for it to be a pivot.
+FLAT = 1e-8
+
+# How close to 1 the multiple may be that turns an estimate into the other input itself.
+ITSELF = 1e-6
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Inputs k/levels, seen by the model as (x - mean) / std.
+    """Inputs k/levels, which the model sees as (x - mean) / std.
 
-    shape: of an input; mean, std: (p,) for the flattened input.
+    Attributes:
+        levels: Steps of the grid between 0 and 1, or 0 if the data have no grid.
+        mean: (p,) what is subtracted from the flattened input.
+        std: (p,) what it is divided by.
     """
 
     levels: int
@@ -40,7 +83,7 @@ class Grid:
         return cls(task.spec.levels, (mean * like).flatten(), (std * like).flatten())
 
     def pixels(self, rows: Tensor) -> Tensor:
-        """Turn rows (n, p + 1) of inputs and a 1, each known up to its scale, into the data's units (n, p)."""
+        """Turn rows (n, p + 1), multiples of an input and a 1, into the data's units (n, p)."""
         return rows[:, :-1] / rows[:, -1:] * self.std + self.mean
 
     def rows(self, x: Tensor) -> Tensor:
@@ -52,80 +95,98 @@ class Grid:
         return (x * self.levels).round().clamp(0, self.levels) / self.levels
 
     def denoised(self, x: Tensor) -> Tensor:
-        """Round the inputs (n, p) that are near the grid."""
+        """Round the inputs (n, p) that are near enough to gain by it (`NEAR`)."""
         if not self.levels:
             return x
-        away = x * self.levels - (x * self.levels).round()
+        away = self._away(x)
         return torch.where((away.square().mean(1) < NEAR**2)[:, None], self.snapped(x), x)
 
     def holds(self, x: Tensor, limit: float = OFF) -> Tensor:
-        """Tell which inputs (n, p) lie on the grid, by their pixels strictly inside the range; (n,) bool.
+        """Decide which inputs lie on the grid, by their pixels strictly inside the range.
 
         Pixels at its ends say little: a mixture of two inputs is black wherever both are.
+
+        Args:
+            x: (n, p) in the data's units.
+            limit: Largest root mean square distance, in grid units.
+
+        Returns:
+            (n,) bool, all False without a grid.
         """
         if not self.levels:
             return torch.zeros(len(x), dtype=torch.bool, device=x.device)
-        away = x * self.levels - (x * self.levels).round()
+        away = self._away(x)
         snapped = self.snapped(x)
         inside = (snapped > 0) & (snapped < 1)
         number = inside.sum(1)
         off = (away.square() * inside).sum(1) / number.clamp_min(1)
-        low, high = x.amin(1), x.amax(1)
-        good: Tensor = (
-            (off < limit**2)
-            & (away.square().mean(1) < limit**2)
-            & (number >= INSIDE)
-            & (low > -RANGE)
-            & (high < 1 + RANGE)
-        )
+        near = (off < limit**2) & (away.square().mean(1) < limit**2)
+        in_range = (x.amin(1) > -RANGE) & (x.amax(1) < 1 + RANGE)
+        good: Tensor = near & (number >= INSIDE) & in_range
         return good & x.isfinite().all(1)
 
     def on_line(self, x: Tensor, other: Tensor) -> Tensor | None:
-        """Return other + a (x - other) on the grid, for the one number a that puts it there; x, other, result: (p,)."""
+        """Return other + a (x - other) on the grid, for the one number a that puts it there.
+
+        Args:
+            x: (p,) an estimate.
+            other: (p,) an input on the grid.
+
+        Returns:
+            (p,), or None if no a does.
+        """
         return self.in_plane(x, other[None])
 
     def in_plane(self, x: Tensor, others: Tensor) -> Tensor | None:
-        """Return x + sum_k a_k (other_k - x) on the grid, for one or two inputs others (k, p); None where none lies there.
+        """Return x + sum_k a_k (other_k - x) on the grid.
 
-        As many pixels as there are others are set to every value; the rest must then fall on the grid.
+        As many pixels as there are others, the pivots, are set to every pair of levels. Each choice
+        determines the a_k, and the other pixels must then fall onto the grid by themselves.
+
+        Args:
+            x: (p,) an estimate.
+            others: (k, p) one or two inputs on the grid.
+
+        Returns:
+            (p,), or None if none lies there other than the others themselves.
         """
         sides = others - x
         pivot = _pivots(sides)
         number = (self.levels + 1) ** len(others)
         if not self.levels or pivot is None or not bool(x.isfinite().all()) or number > TRIALS:
             return None
-        values = torch.cartesian_prod(
-            *[torch.arange(self.levels + 1, dtype=x.dtype) / self.levels] * len(others)
-        ).reshape(-1, len(others))
+        one = torch.arange(self.levels + 1, dtype=x.dtype) / self.levels
+        values = torch.cartesian_prod(*[one] * len(others)).reshape(-1, len(others))
         a = torch.linalg.solve(sides[:, pivot].T, (values - x[pivot]).T).T
         first = sides.abs().amin(0).topk(min(FIRST, len(x))).indices
         for some in a.split(CHUNK):
             look = x[first] + some @ sides[:, first]
-            off = (look * self.levels - (look * self.levels).round()).square().mean(1)
-            fine = (
-                (off < (2 * OFF_SEARCHED) ** 2)
-                & (look.amin(1) > -RANGE)
-                & (look.amax(1) < 1 + RANGE)
-            )
-            fine &= (some.sum(1) - 1).abs() > 1e-6  # a = 1 is the other input itself
+            off = self._away(look).square().mean(1)
+            fine = off < (2 * OFF_SEARCHED) ** 2
+            fine &= (look.amin(1) > -RANGE) & (look.amax(1) < 1 + RANGE)
+            fine &= (some.sum(1) - 1).abs() > ITSELF
             whole = x + some[fine] @ sides
             whole = whole[self.holds(whole, OFF_SEARCHED)]
-            apart = (
-                (whole[:, None] - others).abs().amax(2).amin(1) > 0.5 / self.levels
-                if len(whole)
-                else torch.zeros(0, dtype=torch.bool)
-            )
+            if not len(whole):
+                continue
+            apart = (whole[:, None] - others).abs().amax(2).amin(1) > 0.5 / self.levels
             if bool(apart.any()):
                 found: Tensor = whole[apart][0]
                 return found
         return None
 
+    def _away(self, x: Tensor) -> Tensor:
+        """Distances of all pixels to the grid, in grid units."""
+        return x * self.levels - (x * self.levels).round()
+
 
 def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
-    """List all images x + sum_k a_k (companion_k - x) with pixels 0, 1/levels, ..., 1 that are none of those given.
+    """List all images x + sum_k a_k (companion_k - x) on the grid that are none of those given.
 
-    Integer multiples are the obvious ones, such as 2x - y, but where images share a factor, so that all differences are multiples of
-    17, say, fractions count too. So the pixels where the companions differ most from x take every value, and all others must follow.
+    Integer multiples are the obvious ones, such as 2x - y. But if images share a factor, so that
+    all differences are multiples of 17, say, fractions count too. So the pixels where the
+    companions differ most from x take every value, and all others must follow. Everything is
+    computed in integers, so that the list is complete and has no errors of rounding.
 
     Args:
         x: (p,) on the grid.
@@ -137,21 +198,24 @@ def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
     """
     if not len(companions):
         return x[None, :][:0]
-    start, ends = (x * levels).round().long(), (companions * levels).round().long()
+    start = (x * levels).round().long()
+    ends = (companions * levels).round().long()
     sides = ends - start
     pivot = _pivots(sides.double())
     if len(companions) > 2 or (levels + 1) ** len(companions) > TRIALS or pivot is None:
         return None
     values = torch.arange(levels + 1)
     moves = torch.cartesian_prod(*[values - start[p] for p in pivot]).reshape(-1, len(pivot))
-    # a = moves @ inverse of the pivots' sides, with the determinant as common denominator, all in integers
+    # a = moves @ inverse of the pivots' sides. By Cramer's rule this is the adjoint over the
+    # determinant, which is the common denominator of all a.
     corner = sides[:, pivot]
     if len(pivot) == 1:
-        adjoint, denominator = torch.ones(1, 1, dtype=torch.long), int(corner)
+        adjoint = torch.ones(1, 1, dtype=torch.long)
+        denominator = int(corner)
     else:
-        adjoint = torch.stack(
-            [torch.stack([corner[1, 1], -corner[0, 1]]), torch.stack([-corner[1, 0], corner[0, 0]])]
-        )
+        above = torch.stack([corner[1, 1], -corner[0, 1]])
+        below = torch.stack([-corner[1, 0], corner[0, 0]])
+        adjoint = torch.stack([above, below])
         denominator = int(corner[0, 0] * corner[1, 1] - corner[0, 1] * corner[1, 0])
     first = sides.abs().amin(0).topk(min(FIRST, len(x))).indices
     found = []
@@ -166,19 +230,23 @@ def others_between(x: Tensor, companions: Tensor, levels: int) -> Tensor | None:
 
 
 def _integers(start: Tensor, moves: Tensor, denominator: int, levels: int) -> tuple[Tensor, Tensor]:
-    """Return start + moves / denominator (n, p) and which rows (n,) of it are integers from 0 to levels."""
+    """Return start + moves / denominator (n, p) and which rows (n,) of it are integers in range."""
     there = start + moves.div(denominator, rounding_mode="floor")
     whole = (moves % denominator == 0).all(1)
     return there, whole & (there >= 0).all(1) & (there <= levels).all(1)
 
 
 def _pivots(sides: Tensor) -> list[int] | None:
-    """Choose pixels where the sides (k, p) are large and independent."""
-    left, chosen = sides.clone(), list[int]()
+    """Choose as many pixels as sides (k, p), where these are large and independent.
+
+    Gaussian elimination with column pivoting; None if the sides depend on each other.
+    """
+    left = sides.clone()
+    chosen: list[int] = []
     for _ in range(len(sides)):
         size = left.square().sum(0)
         at = int(size.argmax())
-        if not float(size[at]) > 1e-8:
+        if not float(size[at]) > FLAT:
             return None
         chosen.append(at)
         column = left[:, at] / size[at].sqrt()

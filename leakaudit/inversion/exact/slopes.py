@@ -1,9 +1,14 @@
-"""What known models say of images: the slopes that the loss would have in the first layer's neurons.
+"""What known models say of images: the loss's slopes in the first layer's neurons.
 
-A batch X takes the rows apart, W = Delta [X 1], into slopes Delta, one column per sample. With the models known, the same column
-follows from the sample itself: it is J' g, where J is the derivative of the network's outputs in the first layer's neurons at this
-sample, and g that of the loss in the outputs. Cross-entropy leaves one g per label, squared loss any g at all. The true batch agrees
-with itself. A mixture of samples, which explains the rows as well, has neurons and slopes of its own and does not.
+A batch X takes the rows apart, W = Delta [X 1], into slopes Delta, one column per sample. If the
+models are known, the same column follows from the sample itself: it is J' g, where J is the
+derivative of the network's outputs in the first layer's neurons at this sample, and g that of the
+loss in the outputs. Cross-entropy leaves one g per label, squared loss any g at all. The true batch
+agrees with itself. A mixture of samples, which explains the rows as well, has neurons and slopes of
+its own and does not.
+
+This is used twice: to reject a batch that disagrees (`agree`), and to choose among batches of
+images that are so alike that activity leaves several of them (`by_slopes`).
 """
 
 from __future__ import annotations
@@ -24,23 +29,42 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-TRIALS = 20_000  # most batches whose slopes are compared, ...
-GRADIENTS = 5_000  # ... and gradients of single images that this may take: some seconds
-ALLOWED = 1e-3  # part of an input's slopes that errors of the known models may make; those of another image differ by 1e-2 and more
-FITS = 5.0  # distance of the right batch's slopes, in units of the leak's own errors
-WORSE = 10.0  # times as much that every other batch must leave
-TELLING = 2  # neurons per direction of slopes, so that it means something if slopes are a combination of all of them
-WIDE = 16  # neurons at which the slopes of another image are not those of a label by accident
-LONGER = 0.01  # part of their length by which slopes may exceed what the model gives
-LEVEL = 1e-9  # relative size below which a direction of slopes is rounding
+# Most batches whose slopes are compared, ...
+TRIALS = 20_000
+# ... and gradients of single images that this may take: some seconds.
+GRADIENTS = 5_000
+
+# Part of an input's slopes that errors of the known models may make; those of another image differ
+# by 1e-2 and more.
+ALLOWED = 1e-3
+
+# Distance of the right batch's slopes, in units of the leak's own errors: 5 standard deviations.
+FITS = 5.0
+
+# Times as much that every other batch must leave.
+WORSE = 10.0
+
+# Neurons per direction of slopes, so that it means something if slopes are a combination of them.
+TELLING = 2
+
+# Neurons at which the slopes of another image are not those of a label by accident.
+WIDE = 16
+
+# Part of their length by which slopes may exceed what the model gives.
+LONGER = 0.01
+
+# Relative size below which a direction of slopes is rounding: float64 slopes are right to 1e-15
+# times the condition number of the layers behind.
+LEVEL = 1e-9
 
 
 def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Grid) -> bool | None:
-    """Whether the rows hold the slopes that known models give the inputs; None if that is not known.
+    """Whether the rows hold the slopes that known models give the inputs.
 
-    A sample's slopes have the direction that its label gives them, and at most the length that a mean over the batch leaves them;
-    clipping may make them shorter. True means that for every input, in a layer wide enough to tell. Labels may be soft, too, and squared
-    loss has any targets, so a direction that the outputs allow in some other way is not False.
+    A sample's slopes have the direction that its label gives them, and at most the length that a
+    mean over the batch leaves them; clipping may make them shorter. Labels may be soft, too, and
+    squared loss has any targets, so a direction that the outputs allow in some other way is not
+    False.
 
     Args:
         leak: Gradients. If nobody can compute them again sample by sample, nothing is known.
@@ -48,6 +72,10 @@ def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Gri
         basis: (b, p + 1) orthonormal rows that span the leak's rows.
         rows: (b, p + 1) all inputs as the first layer sees them, and a 1.
         grid: Of the data.
+
+    Returns:
+        True if direction and length agree for every input, in a layer wide enough to tell; False if
+        the slopes of some input are those of no target; None if it is not known.
     """
     plain = (leak.combination.count_nonzero(dim=1) == 1).nonzero().flatten()
     if not _reproducible(leak, task) or not len(plain) or len(rows) * _targets(task) > GRADIENTS:
@@ -74,7 +102,14 @@ def agree(leak: GradientLeak, task: Task, basis: Tensor, rows: Tensor, grid: Gri
 
 
 def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
-    """Whether slopes (H,) have the direction of one label's (targets, H) and no more than their length."""
+    """Whether slopes have the direction of one label's and no more than their length.
+
+    Args:
+        mine: (H,) slopes in the rows.
+        expected: (targets, H) slopes that the model gives.
+        allowed: Distance that errors may make.
+        loss: Name of the loss. Squared loss has no labels.
+    """
     if loss == "squared":
         return False
     size = expected.norm(dim=1)
@@ -87,7 +122,7 @@ def _fits(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
 
 
 def _spanned(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
-    """Whether slopes (H,) are some combination of those of all targets (targets, H), as soft labels make them."""
+    """Whether slopes (H,) are a combination of all targets' (targets, H), as of soft labels."""
     _, size, right = torch.linalg.svd(expected, full_matrices=False)
     directions = right[size > LEVEL * size[0]]
     telling = len(mine) >= TELLING * len(directions) or loss == "squared"
@@ -95,57 +130,59 @@ def _spanned(mine: Tensor, expected: Tensor, allowed: float, loss: str) -> bool:
 
 
 def by_slopes(heard: Heard, x: Tensor, choices: Mapping[int, Tensor]) -> Tensor | None:
-    """Return the one batch, of all that the choices allow, whose slopes are those that the known models give it, or None.
+    """Return the one batch, of all that the choices allow, whose slopes the known models confirm.
 
-    Only the true batch agrees with itself: in any other, the columns of samples that are alike are mixed with large factors.
+    Only the true batch agrees with itself: in any other, the columns of samples that are alike are
+    mixed with large factors.
 
     Args:
         heard: Gradients of a known batch size, one step each, of a network with cross-entropy.
         x: (b, p) images.
         choices: For some of them, others (k, p) that may stand in their place.
+
+    Returns:
+        (b, p), or None if no batch or more than one fits, or they are too many.
     """
-    leak, task, span = heard.leak, heard.task, heard.span
+    leak = heard.leak
+    task = heard.task
+    basis = heard.span.basis
     images = [torch.cat([x[k : k + 1], choices.get(k, x[:0])]) for k in range(len(x))]
     number = math.prod(len(some) for some in images)
     single = task.spec.loss == "cross_entropy" and _reproducible(leak, task)
     if not single or leak.batch != len(x) or number > TRIALS:
         return None
-    row = int(
-        (
-            leak.value.double().norm(dim=1) / leak.std.clamp_min(torch.finfo(torch.float64).tiny)
-        ).argmax()
-    )
-    if (
-        sum(map(len, images)) * task.spec.classes * int(leak.combination[row].count_nonzero())
-        > GRADIENTS
-    ):
+    # The row that is clearest above its own noise.
+    size = leak.value.double().norm(dim=1)
+    row = int((size / leak.std.clamp_min(torch.finfo(torch.float64).tiny)).argmax())
+    models = int(leak.combination[row].count_nonzero())
+    if sum(map(len, images)) * task.spec.classes * models > GRADIENTS:
         return None
     rows = first_layer_rows.rows(leak, task)[row]
-    noise = max(
-        float(leak.std[row]), torch.finfo(leak.value.dtype).eps * float(rows.square().mean().sqrt())
-    )
-    expected = [
-        torch.stack([_slopes(leak, task, row, one) for one in some]) for some in images
-    ]  # (1 + k, classes, H) each
-    places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images]).reshape(-1, len(x))
-    inside = [heard.stored(some) @ span.basis.T for some in images]
-    apart = torch.stack([inside[k][places[:, k]] for k in range(len(x))], dim=1)  # (trials, b, b)
-    duals, failed = torch.linalg.inv_ex(apart)
-    found = (rows @ span.basis.T) @ duals  # (trials, H, b)
+    rounding = torch.finfo(leak.value.dtype).eps * float(rows.square().mean().sqrt())
+    noise = max(float(leak.std[row]), rounding)
+    # For each place, (1 + k, classes, H)
+    expected = []
+    for some in images:
+        expected.append(torch.stack([_slopes(leak, task, row, one) for one in some]))
+    places = torch.cartesian_prod(*[torch.arange(len(some)) for some in images])
+    places = places.reshape(-1, len(x))
+    inside = [heard.stored(some) @ basis.T for some in images]
+    batches = torch.stack([inside[k][places[:, k]] for k in range(len(x))], dim=1)  # (trials, b, b)
+    duals, failed = torch.linalg.inv_ex(batches)
+    found = (rows @ basis.T) @ duals  # (trials, H, b)
     worst = torch.zeros(len(places), dtype=torch.float64)
     for k in range(len(x)):
         wrong = found[:, None, :, k] - expected[k][places[:, k]] / len(x)
         off = wrong.square().mean(2).amin(1).sqrt() / (noise * duals[:, :, k].norm(dim=1))
         worst = torch.maximum(worst, off.nan_to_num(torch.inf))
     worst[failed != 0] = torch.inf
-    # Exchanging two images makes the same batch, so only different sets count as others.
     best = int(worst.argmin())
     chosen = torch.stack([images[k][places[best, k]] for k in range(len(x))])
-    same = _same_sets(images, places, best)
-    others = worst[~same]
-    if float(worst[best]) > FITS or (
-        len(others) and float(others.min()) < WORSE * max(1.0, float(worst[best]))
-    ):
+    # Exchanging two images makes the same batch, so only different sets count as others.
+    others = worst[~_same_sets(images, places, best)]
+    if float(worst[best]) > FITS:
+        return None
+    if len(others) and float(others.min()) < WORSE * max(1.0, float(worst[best])):
         return None
     return chosen
 
@@ -159,13 +196,25 @@ def _targets(task: Task) -> int:
     """Number of targets whose slopes span those of all targets."""
     if task.spec.loss == "squared":
         return task.spec.classes + 1
-    return task.spec.classes if task.spec.loss == "cross_entropy" else 2
+    if task.spec.loss == "cross_entropy":
+        return task.spec.classes
+    return 2
 
 
 def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
-    """Slopes (targets, H) of one image's loss in the first layer's neurons, in one row of the leak.
+    """Slopes of one image's loss in the first layer's neurons, in one row of the leak.
 
-    The targets are all labels for cross-entropy, and zero and all unit vectors for squared loss.
+    The slope in a neuron is the gradient of its bias.
+
+    Args:
+        leak: Gradients at known models.
+        task: What is trained.
+        row: Of the leak.
+        image: (p,) in the data's units.
+
+    Returns:
+        (targets, H) for all labels of cross-entropy or binary loss, and for zero and all unit
+        vectors of squared loss, whose slopes are affine in the target.
     """
     if leak.theta is None or task.first_linear is None or task.first_linear[1] is None:
         raise ValueError("slopes need known models and a first layer with a bias")
@@ -189,7 +238,16 @@ def _slopes(leak: GradientLeak, task: Task, row: int, image: Tensor) -> Tensor:
 
 
 def _same_sets(images: Sequence[Tensor], places: Tensor, best: int) -> Tensor:
-    """Tell which trials (n,) hold the same images as one of them, in any order."""
+    """Decide which trials hold the same images as one of them, in any order.
+
+    Args:
+        images: For each place of the batch, (k, p) images that may stand there.
+        places: (n, b) which of them each trial takes.
+        best: The trial to compare with.
+
+    Returns:
+        (n,) bool.
+    """
     every = torch.unique(torch.cat(list(images)), dim=0, return_inverse=True)[1]
     starts = torch.tensor([0, *[len(some) for some in images]]).cumsum(0)[:-1]
     names = every[places + starts].sort(dim=1).values

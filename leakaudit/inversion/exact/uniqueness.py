@@ -1,29 +1,41 @@
 """Which inputs of a batch the activity of neurons proves, and which others could take their place.
 
-The rows of a first layer, W = Delta [X 1], span a space with many bases. If X explains them, so does A X for every invertible A
-whose rows add up to one, and where images are alike, such as x, x + 1 and 2x - y, several bases consist of images. The residual is
-the same for all of them. What tells them apart are the zeros of Delta: a neuron that never fires for sample k has no part of it.
+The rows of a first layer, W = Delta [X 1], span a space with many bases. If X explains them, so
+does A X for every invertible A whose rows add up to one. If images are alike, such as x, x + 1 and
+2x - y, several bases consist of images. The residual is the same for all of them. What tells them
+apart are the zeros of Delta: a neuron that never fires for sample k has no part of it.
 
-**Duals.** Let q_j solve X q_j = e_j, and let L_g be the rows of neuron g. Then L_g q_j = 0 exactly if sample j is inactive at g.
-A candidate's dual is some combination q' = sum_k c_k q_k of the true ones. If s of the c_k are non-zero, q' vanishes
+**Duals.** Let q_j solve X q_j = e_j, and let L_g be the rows of neuron g. Then L_g q_j = 0 exactly
+if sample j is inactive at g. A candidate's dual is some combination q' = sum_k c_k q_k of the true
+ones. If s of the c_k are non-zero, q' vanishes
 
 * at neurons where all s samples are inactive, whose rows have rank b - s at the most, and
-* at neurons where the active ones of them cancel by accident. In general position there are so few of these that each adds a
-  dimension that no other neuron adds: leave it out, and the rank falls.
+* at neurons where the active ones of them cancel by accident. In general position there are so few
+  of these that each adds a dimension that no other neuron adds: leave it out, and the rank falls.
 
-So a dual is *proven* (s = 1) if the rows where it vanishes have rank b - 1 and keep it when any one neuron is left out. Here more is
-asked for, since candidates are chosen among many: some division of these neurons into three parts has rank b - 1 in every part. If rows
-show that slopes of different samples depend on each other, nothing is in general position, and nothing is proven.
+So a dual is *proven* (s = 1) if the rows where it vanishes have rank b - 1 and keep it when any one
+neuron is left out. Here more is required, since candidates are chosen among many: some division of
+these neurons into three parts has rank b - 1 in every part. If the rows show that slopes of
+different samples depend on each other, nothing is in general position, and nothing is proven.
+docs/exact.md has the theorem and its proof.
 
-**Companions.** Let P be the proven duals and U the others. A true input is x_k = x'_k + sum over j in U of A_kj x'_j, since the duals
-in P hold one sample each. A_kj is zero if q'_j vanishes, not by accident, at a neuron that fires for k. What is left are the companions
-of k: the candidates whose multiples x'_k may still hold. An input without companions is proven without looking at its pixels.
+**Companions.** Let P be the proven duals and U the others. A true input is x_k = x'_k + sum over j
+in U of A_kj x'_j, since the duals in P hold one sample each. A_kj is zero if q'_j vanishes, not by
+accident, at a neuron that fires for k. The j that are left are the companions of k: the candidates
+whose multiples x'_k may still hold. An input without companions is proven without looking at its
+pixels.
 
-**Independent slopes.** All of this supposes that the loss's slopes of different samples do not depend on each other. If two samples
-have one slope, all neurons where both fire see the same sum of them, which looks like an input of its own. Known models exclude that
-(`slopes.agree`). Without them, `undecided` looks at the neurons where two or three candidates fire together: their rows must be in
-general position, as many neurons as candidates always being independent. A sum that was taken for an input never fires together
-with its parts, or always in the same proportion.
+**Independent slopes.** All of this supposes that the loss's slopes of different samples do not
+depend on each other. If two samples have one slope, all neurons where both fire see the same sum of
+them, which looks like an input of its own. Known models exclude that (`slopes.agree`). Without
+them, `undecided` looks at the neurons where two or three candidates fire together: their rows must
+be in general position, as many neurons as candidates always being independent. A sum that was taken
+for an input never fires together with its parts, or always in the same proportion.
+
+The thresholds err on the safe side. All but `ROUNDING`, `TIMES`, `CHANCE` and `FEWEST` were moved
+by a factor of two to three either way, which changed nothing for ordinary batches of Fashion-MNIST.
+What they protect from are images that are alike: tests/adversarial/test_certificates.py has the
+families, and docs/exact.md counts 10,677 images of them, none called exact wrongly.
 """
 
 from __future__ import annotations
@@ -35,31 +47,66 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-ZERO = 5.0  # a neuron is inactive if its rows are below this many times what noise alone makes of them ...
-CLEAR = 100.0  # ... which means something only if the active ones are typically above this many times it, ...
-FIRES = 20.0  # ... and a neuron surely fires above this many times it
-SEEN = 6.0  # rows show a direction if it is this many times louder in them than noise
-ROUNDING = 1e-11  # share of a direction's energy that counts as none, whatever the noise: sums of squares in float64
-TIMES = 1e-6  # relative size of a change over rounds that counts as one
-AGREE = 2  # neurons that must agree that a dual holds nothing of an input
-CHANCE = (
-    1e-6  # probability of a dual that looks proven because noise hides what is left of an accident
-)
-LEAST = 2  # accidents that every proof is proof against: candidates are chosen among many, so one may be there by choice
-SPARES = 3  # most accidents that a proof is made proof against
-SHUFFLES = 8  # ways of dividing the neurons that are tried
-TOGETHER = 8  # most neurons with the same candidates that are compared, ...
-FEWEST = 5  # ... and fewest that show anything
-GENERAL = 0.8  # part of their choices that must be independent; two directions make a half of them so, four directions three quarters
-CHUNK = 256  # sets of candidates that are looked at together
-LOUD = 0.5  # size of a round, relative to a neuron's loudest one, whose slopes are looked at
+# A neuron is inactive if its rows are below this many times what noise makes of them. A root mean
+# square over n rounds exceeds it with probability 6e-7 for n = 1 and less for more, ...
+ZERO = 5.0
+# ... which means something only if the active neurons are typically above this many times it, ...
+CLEAR = 100.0
+# ... and a neuron surely fires above this many times it. The gap between 5 and 20 counts as
+# neither.
+FIRES = 20.0
+
+# Rows show a direction if it is this many times larger in them than noise (in amplitude).
+SEEN = 6.0
+
+# Share of a direction's energy that counts as none, whatever the noise is: sums of squares in
+# float64 have errors of 2e-16 times the condition number.
+ROUNDING = 1e-11
+
+# Relative size of a change over rounds that counts as one. float32 wires resolve 1e-7.
+TIMES = 1e-6
+
+# Neurons that must agree that a dual holds nothing of an input: one of them may be an accident.
+AGREE = 2
+
+# Probability of a dual that looks proven because noise hides what is left of an accident.
+CHANCE = 1e-6
+
+# Accidents that every proof is proof against: candidates are chosen among many, so one may be there
+# by choice, and another by chance. So rows are divided into three parts.
+LEAST = 2
+
+# Most accidents that a proof is made proof against; a dual that would need more is not proven.
+SPARES = 3
+
+# Divisions of the neurons that are tried. A choice: one proves as many ordinary batches as 32.
+SHUFFLES = 8
+
+# Most neurons with the same candidates that are compared, ...
+TOGETHER = 8
+# ... and fewest that show anything. Five neurons have ten pairs and ten triples.
+FEWEST = 5
+
+# Part of these choices that must be independent. If the rows of two samples lie in two directions
+# only, half of the pairs are independent; four directions make it three quarters.
+GENERAL = 0.8
+
+# Sets of candidates that are examined together, which bounds the memory.
+CHUNK = 256
+
+# Rounds of a neuron whose slopes are examined: those of at least this size, relative to its
+# largest.
+LOUD = 0.5
 
 
 @dataclass(frozen=True)
 class Rows:
     """Rows of all neurons over windows of rounds, in coordinates of the inputs' space.
 
-    rows: (G, n, b), errors independent with standard deviation `noise`. neuron: (G,) which neuron each group belongs to.
+    Attributes:
+        rows: (G, n, b) with independent errors.
+        noise: Standard deviation of these errors.
+        neuron: (G,) which neuron each group belongs to.
     """
 
     rows: Tensor
@@ -79,15 +126,18 @@ def companions(
         generator: Divides neurons into parts.
 
     Returns:
-        One set per candidate; empty sets are proofs. Unproven candidates have all unproven others as companions, and if slopes
-        depend on each other, or there are more samples than slopes, all candidates do.
+        One set per candidate; empty sets are proofs. Unproven candidates have all unproven others
+        as companions. If slopes depend on each other, or there are more samples than slopes, all
+        candidates have all others.
     """
     b = len(inputs)
     duals = torch.linalg.inv(inputs)
-    slopes = data.rows @ duals  # (G, n, b), Delta where the candidates are right
+    slopes = data.rows @ duals  # (G, n, b), Delta if the candidates are right
     size = slopes.square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
     changes = independent_rounds(slopes, size)
-    evidence, neuron = _Evidence.of(data), data.neuron
+    evidence = _Evidence.of(data)
+    neuron = data.neuron
+    # A sample's slopes have `outputs` free numbers in each independent round.
     if b > changes * outputs or evidence.dependent(size, _patterns(size)):
         return [frozenset(range(b)) - {k} for k in range(b)]
     held = [evidence.vanishing(size[:, j], neuron, changes, generator) for j in range(b)]
@@ -95,34 +145,46 @@ def companions(
     found = []
     for k in range(b):
         if held[k].proven:
-            found.append(frozenset(j for j in unproven if not held[j].excludes(size[:, k], neuron)))
+            may_hold = [j for j in unproven if not held[j].excludes(size[:, k], neuron)]
+            found.append(frozenset(may_hold))
         else:
             found.append(frozenset(unproven) - {k})
     return found
 
 
 def independent_rounds(slopes: Tensor, size: Tensor) -> int:
-    """Number of rounds in which slopes (G, n, b) differ by more than noise, which is 1 in units of `size` (G, b)."""
+    """Count the rounds in which slopes differ by more than noise: the rank over time.
+
+    Args:
+        slopes: (G, n, b) of all candidates.
+        size: (G, b) their size in units of noise.
+    """
     over_time = slopes.transpose(0, 1).flatten(1)
     spread = torch.linalg.svdvals(over_time @ over_time.T).sqrt()
-    loud = float(size[size > ZERO].median()) if bool((size > ZERO).any()) else 0.0
+    loud = 0.0
+    if bool((size > ZERO).any()):
+        loud = float(size[size > ZERO].median())
     part = spread / spread[0].clamp_min(torch.finfo(spread.dtype).tiny)
     return int(((part > TIMES) & (part * loud > FIRES)).sum())
 
 
 def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozenset[int]]:
-    """Return, for every candidate, those whose slopes are not seen to be independent of its own, in twos and threes.
+    """Return, for every candidate, those whose slopes are not seen to be independent of its own.
+
+    All sets of two and of three candidates are examined.
 
     Args:
         data: Rows of the first layer.
         inputs: Candidates (b, b) in the same coordinates, an invertible matrix.
         generator: Chooses rounds and neurons.
+
+    Returns:
+        One set per candidate, empty if its slopes are seen to be independent of all others'.
     """
     b = len(inputs)
     duals = torch.linalg.inv(inputs)
-    slopes = (data.rows @ duals) / (
-        data.noise * duals.norm(dim=0)
-    )  # (G, n, b), the noise of an entry is 1
+    unit = data.noise * duals.norm(dim=0)
+    slopes = (data.rows @ duals) / unit  # (G, n, b), the noise of an entry is 1
     size = slopes.norm(dim=2)
     # Of every neuron, one of its loud rounds: neurons of one round share what depends on the round.
     chance = (size >= LOUD * size.amax(1, keepdim=True)).double()
@@ -130,7 +192,9 @@ def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozense
     rows = slopes[torch.arange(len(slopes)), rounds]  # (G, b)
     near: list[set[int]] = [set() for _ in range(b)]
     for count in (2, 3):
-        for some in torch.combinations(torch.arange(b), count).split(CHUNK) if b >= count else ():
+        if b < count:
+            continue
+        for some in torch.combinations(torch.arange(b), count).split(CHUNK):
             for names in some[~_general(rows, some, generator)].tolist():
                 for k in names:
                     near[k].update(set(names) - {k})
@@ -138,7 +202,16 @@ def undecided(data: Rows, inputs: Tensor, generator: Generator) -> list[frozense
 
 
 def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
-    """Tell of which candidates (n, s) the neurons where all of them fire have rows in general position; rows: (G, b)."""
+    """Decide of which sets of candidates the common neurons have rows in general position.
+
+    Args:
+        rows: (G, b) slopes of all candidates in one round of each neuron, with noise 1.
+        some: (n, s) sets of candidates.
+        generator: Chooses among the neurons where all of a set fire.
+
+    Returns:
+        (n,) bool.
+    """
     s = some.shape[1]
     firing = (rows.abs() > FIRES)[:, some].all(2).T  # (n, G)
     order = torch.rand(firing.shape, generator=generator, dtype=rows.dtype) + firing
@@ -148,7 +221,8 @@ def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
     choices = torch.combinations(torch.arange(most), s)
     seen = rows[neurons[:, :, None], some[:, None, :]]  # (n, most, s)
     there = (choices < number[:, None, None]).all(2)  # (n, choices)
-    # The least singular value is the volume over the area of the largest side, up to a factor of s; noise makes about 1 of it.
+    # The least singular value is the volume over the area of the largest side, up to a factor of s;
+    # noise makes about 1 of it.
     volume = torch.linalg.det(seen[:, choices]).abs()
     largest = seen.norm(dim=2)[:, choices].sort(dim=2).values[:, :, 1:].prod(2)
     independent = (volume > SEEN * s * largest) & there
@@ -157,14 +231,19 @@ def _general(rows: Tensor, some: Tensor, generator: Generator) -> Tensor:
 
 
 def _patterns(size: Tensor) -> Tensor:
-    """Number the patterns of activity (G,)."""
+    """Number the patterns of activity (G,) that sizes (G, b) make."""
     numbers: Tensor = torch.unique((size > ZERO).long(), dim=0, return_inverse=True)[1]
     return numbers
 
 
 @dataclass(frozen=True)
 class _Vanishing:
-    """Groups (G,) where a dual vanishes, and not by accident; whether that proves it to be the dual of one sample."""
+    """Where a dual vanishes.
+
+    Attributes:
+        groups: (G,) bool, the groups where it vanishes, and not by accident.
+        proven: Whether that proves it to be the dual of one sample.
+    """
 
     groups: Tensor
     proven: bool
@@ -179,7 +258,10 @@ class _Vanishing:
 class _Evidence:
     """Rows in coordinates in which all of them together have unit energy in every direction.
 
-    grams: (G, b, b). noise: (b, b), the energy that noise gives one row of them. rows: in a group.
+    Attributes:
+        grams: (G, b, b) the products L_g^T L_g.
+        noise: (b, b) the energy that noise gives one row of them.
+        rows: Rows in a group.
     """
 
     grams: Tensor
@@ -189,9 +271,8 @@ class _Evidence:
     @classmethod
     def of(cls, data: Rows) -> _Evidence:
         """Scale the rows."""
-        _, size, right = torch.linalg.svd(
-            torch.linalg.qr(data.rows.flatten(0, 1)).R, full_matrices=False
-        )
+        triangle = torch.linalg.qr(data.rows.flatten(0, 1)).R
+        _, size, right = torch.linalg.svd(triangle, full_matrices=False)
         scale = right.T / size.clamp_min(torch.finfo(size.dtype).tiny)
         scaled = data.rows @ scale
         return cls(scaled.mT @ scaled, data.noise**2 * scale.T @ scale, data.rows.shape[1])
@@ -199,9 +280,14 @@ class _Evidence:
     def dependent(self, size: Tensor, patterns: Tensor) -> bool:
         """Whether some pattern's rows have a lower rank than its samples and neurons allow.
 
-        That happens if the loss's slopes of some samples depend on each other, as they do for equal labels at a model whose outputs
-        are zero or saturated, and with more samples than the loss has outputs in the rounds that differ. Then all neurons with one
-        pattern see one combination, which looks like an input of its own, and activity proves nothing.
+        That happens if the loss's slopes of some samples depend on each other, as they do for equal
+        labels at a model whose outputs are zero or saturated, and with more samples than the loss
+        has outputs in the rounds that differ. Then all neurons with one pattern see one
+        combination, which looks like an input of its own, and activity proves nothing.
+
+        Args:
+            size: (G, b) of all candidates' slopes, in units of noise.
+            patterns: (G,) number of each group's pattern of activity.
         """
         for number in patterns.unique():
             here = patterns == number
@@ -213,17 +299,28 @@ class _Evidence:
     def vanishing(
         self, size: Tensor, unit: Tensor, changes: int, generator: Generator
     ) -> _Vanishing:
-        """Return where a dual vanishes, from its sizes (G,) at the groups in units of noise."""
-        zero, b = size < ZERO, self.grams.shape[1]
-        nowhere = _Vanishing(torch.zeros_like(zero), False)
+        """Find where a dual vanishes, and whether that proves it.
+
+        Args:
+            size: (G,) its sizes at the groups, in units of noise.
+            unit: (G,) which neuron each group belongs to.
+            changes: Rounds that differ.
+            generator: Divides neurons into parts.
+        """
+        zero = size < ZERO
+        b = self.grams.shape[1]
         loud = size[~zero]
         if b == 1:
             return _Vanishing(zero, True)
         if not len(loud) or not bool(zero.any()) or float(loud.median()) < CLEAR:
-            return nowhere
-        # Noise hides an accident with this probability, at any of the neurons.
+            return _Vanishing(torch.zeros_like(zero), False)
+        # Noise hides an accident in all rounds with probability (ZERO / loud)^changes, at any of
+        # the neurons; this is its logarithm. So many accidents together have a probability below
+        # CHANCE.
         chance = math.log(len(unit.unique())) + changes * math.log(ZERO / float(loud.median()))
-        spares = math.ceil(math.log(CHANCE) / chance) if chance < 0 else SPARES + 1
+        spares = SPARES + 1
+        if chance < 0:
+            spares = math.ceil(math.log(CHANCE) / chance)
         if (
             self._rank(zero) == b - 1
             and spares <= SPARES
@@ -233,10 +330,16 @@ class _Evidence:
         return _Vanishing(self._shared(zero, unit), False)
 
     def _spared(self, zero: Tensor, unit: Tensor, spares: int, generator: Generator) -> bool:
-        """Whether the rank stays b - 1 when any few units are left out: some division into more parts has it in every part."""
+        """Whether the rank stays b - 1 when any few neurons are left out.
+
+        It does if some division of the neurons into spares + 1 parts has rank b - 1 in every part:
+        whichever `spares` neurons are left out, one part is complete.
+        """
         names = unit[zero].unique()
         parts = spares + 1
-        for _ in range(SHUFFLES if len(names) >= parts else 0):
+        if len(names) < parts:
+            return False
+        for _ in range(SHUFFLES):
             place = torch.randperm(len(names), generator=generator) % parts
             part = place[torch.searchsorted(names, unit.clamp(max=int(names[-1])))]
             if all(self._rank(zero & (part == p)) == len(self.noise) - 1 for p in range(parts)):
@@ -244,37 +347,41 @@ class _Evidence:
         return False
 
     def _shared(self, zero: Tensor, unit: Tensor) -> Tensor:
-        """Groups (G,) whose unit can be left out without a loss of rank."""
-        rank, kept = self._rank(zero), torch.zeros_like(zero)
+        """Groups (G,) whose neuron can be left out without a loss of rank: no accidents."""
+        rank = self._rank(zero)
+        kept = torch.zeros_like(zero)
         for name in unit[zero].unique():
             if self._rank(zero & (unit != name)) == rank:
                 kept |= zero & (unit == name)
         return kept
 
     def _rank(self, groups: Tensor) -> int:
-        """Directions that the rows of some groups (G,) show."""
+        """Count the directions that the rows of some groups (G,) show."""
         energy, vectors = torch.linalg.eigh(self.grams[groups].sum(0))
         noise = self.rows * int(groups.sum()) * ((self.noise @ vectors) * vectors).sum(0)
         return int((energy > SEEN**2 * noise + ROUNDING).sum())
 
 
 def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit every dual once more to all rows where it vanishes, and say how far that leaves the inputs mixed.
+    """Fit every dual once more to all rows where it vanishes, and bound how mixed inputs are.
 
-    The rows R_j (N, b) where dual q_j vanishes have errors of standard deviation `noise`. So q_j, of length 1, is their last right
-    singular vector up to an error of covariance noise^2 (R_j' R_j)^+, and since X is the inverse of the duals, an error e of q_j
-    takes (x_i e) x_j from every input x_i.
+    The rows R_j (N, b) where dual q_j vanishes have errors of standard deviation `noise`. So q_j,
+    of length 1, is their last right singular vector up to an error of covariance noise^2 (R_j'
+    R_j)^+. Since X is the inverse of the duals, an error e of q_j takes (x_i e) x_j from every
+    input x_i.
 
     Args:
         data: Rows of the first layer.
         inputs: (b, b) in the same coordinates, invertible, whose duals are proven.
 
     Returns:
-        The inputs (b, b), and the standard deviations (b, b) of the multiple of x_j that is in x_i, the inputs scaled as they are given.
+        The inputs (b, b), and the standard deviations (b, b) of the multiple of x_j that is in x_i,
+        the inputs scaled as they are given.
     """
     duals = torch.linalg.inv(inputs)
     size = (data.rows @ duals).square().mean(1).sqrt() / (data.noise * duals.norm(dim=0))
-    fitted, mixed = duals.clone(), torch.zeros_like(inputs)
+    fitted = duals.clone()
+    mixed = torch.zeros_like(inputs)
     for j in range(len(inputs)):
         rows = data.rows[size[:, j] < ZERO].flatten(0, 1)
         _, strength, right = torch.linalg.svd(torch.linalg.qr(rows).R, full_matrices=True)
@@ -287,7 +394,15 @@ def refined(data: Rows, inputs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def windows(stack_rows: Sequence[Tensor], noise: float) -> Rows:
-    """Put windows, each (n, H, b) rows of all H neurons, side by side."""
+    """Put windows side by side.
+
+    Args:
+        stack_rows: For each window, the rows (n, H, b) of all H neurons.
+        noise: Standard deviation of their errors.
+
+    Returns:
+        The rows, one group for each neuron in each window.
+    """
     rows = torch.cat([part.transpose(0, 1) for part in stack_rows])
     neuron = torch.arange(stack_rows[0].shape[1]).repeat(len(stack_rows))
     return Rows(rows, noise, neuron)

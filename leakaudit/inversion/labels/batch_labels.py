@@ -1,6 +1,7 @@
 """Labels of a batch whose inputs are known, from the last layer's gradients at known models.
 
-The last layer shows sum_t c_t sum_k (p_kt - e_{y_k}) h_kt^T / b. Models and inputs give p and h, so the labels are the solution of
+The last layer shows sum_t c_t sum_k (p_kt - e_{y_k}) h_kt^T / b, with p the softmax and h the
+features of sample k at model t. Models and inputs give p and h, so the labels are the solution of
 linear equations, and the right ones come out as unit vectors.
 """
 
@@ -15,42 +16,49 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-UNIT = 0.25  # how far a solution may be from a unit vector
-ROWS = 4  # rows of the leak that are used
+# How far an entry of a solution may be from that of a unit vector: half of what would round it
+# wrongly.
+UNIT = 0.25
+
+# Rows of the leak that are used, the largest ones. A choice: one would do without noise.
+ROWS = 4
 
 
 def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
-    """Return the labels (b,) of known inputs x (b, *shape), None where the models are not known or the equations do not settle them.
+    """Solve for the labels of known inputs.
 
-    Needs cross-entropy, a last linear layer with a bias, single gradients (inner = 1) and all samples of the batch, each once.
+    It needs cross-entropy, a last linear layer with a bias, single gradients (inner = 1) and all
+    samples of the batch, each once.
+
+    Args:
+        leak: What was heard.
+        task: What is trained.
+        x: (b, *shape) inputs.
+
+    Returns:
+        (b,), or None if the models are not known or the equations do not settle them.
     """
-    if (
-        leak.theta is None
-        or leak.inner > 1
-        or task.spec.loss != "cross_entropy"
-        or task.last_linear is None
-        or task.last_linear[1] is None
-    ):
+    if leak.theta is None or leak.inner > 1 or task.spec.loss != "cross_entropy":
+        return None
+    if task.last_linear is None or task.last_linear[1] is None:
         return None
     weight, bias = (task.layout.slices[n] for n in task.last_linear if n)
-    if (
-        leak.columns[0] > weight.start
-        or leak.columns[1] < bias.stop
-        or (leak.batch is not None and leak.batch != len(x))
-    ):
+    start, stop = leak.columns
+    if start > weight.start or stop < bias.stop:
+        return None
+    if leak.batch is not None and leak.batch != len(x):
         return None
     rows = leak.value.norm(dim=1).topk(min(ROWS, len(leak.value))).indices
     used = leak.combination[rows].count_nonzero(dim=0).nonzero().flatten()
     c = leak.combination[rows][:, used].double()
-    theta, classes = leak.theta[used].double(), task.spec.classes
+    theta = leak.theta[used].double()
+    classes = task.spec.classes
     probability, feature = _forward(task, theta, x.double(), weight, bias)
-    decay = task.l2 * (c @ theta)[:, weight] if task.l2 else 0.0
-    value = (
-        leak.value[rows].double()[:, weight.start - leak.columns[0] : weight.stop - leak.columns[0]]
-        - decay
-    )
+    value = leak.value[rows].double()[:, weight.start - start : weight.stop - start]
+    value = value - (task.l2 * (c @ theta)[:, weight] if task.l2 else 0.0)
+    # With f_k = sum_t c_t h_kt, the rows leave sum_k e_{y_k} f_k^T.
     explained = torch.einsum("mt,tkc,tkh->mch", c, probability, feature) / len(x)
-    left = (explained - value.reshape(len(rows), classes, -1)) * len(x)  # sum_k e_{y_k} f_k^T
+    left = (explained - value.reshape(len(rows), classes, -1)) * len(x)
     f = torch.einsum("mt,tkh->kmh", c, feature).flatten(1)
     if not bool(f.isfinite().all() and left.isfinite().all()):
         return None  # a saturated output shows no feature
@@ -63,9 +71,26 @@ def labels(leak: GradientLeak, task: Task, x: Tensor) -> Tensor | None:
 def _forward(
     task: Task, theta: Tensor, x: Tensor, weight: slice, bias: slice
 ) -> tuple[Tensor, Tensor]:
-    """Return p (t, b, C) and the last layer's inputs (t, b, H): the gradient of one sample with label 0 is (p - e_0) h^T and p - e_0."""
+    """Compute the softmax and the last layer's inputs of every sample at every model.
+
+    The gradient of one sample with label 0 is (p - e_0) h^T for the weights and p - e_0 for the
+    bias.
+
+    Args:
+        task: What is trained.
+        theta: (t, d) models.
+        x: (b, *shape) inputs.
+        weight: Columns of the last layer's weights.
+        bias: Columns of its bias.
+
+    Returns:
+        p (t, b, C) and h (t, b, H).
+    """
     zero = torch.zeros(1, dtype=torch.long, device=x.device)
-    g = torch.stack([torch.stack([task.gradient(w, one[None], zero) for one in x]) for w in theta])
+    each: list[Tensor] = []
+    for w in theta:
+        each.append(torch.stack([task.gradient(w, one[None], zero) for one in x]))
+    g = torch.stack(each)
     if task.l2:
         g = g - task.l2 * theta[:, None]
     q = g[..., bias]

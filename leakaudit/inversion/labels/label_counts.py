@@ -1,8 +1,9 @@
-"""How many samples of each class a batch holds, from the last layer's gradient: the field's methods, one function each, and ours.
+"""How many samples of each class a batch holds, from the last layer's gradient.
 
-A batch of B samples with features h_k and q_k = p_k - e_{y_k} has the last layer's gradients dW = 1/B sum_k q_k h_k^T and
-db = 1/B sum_k q_k, so B db = sum_k p_k - n: the counts n are known as soon as the mean of the softmax is. Loss ``binary`` is read as
-two classes with logits (0, z).
+A batch of B samples with features h_k and q_k = p_k - e_{y_k} has the last layer's gradients dW =
+1/B sum_k q_k h_k^T and db = 1/B sum_k q_k. So B db = sum_k p_k - n: the counts n are known as soon
+as the mean of the softmax is. Here are the field's methods, one function each, and our own
+(`pooled`). Loss ``binary`` is read as two classes with logits (0, z).
 """
 
 from __future__ import annotations
@@ -21,15 +22,36 @@ if TYPE_CHECKING:
     from leakaudit.leak import GradientLeak
     from leakaudit.tasks.task import Task
 
-ROUNDING = 1e-10  # singular values below this share of the largest one are rounding
-TRUST = 0.2  # added to a class's count before it becomes the weight 1/n of what that class says of the common features
-STEPS = 30  # of `pooled`; half of each new estimate is taken
-DUMMIES = 10  # batches of one class that `dummies` looks at, for each class
+# Singular values below this share of the largest one are rounding in float64.
+ROUNDING = 1e-10
+
+# What is added to a class's count before it becomes the weight 1/n of what that class says of the
+# common features. A choice: a class that is absent counts five times as much as one with a sample.
+TRUST = 0.2
+
+# Iterations of `pooled`, each of which takes half of the new estimate: 2^-30 of the first error is
+# left.
+STEPS = 30
+
+# A count above this gives a class features of its own, and no count below `ONE` divides them:
+# estimates of absent classes are near 0, those of others near 1 or more.
+PRESENT = 0.25
+ONE = 0.5
+
+# Batches of one class that `dummies` looks at, for all classes together; one for each at least.
+DUMMIES = 10
 
 
 @dataclass(frozen=True)
 class Head:
-    """The last layer. weight (C, H), bias (C,) or None: its gradient; matrix (C, H), shift (C,): its model, None where unknown."""
+    """The last layer.
+
+    Attributes:
+        weight: (C, H) gradient of its weights.
+        bias: (C,) gradient of its bias, or None.
+        matrix: (C, H) its weights, None if unknown.
+        shift: (C,) its bias, None if unknown.
+    """
 
     weight: Tensor
     bias: Tensor | None = None
@@ -48,42 +70,66 @@ class Head:
 
 
 def plain(leak: GradientLeak, task: Task, row: int) -> Tensor:
-    """Return the gradient (c,) in one plain row of a leak, the mean of a local training's, without weight decay; float64 on the CPU."""
-    scale, value = leak.combination[row].double(), leak.value[row].double()
-    value = value * float(scale.sum().sign()) / leak.inner
+    """Return the gradient in one plain row of a leak, without weight decay.
+
+    Args:
+        leak: What was heard.
+        task: What is trained.
+        row: Place of the row. Of a local training, it gives the mean of the steps.
+
+    Returns:
+        (c,) in float64 on the CPU.
+    """
+    scale = leak.combination[row].double()
+    value = leak.value[row].double() * float(scale.sum().sign()) / leak.inner
     if task.l2 and leak.theta is not None:
-        value = value - task.l2 * (scale.abs().to(leak.theta.double()) @ leak.theta.double())[
-            slice(*leak.columns)
-        ].to(value)
+        model = scale.abs().to(leak.theta.double()) @ leak.theta.double()
+        value = value - task.l2 * model[slice(*leak.columns)].to(value)
     return value.cpu()
 
 
 def part(leak: GradientLeak, task: Task, value: Tensor, name: str | None) -> Tensor | None:
-    """Return one parameter of a gradient (c,) in its own shape, None where it is not in the leak's columns."""
-    if (
-        name is None
-        or (at := task.layout.slices[name]).start < leak.columns[0]
-        or at.stop > leak.columns[1]
-    ):
+    """Return one parameter of a gradient in its own shape.
+
+    Args:
+        leak: Where the gradient is from.
+        task: What is trained.
+        value: (c,) the gradient, of the leak's columns.
+        name: Of the parameter, or None.
+
+    Returns:
+        The part, or None if it is not in the leak's columns.
+    """
+    if name is None:
+        return None
+    at = task.layout.slices[name]
+    start, stop = leak.columns
+    if at.start < start or at.stop > stop:
         return None
     shape = task.layout.shapes[task.layout.names.index(name)]
-    return value[at.start - leak.columns[0] : at.stop - leak.columns[0]].reshape(shape)
+    return value[at.start - start : at.stop - start].reshape(shape)
 
 
 def of(leak: GradientLeak, task: Task, row: int) -> Head | None:
-    """Return the last layer in one plain row of a leak as `plain` has it, None where it is not in there.
+    """Return the last layer in one plain row of a leak.
 
-    Of a local training, the model in the middle of its way.
+    Args:
+        leak: What was heard.
+        task: What is trained.
+        row: Place of the row. Of a local training, the model is the one in the middle of its way.
+
+    Returns:
+        The layer, or None if it is not in the row.
     """
     value = plain(leak, task, row)
-    if (
-        task.last_linear is None
-        or task.spec.loss == "squared"
-        or (weight := part(leak, task, value, task.last_linear[0])) is None
-    ):
+    if task.last_linear is None or task.spec.loss == "squared":
+        return None
+    weight = part(leak, task, value, task.last_linear[0])
+    if weight is None:
         return None
     bias = part(leak, task, value, task.last_linear[1])
-    matrix, shift = None, None
+    matrix: Tensor | None = None
+    shift: Tensor | None = None
     if leak.theta is not None:
         model = leak.theta[int(leak.combination[row].abs().argmax())].double().clone()
         if leak.inner > 1 and leak.step is not None:
@@ -92,72 +138,113 @@ def of(leak: GradientLeak, task: Task, row: int) -> Head | None:
         matrix, shift = (parts[n].cpu() if n else None for n in task.last_linear)
     if len(weight) > 1:
         return Head(weight, bias, matrix, shift)
-    weight, bias, matrix, shift = (
-        _two(t, sign) for t, sign in ((weight, -1), (bias, -1), (matrix, 0), (shift, 0))
-    )
-    return None if weight is None else Head(weight, bias, matrix, shift)
+    # Logits (0, z): the first class has no parameters, and the gradient of the second, negated.
+    return Head(torch.cat([-weight, weight]), _two(bias, -1), _two(matrix, 0), _two(shift, 0))
 
 
 def by_rows(head: Head) -> Tensor:
-    """Classes (C,) whose row of dW has a negative sum; the rule of iDLG (Zhao et al. 2020, eq. 5) for batches, needs h >= 0."""
+    """Find classes by the rule of iDLG for batches (Zhao et al. 2020, eq. 5).
+
+    Args:
+        head: The last layer, with features h >= 0.
+
+    Returns:
+        (C,) bool, the classes whose row of dW has a negative sum.
+    """
     return head.weight.sum(1) < 0
 
 
 def by_bias(head: Head) -> Tensor:
-    """Classes (C,) whose entry of db is negative: they are in the batch for any activation; others may be as well."""
+    """Find classes whose entry of db is negative.
+
+    Args:
+        head: The last layer, behind any activation.
+
+    Returns:
+        (C,) bool. These are in the batch; others may be as well.
+    """
     return _bias(head) < 0
 
 
 def yin(head: Head, batch: int) -> Tensor:
-    """Counts (C,), 0 or 1: the classes with the `batch` lowest entries of dW (Yin et al. 2021, GradInversion); no class comes twice."""
+    """Take the classes with the lowest entries of dW (Yin et al. 2021, GradInversion).
+
+    Args:
+        head: The last layer.
+        batch: How many classes are taken; no class comes twice.
+
+    Returns:
+        Counts (C,), 0 or 1.
+    """
     n = torch.zeros(head.classes, dtype=torch.int64)
     n[head.weight.amin(1).argsort()[:batch]] = 1
     return n
 
 
 def rlg(head: Head) -> Tensor:
-    """Classes (C,) that a hyperplane parts from all others in the columns' space of dW (Dang et al. 2021, RLG).
+    """Find classes that a hyperplane parts from all others (Dang et al. 2021, RLG).
 
-    A linear program a class. No class of the batch is left out; where the batch comes near C others are counted as well.
+    The hyperplanes are those of dW's column space.
+
+    One linear program for each class: is there a vector v with plane_c v <= -1 and plane_i v >= 0
+    for all others? No class of the batch is left out; if the batch comes near C, others are counted
+    as well.
+
+    Args:
+        head: The last layer.
+
+    Returns:
+        (C,) bool.
     """
     from scipy.optimize import linprog
 
     left, size, _ = torch.linalg.svd(head.weight, full_matrices=False)
     plane = left[:, size > ROUNDING * size[0]].numpy()
-    found = []
+    found: list[bool] = []
     for c in range(head.classes):
-        above, least = -plane, np.zeros(head.classes)
-        above[c], least[c] = plane[c], -1.0
-        found.append(
-            linprog(
-                np.zeros(plane.shape[1]),
-                A_ub=above,
-                b_ub=least,
-                bounds=(None, None),
-                method="highs",
-            ).status
-            == 0
+        above = -plane
+        least = np.zeros(head.classes)
+        above[c] = plane[c]
+        least[c] = -1.0
+        program = linprog(
+            np.zeros(plane.shape[1]),
+            A_ub=above,
+            b_ub=least,
+            bounds=(None, None),
+            method="highs",
         )
+        found.append(program.status == 0)
     return torch.tensor(found)
 
 
 def llg(
     head: Head, batch: int, impact: float | None = None, offset: Tensor | None = None
 ) -> Tensor:
-    """Counts (C,) from the sums g of dW's rows: each sample takes `impact` off the sum of its class (Wainakh et al. 2022, LLG).
+    """Count by the sums g of dW's rows (Wainakh et al. 2022, LLG).
 
-    First every class with a negative sum gets one sample, then, with `offset` (C,) taken off the sums, the lowest sum gets the next one
-    until there are `batch`. impact: where not given, (1 + 1/C) / B times the negative sums; offset: 0 there. Needs h >= 0.
+    Each sample takes `impact` off the sum of its class. First every class with a negative sum gets
+    one sample. Then, with `offset` taken off the sums, the lowest sum gets the next one until there
+    are `batch`.
+
+    Args:
+        head: The last layer, with features h >= 0.
+        batch: Samples B.
+        impact: What one sample changes; None for (1 + 1/C) / B times the negative sums.
+        offset: (C,), None for 0.
+
+    Returns:
+        Counts (C,).
     """
     g = head.weight.sum(1).clone()
-    step = (
-        float(g.clamp(max=0).sum()) * (1 + 1 / head.classes) / batch if impact is None else impact
-    )
+    step = impact
+    if step is None:
+        step = float(g.clamp(max=0).sum()) * (1 + 1 / head.classes) / batch
     n = torch.zeros(head.classes, dtype=torch.int64)
     for c in g.argsort()[: min(batch, int((g < 0).sum()))].tolist():
         n[c] += 1
         g[c] -= step
-    g = g if offset is None else g - offset
+    if offset is not None:
+        g = g - offset
     while int(n.sum()) < batch:
         c = int(g.argmin())
         n[c] += 1
@@ -166,92 +253,142 @@ def llg(
 
 
 def dummies(task: Task, theta: Tensor, batch: int, generator: Generator) -> tuple[float, Tensor]:
-    """Return impact and offset (C,) for `llg` from batches of uniform noise, each of one class (Wainakh et al. 2022, LLG*).
+    """Estimate what `llg` needs from batches of uniform noise, each of one class (LLG*).
 
-    theta: (d,) the model. The task must have a last linear layer and cross-entropy.
+    Args:
+        task: What is trained. It must have a last linear layer and cross-entropy.
+        theta: (d,) the model.
+        batch: Samples.
+        generator: Draws the noise.
+
+    Returns:
+        Impact, and offset (C,).
     """
     columns = task.layout.slices[(task.last_linear or ("",))[0]]
-    own, others = [], []
-    for c in range(task.spec.classes):
-        for _ in range(max(1, DUMMIES // task.spec.classes)):
+    classes = task.spec.classes
+    own: list[Tensor] = []
+    others: list[Tensor] = []
+    for c in range(classes):
+        for _ in range(max(1, DUMMIES // classes)):
             x = priors.start(task, batch, generator, "uniform", theta.dtype)
             y = torch.full((batch,), c, device=task.device)
-            g = task.gradient(theta, x, y)[columns].reshape(task.spec.classes, -1).sum(1)
+            g = task.gradient(theta, x, y)[columns].reshape(classes, -1).sum(1)
             own.append(g[c] / batch)
-            others.append(torch.where(torch.arange(len(g), device=g.device) == c, torch.nan, g))
-    return float(torch.stack(own).mean()) * (1 + 1 / task.spec.classes), torch.stack(
-        others
-    ).nanmean(0).cpu()
+            mine = torch.arange(len(g), device=g.device) == c
+            others.append(torch.where(mine, torch.nan, g))
+    impact = float(torch.stack(own).mean()) * (1 + 1 / classes)
+    return impact, torch.stack(others).nanmean(0).cpu()
 
 
 def ilrg(head: Head, batch: int) -> Tensor:
-    """Return counts (C,) in real numbers (Ma et al. 2023, iLRG): features of class c are taken for dW_c / db_c.
+    """Count by features of each class (Ma et al. 2023, iLRG).
 
-    With P the softmax of these features, a row a class, (P^T - I) n = B db and sum n = B give n.
+    Features of class c are taken for dW_c / db_c. With P the softmax of these features, one row for
+    each class, (P^T - I) n = B db and sum n = B give n.
+
+    Args:
+        head: The last layer, with its model.
+        batch: Samples B.
+
+    Returns:
+        Counts (C,) in real numbers.
     """
     matrix, shift = _model(head)
     bias = _bias(head)
-    p = (head.weight / torch.where(bias == 0, torch.inf, bias)[:, None] @ matrix.T + shift).softmax(
-        1
-    )
+    features = head.weight / torch.where(bias == 0, torch.inf, bias)[:, None]
+    p = (features @ matrix.T + shift).softmax(1)
     return _solve(p, batch * bias[:, None], bias.new_tensor([batch]))[:, 0]
 
 
 def pooled(head: Head, batch: int) -> Tensor:
-    """Return counts (C,) in real numbers; ours.
+    """Count by features that all classes tell together; our own.
 
-    With P as in iLRG, and D_c the sum of what features of class c differ from the common h, B dW - B db h^T = (P^T - I) D and
-    sum_c D_c = 0. All classes together tell h: it makes sum_c |D_c|^2 / n_c least, so that classes that are rare or absent, whose rows
-    of dW show h itself, count most. Then P = softmax(W (h + D_c / n_c) + b), and so on until h, D, P and n agree. iLRG divides single
-    rows instead, which is wrong where n_c is near B p_c.
+    With P as in iLRG, and D_c the sum of what features of class c differ from the common h,
+
+        B dW - B db h^T = (P^T - I) D    and    sum_c D_c = 0.
+
+    All classes together reveal h: it makes sum_c |D_c|^2 / n_c least, so that classes that are rare
+    or absent, whose rows of dW show h itself, count most. Then P = softmax(W (h + D_c / n_c) + b),
+    and so on until h, D, P and n agree. iLRG divides single rows instead, which is wrong if n_c is
+    near B p_c.
+
+    Args:
+        head: The last layer, with its model.
+        batch: Samples B.
+
+    Returns:
+        Counts (C,) in real numbers.
     """
     matrix, shift = _model(head)
     bias = _bias(head)
-    h = bias @ head.weight / bias.square().sum().clamp_min(torch.finfo(bias.dtype).tiny)
+    tiny = torch.finfo(bias.dtype).tiny
+    h = bias @ head.weight / bias.square().sum().clamp_min(tiny)
     p = (matrix @ h + shift).softmax(0).expand(head.classes, -1)
+    # Three right sides at once: D = u - v h^T is linear in h, and n has the same equations as v.
     known = batch * torch.cat([head.weight, bias[:, None], bias[:, None]], dim=1)
     total = torch.cat([torch.zeros_like(known[0, :-1]), known.new_tensor([batch])])
     for _ in range(STEPS):
         solved = _solve(p, known, total)
-        u, v, n = solved[:, :-2], solved[:, -2], solved[:, -1]
+        u = solved[:, :-2]
+        v = solved[:, -2]
+        n = solved[:, -1]
         trust = 1 / (n.clamp_min(0) + TRUST)
-        h = (trust * v) @ u / (trust * v.square()).sum().clamp_min(torch.finfo(bias.dtype).tiny)
-        apart = torch.where(
-            (n > 0.25)[:, None], (u - v[:, None] * h) / n.clamp_min(0.5)[:, None], 0.0
-        )
+        h = (trust * v) @ u / (trust * v.square()).sum().clamp_min(tiny)
+        own = (u - v[:, None] * h) / n.clamp_min(ONE)[:, None]
+        apart = torch.where((n > PRESENT)[:, None], own, 0.0)
         p = 0.5 * p + 0.5 * ((h + apart) @ matrix.T + shift).softmax(1)
     return _solve(p, known[:, -1:], total[-1:])[:, 0]
 
 
 def whole(real: Tensor, batch: int) -> Tensor:
-    """Return whole counts (C,) that sum to `batch`, nearest to real ones: largest remainders."""
+    """Round counts so that they sum to the batch: the method of largest remainders.
+
+    Args:
+        real: (C,) in real numbers.
+        batch: Samples B.
+
+    Returns:
+        Whole counts (C,).
+    """
     n = real.double().nan_to_num(0.0).clamp_min(0)
-    n = n * (batch / n.sum()) if float(n.sum()) > 0 else torch.full_like(n, batch / len(n))
+    if float(n.sum()) > 0:
+        n = n * (batch / n.sum())
+    else:
+        n = torch.full_like(n, batch / len(n))
     k = n.floor()
-    k[(n - k).argsort(descending=True, stable=True)[: round(batch - float(k.sum()))]] += 1
+    missing = round(batch - float(k.sum()))
+    k[(n - k).argsort(descending=True, stable=True)[:missing]] += 1
     return k.long()
 
 
 def _model(head: Head) -> tuple[Tensor, Tensor]:
+    """Weights and bias of the last layer; a bias of zero if it has none."""
     if head.matrix is None:
         raise AttackError(
             "labels: this method needs the model at which the gradient was taken; use llg"
         )
-    return head.matrix, head.matrix.new_zeros(head.classes) if head.shift is None else head.shift
+    if head.shift is None:
+        return head.matrix, head.matrix.new_zeros(head.classes)
+    return head.matrix, head.shift
 
 
 def _bias(head: Head) -> Tensor:
+    """Gradient of the last layer's bias."""
     if head.bias is None:
         raise AttackError("labels: this method needs a bias in the last layer; use llg")
     return head.bias
 
 
 def _solve(p: Tensor, known: Tensor, total: Tensor) -> Tensor:
-    """Return z (C, m) with (P^T - I) z = known (C, m) and sums `total` (m,); the shortest one where several fit best."""
+    """Solve (P^T - I) z = known (C, m) with sums `total` (m,).
+
+    Returns:
+        z (C, m), the shortest one if several fit best.
+    """
     left = torch.cat([p.T - torch.eye(len(p), dtype=p.dtype), p.new_ones(1, len(p))])
-    solution: Tensor = torch.linalg.lstsq(
-        left, torch.cat([known, total[None]]), driver="gelsd"
-    ).solution  # gelsy differs from call to call
+    right = torch.cat([known, total[None]])
+    # The driver gelsy differs from call to call.
+    solution: Tensor = torch.linalg.lstsq(left, right, driver="gelsd").solution
     return solution
 
 

@@ -1,9 +1,19 @@
-"""What the last layer says of one sample: its label and its features, exactly, even from one difference of two gradients.
+"""What the last layer says of one sample: its label and its features, exactly.
 
-Under cross-entropy the gradient of a last linear layer (W, b) is q h^T and q, with h the features that the layer sees and
-q = softmax(W h + b) - e_y. A row of a leak gives D = c1 q1 h1^T + c2 q2 h2^T and beta = c1 q1 + c2 q2. D has rank two, so in the
-plane of its columns c1 q1 = s beta + r beta', with beta' at a right angle to beta, and only s and r are unknown. As the models are
-known, the two softmax equations settle them and the label, and with them h1 and h2.
+One difference of two gradients is enough.
+
+Under cross-entropy the gradient of a last linear layer (W, b) is q h^T and q, with h the features
+that the layer sees and q = softmax(W h + b) - e_y. A row of a leak gives
+
+    D = c1 q1 h1^T + c2 q2 h2^T    and    beta = c1 q1 + c2 q2.
+
+D has rank two, so in the plane of its columns c1 q1 = s beta + r beta', with beta' at a right angle
+to beta, and only s and r are unknown. As the models are known, the two softmax equations settle
+them and the label, and with them h1 and h2.
+
+For each label, a grid over (s, r) is searched for local minima of a mild misfit, between logarithms
+of probabilities and logits; these are refined by least squares, and then once more by a sharp
+misfit, between the probabilities. The label whose misfit is by far the smallest is right.
 """
 
 from __future__ import annotations
@@ -11,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,70 +38,111 @@ if TYPE_CHECKING:
     from leakaudit.inversion.search.objectives import Target
     from leakaudit.tasks.task import Task
 
-DIRECTIONS = 20_000  # of c1 q1 in the plane; those with one negative entry are searched
-GRID = 48  # directions and lengths that a search for one label looks at
-STARTS = 6  # of its local minima, refined
-SMALL = 1e-12  # probabilities are taken for at least this
-FITS = 2e-2  # largest relative misfit of the equations: wrong labels miss by 1e-2 to 1, float32 wires by up to 1e-2
-CLEAR = 0.1  # largest share of the next label's misfit; above it the label is not claimed
-ALONE = 1e-6  # relative misfit of a row that one gradient makes alone
-VANISHED = 1e-4  # a gradient this small beside its partner does not show its features
+# Directions of c1 q1 in the plane that are looked at; only those with one negative entry are
+# searched, often a narrow sector.
+DIRECTIONS = 20_000
+
+# Directions and lengths that a search for one label looks at.
+GRID = 48
+
+# Its local minima that are refined, the lowest ones.
+STARTS = 6
+
+# Lengths are spread evenly in log odds, from -12 to 12: probabilities of the label from 6e-6 to 1 -
+# 6e-6.
+ODDS = 12
+
+# Probabilities are taken for at least this, so that their logarithm is finite.
+SMALL = 1e-12
+
+# Largest relative misfit of the equations: wrong labels miss by 1e-2 to 1, float32 wires by up to
+# 1e-2.
+FITS = 2e-2
+
+# Largest share of the next label's misfit; above it the label is not claimed.
+CLEAR = 0.1
+
+# Relative misfit of a row that one gradient makes by itself.
+ALONE = 1e-6
+
+# A gradient this small beside its partner does not show its features.
+VANISHED = 1e-4
+
+# Precision of the least squares, that of float64, and evaluations that each of them may take.
+PRECISION = 1e-15
+EVALUATIONS = 300
+
+# What takes the place of a misfit that is not finite.
+NOT_FINITE = 1e6
 
 Array = NDArray[np.float64]
 Found = tuple[int, dict[int, Tensor]]  # label, and features (H,) by gradient
 
 
 def solve(target: Target, task: Task) -> Known | None:
-    """Return label and features of a single sample, None where the rows do not settle them.
+    """Solve for label and features of a single sample.
 
-    Reads plain rows and rows of two gradients; needs cross-entropy, three classes, a last linear layer with a bias in the leak.
+    It reads plain rows and rows of two gradients; it needs cross-entropy, three classes, and a last
+    linear layer with a bias in the leak.
+
+    Args:
+        target: Rows of a leak.
+        task: What is trained.
+
+    Returns:
+        Label and features, or None if the rows do not settle them.
     """
-    if (
-        task.last_linear is None
-        or task.last_linear[1] is None
-        or task.spec.loss != "cross_entropy"
-        or task.spec.classes < 3
-    ):
+    if task.last_linear is None or task.last_linear[1] is None:
+        return None
+    if task.spec.loss != "cross_entropy" or task.spec.classes < 3:
         return None
     if any(c.start < target.columns.start or c.stop > target.columns.stop for c in _columns(task)):
         return None
     found: dict[int, Tensor] = {}
-    said: set[int] = set()
-    for coefficients, value in zip(
-        target.combination.double().cpu(), _without_decay(target, task), strict=True
-    ):
+    labels: set[int] = set()
+    combination = target.combination.double().cpu()
+    for coefficients, value in zip(combination, _without_decay(target, task), strict=True):
         used = coefficients.nonzero().flatten().tolist()
         got = _row(coefficients[used], value, target.theta[used].double().cpu(), task)
-        if got is not None:
-            said.add(got[0])
-            found = {**{used[k]: h for k, h in got[1].items()}, **found}
-    if len(said) != 1:
+        if got is None:
+            continue
+        label, features = got
+        labels.add(label)
+        for k, h in features.items():
+            found.setdefault(used[k], h)
+    if len(labels) != 1:
         return None
     order = sorted(found)
-    return Known(
-        said.pop(), target.theta[order], torch.stack([found[t] for t in order]).to(target.value)
-    )
+    every = torch.stack([found[t] for t in order]).to(target.value)
+    return Known(labels.pop(), target.theta[order], every)
 
 
 def _row(c: Tensor, value: Tensor, theta: Tensor, task: Task) -> Found | None:
-    """Return what one row of one or two gradients says."""
+    """Read one row of one or two gradients.
+
+    Args:
+        c: (1,) or (2,) coefficients.
+        value: (d,) the row, without weight decay.
+        theta: (1, d) or (2, d) models.
+        task: What is trained.
+    """
     weight, bias = _columns(task)
-    d, beta = (
-        value[weight.start : weight.stop].reshape(-1, _width(task)),
-        value[bias.start : bias.stop],
-    )
+    d = value[weight.start : weight.stop].reshape(-1, _width(task))
+    beta = value[bias.start : bias.stop]
     if not bool(beta.any()) or len(c) > 2:
         return None
-    heads = [
-        (w[weight.start : weight.stop].reshape(d.shape), w[bias.start : bias.stop]) for w in theta
-    ]
-    return _single(c, d, beta, heads) or (
-        _Pair.of(c, d, beta, heads).solve() if len(c) == 2 else None
-    )
+    heads: list[tuple[Tensor, Tensor]] = []
+    for w in theta:
+        matrix = w[weight.start : weight.stop].reshape(d.shape)
+        heads.append((matrix, w[bias.start : bias.stop]))
+    single = _single(c, d, beta, heads)
+    if single or len(c) < 2:
+        return single
+    return _Pair.of(c, d, beta, heads).solve()
 
 
 def _single(c: Tensor, d: Tensor, beta: Tensor, heads: list[tuple[Tensor, Tensor]]) -> Found | None:
-    """Return label and features where one gradient makes the whole row: D = c q h^T, and the others vanish."""
+    """Read a row that one gradient makes by itself, because the other one vanishes: D = c q h^T."""
     h = beta @ d / beta.square().sum()
     for k, (weight, bias) in enumerate(heads):
         q = beta / c[k]
@@ -104,10 +156,20 @@ def _single(c: Tensor, d: Tensor, beta: Tensor, heads: list[tuple[Tensor, Tensor
 
 @dataclass(frozen=True)
 class _Pair:
-    """One row of two gradients: h1 = base + u step, h2 = base - v step, with u = (1 - s)/r and v = s/r.
+    """One row of two gradients.
 
-    c: (2,). beta, turned: (C,), beta and beta' in the plane. plane: (C, 2) orthonormal. base, step: (H,). at, along: (2, C) logits of
-    both models at `base` and along `step`.
+    Its features lie on a line: h1 = base + u step and h2 = base - v step, with u = (1 - s) / r and
+    v = s / r.
+
+    Attributes:
+        c: (2,) coefficients.
+        beta: (C,).
+        turned: (C,) beta' in the plane.
+        plane: (C, 2) orthonormal columns that span it.
+        base: (H,).
+        step: (H,).
+        at: (2, C) logits of both models at `base`.
+        along: (2, C) logits along `step`.
     """
 
     c: Tensor
@@ -124,14 +186,20 @@ class _Pair:
         """Split D into base = s h1 + (1 - s) h2 and step = r (h1 - h2)."""
         plane = torch.linalg.svd(d, full_matrices=False).U[:, :2]
         b = plane.T @ beta
-        turned, rows = torch.stack([-b[1], b[0]]), plane.T @ d
-        base, step = b @ rows / b.square().sum(), turned @ rows / b.square().sum()
+        turned = torch.stack([-b[1], b[0]])
+        rows = plane.T @ d
+        base = b @ rows / b.square().sum()
+        step = turned @ rows / b.square().sum()
         at = torch.stack([w @ base + shift for w, shift in heads])
         along = torch.stack([w @ step for w, _ in heads])
         return cls(c, beta, plane @ turned, plane, base, step, at, along)
 
     def solve(self) -> Found | None:
-        """Search each label, take the best one where it is clear; features of a vanishing gradient are left out."""
+        """Search each label, and take the best one if it is clear.
+
+        Returns:
+            The label and the features, without those of a vanishing gradient.
+        """
         best = sorted((self._label(y) for y in range(len(self.beta))), key=lambda found: found[0])
         misfit, label, (u, v) = best[0]
         if not misfit <= min(FITS, CLEAR * best[1][0]):
@@ -142,20 +210,23 @@ class _Pair:
 
     def _label(self, y: int) -> tuple[float, int, tuple[float, float]]:
         """Return misfit, label and (u, v) of the best solution with label y."""
-        size, best = self.beta.square().sum(), (math.inf, y, (0.0, 0.0))
+        size = self.beta.square().sum()
+        best = (math.inf, y, (0.0, 0.0))
+        mild = partial(self._by_logits, y=y)
+        sharp = partial(self._by_probabilities, y=y)
         for start in self._starts(y):
-            a, _ = _refine(lambda p: self._by_logits(p, y), start)
+            a, _ = _refine(mild, start)
             q = self.plane @ torch.from_numpy(a).to(self.beta)
-            s, r = float(q @ self.beta / size), float(q @ self.turned / size)
+            s = float(q @ self.beta / size)
+            r = float(q @ self.turned / size)
             if r:
-                w, misfit = _refine(
-                    lambda p: self._by_probabilities(p, y), np.array([(1 - s) / r, s / r])
-                )
-                best = min(best, (misfit / float(size.sqrt()), y, (float(w[0]), float(w[1]))))
+                w, misfit = _refine(sharp, np.array([(1 - s) / r, s / r]))
+                found = (misfit / float(size.sqrt()), y, (float(w[0]), float(w[1])))
+                best = min(best, found)
         return best
 
     def _starts(self, y: int) -> list[Array]:
-        """Local minima over a grid of c1 q1 = plane @ a whose entries are negative at y alone."""
+        """Local minima over a grid of c1 q1 = plane @ a whose only negative entry is y."""
         angle = torch.linspace(0, 2 * math.pi, DIRECTIONS + 1, dtype=self.beta.dtype)[:-1]
         ray = torch.stack([angle.cos(), angle.sin()], dim=1)
         q = ray @ self.plane.T * self.c[0].sign()
@@ -163,26 +234,36 @@ class _Pair:
         if not len(inside):
             return []
         inside = inside[torch.linspace(0, len(inside) - 1, min(GRID, len(inside))).long()]
-        lengths = torch.linspace(-12, 12, GRID, dtype=q.dtype, device=q.device).sigmoid()
-        a = ray[inside, None] * (self.c[0].abs() / -q[inside, y])[:, None, None] * lengths[:, None]
+        lengths = torch.linspace(-ODDS, ODDS, GRID, dtype=q.dtype, device=q.device).sigmoid()
+        longest = self.c[0].abs() / -q[inside, y]  # where the label's probability is 0
+        a = ray[inside, None] * longest[:, None, None] * lengths[:, None]
         misfit = self._by_logits(a, y).norm(dim=-1)
         low = (F.max_pool2d(-misfit[None, None], 3, 1, 1)[0, 0] == -misfit).nonzero()
         order = misfit[low[:, 0], low[:, 1]].argsort()[:STARTS]
         return [a[i, j].numpy() for i, j in low[order].tolist()]
 
     def _by_logits(self, a: Tensor, y: int) -> Tensor:
-        """Misfit (..., 2C) of log p against the logits, the unknown step along `along` and the constant projected out; mild in a."""
+        """Mild misfit: log p against the logits.
+
+        The unknown step along `along` and the unknown constant are projected out.
+
+        Args:
+            a: (..., 2) coordinates of c1 q1 in the plane.
+            y: Label.
+
+        Returns:
+            (..., 2C).
+        """
         q = a @ self.plane.T
-        p = torch.stack([q / self.c[0], (self.beta - q) / self.c[1]], dim=-2) + F.one_hot(
-            torch.tensor(y), q.shape[-1]
-        ).to(q)
+        both = torch.stack([q / self.c[0], (self.beta - q) / self.c[1]], dim=-2)
+        p = both + F.one_hot(torch.tensor(y), q.shape[-1]).to(q)
         gap = p.clamp_min(SMALL).log() - self.at
         gap = gap - gap.mean(-1, keepdim=True)
         along = F.normalize(self.along - self.along.mean(-1, keepdim=True), dim=-1)
         return (gap - (gap * along).sum(-1, keepdim=True) * along).flatten(-2)
 
     def _by_probabilities(self, w: Tensor, y: int) -> Tensor:
-        """Misfit (2C,) of both gradients' q for w = (u, v); sharp."""
+        """Sharp misfit (2C,) of both gradients' q for w = (u, v)."""
         q = self._residuals(w, y)
         first = (w[1] * self.plane @ (self.plane.T @ self.beta) + self.turned) / (w[0] + w[1])
         return torch.cat([q[0] - first, q[1] - (self.beta - first)])
@@ -190,23 +271,39 @@ class _Pair:
     def _residuals(self, w: Tensor, y: int) -> Tensor:
         """Return c1 q1 and c2 q2 (2, C), as the models see them at w = (u, v)."""
         logits = self.at + torch.stack([w[0], -w[1]])[:, None] * self.along
-        return (logits.softmax(-1) - F.one_hot(torch.tensor(y), logits.shape[-1]).to(w)) * self.c[
-            :, None
-        ]
+        label = F.one_hot(torch.tensor(y), logits.shape[-1]).to(w)
+        return (logits.softmax(-1) - label) * self.c[:, None]
 
 
 def _refine(misfit: Callable[[Tensor], Tensor], start: Array) -> tuple[Array, float]:
-    """Least squares by Levenberg-Marquardt over two numbers of any size; the solution and the norm of what is left."""
+    """Least squares by Levenberg-Marquardt over two numbers of any size.
+
+    Args:
+        misfit: Maps them to what should vanish.
+        start: (2,).
+
+    Returns:
+        The solution and the norm of what is left.
+    """
     scale: Array = np.abs(start) + np.finfo(np.float64).tiny
 
     def scaled(p: Array) -> Array:
         left: Array = np.nan_to_num(
-            misfit(torch.from_numpy(p * scale)).numpy(), nan=1e6, posinf=1e6, neginf=-1e6
+            misfit(torch.from_numpy(p * scale)).numpy(),
+            nan=NOT_FINITE,
+            posinf=NOT_FINITE,
+            neginf=-NOT_FINITE,
         )
         return left
 
     found = least_squares(
-        scaled, start / scale, method="lm", xtol=1e-15, ftol=1e-15, gtol=1e-15, max_nfev=300
+        scaled,
+        start / scale,
+        method="lm",
+        xtol=PRECISION,
+        ftol=PRECISION,
+        gtol=PRECISION,
+        max_nfev=EVALUATIONS,
     )
     solution: Array = found.x * scale
     return solution, math.sqrt(2 * found.cost)
@@ -220,15 +317,16 @@ def _columns(task: Task) -> tuple[slice, slice]:
 
 def _width(task: Task) -> int:
     """Number H of features."""
-    return task.layout.shapes[task.layout.names.index((task.last_linear or ("",))[0])][1]
+    weight = (task.last_linear or ("",))[0]
+    return task.layout.shapes[task.layout.names.index(weight)][1]
 
 
 def _without_decay(target: Target, task: Task) -> Tensor:
-    """Rows (m, d) of the flat gradient in float64 on the CPU, zero outside the leak's columns, without what weight decay adds."""
+    """Rows (m, d) of the flat gradient, without what weight decay adds.
+
+    They are in float64 on the CPU, and zero outside the leak's columns.
+    """
+    decay = task.l2 * (target.combination @ target.theta)[:, target.columns]
     rows = torch.zeros(len(target.value), task.layout.size, dtype=torch.float64)
-    rows[:, target.columns] = (
-        (target.value - task.l2 * (target.combination @ target.theta)[:, target.columns])
-        .double()
-        .cpu()
-    )
+    rows[:, target.columns] = (target.value - decay).double().cpu()
     return rows

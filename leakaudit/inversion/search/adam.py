@@ -1,9 +1,20 @@
-"""Adam with a cosine schedule for several searches at once: what GradInversion and the softer form of Inverting Gradients share."""
+"""Adam (Kingma and Ba 2015) over dummy inputs, and the three ways in which searches use it.
+
+* `minimise` runs a few searches step by step with a cosine schedule and noise: GradInversion, and
+  the softer form of Inverting Gradients for local trainings.
+* `signed_adam` runs one search with rates that fall in steps, as Inverting Gradients was published.
+* `together` runs many searches that share every evaluation, with the same schedule as `minimise`.
+
+The first two take their steps by `_Walker`, around torch's optimiser. `together` has the same
+equations for a stack of searches, in which each can stand still by itself; torch's optimiser cannot
+do that. The two agree to rounding (tests/reference/test_inverting.py), not to the last bit, since
+torch orders its operations in another way.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -12,19 +23,40 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.inversion.search.optimise import Ended, Run
+from leakaudit.inversion.search.optimise import Ended, Objective, Point, Run, better
 from leakaudit.progress import expired, step
 
 Slopes = Literal["raw", "soft", "hard"]
+
+# Adam's own constants, those of the paper and of torch.
+BETAS = (0.9, 0.999)
+EPSILON = 1e-8
+
+# Iterations of `signed_adam` without a gain after which it goes on with the next, smaller rate, ...
+STALL = 150
+# ... and the share by which the objective must fall to count as one. Both are choices: signed steps
+# of a fixed size go back and forth in the end, and then the objective hardly falls.
+GAIN = 1e-3
+
+# Factor from one rate to the next, and the eighths of the steps that each has at most: Geiping et
+# al. 2020 divide by ten after 3/8, 5/8 and 7/8 of the steps.
+DECAY = 0.1
+SHARES = (3, 2, 2, 1)
 
 
 @dataclass(frozen=True)
 class Schedule:
     """How Adam goes.
 
-    steps: of each search. rate: largest step in the data's units; it rises over `warmup` steps and falls along a cosine. slopes: as they
-    are, s / (|s| + mean |s|), or sign(s). langevin: deviation of noise added to a point before its slope is taken, over the rate.
-    betas: of Adam.
+    Attributes:
+        steps: Of each search.
+        rate: Largest step in the data's units. It rises over `warmup` steps and falls along a
+            cosine.
+        slopes: As they are (``raw``), s / (|s| + mean |s|) (``soft``), or sign(s) (``hard``).
+        warmup: Steps.
+        langevin: Standard deviation of noise added to a point before its slope is taken, over the
+            rate.
+        betas: Of Adam.
     """
 
     steps: int
@@ -32,12 +64,55 @@ class Schedule:
     slopes: Slopes = "raw"
     warmup: int = 0
     langevin: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = BETAS
 
     def at(self, k: int) -> float:
         """Rate of step k, counted from 0."""
         rise = min(1.0, (k + 1) / self.warmup) if self.warmup else 1.0
         return self.rate * rise * 0.5 * (1 + math.cos(math.pi * k / self.steps))
+
+
+class _Walker:
+    """A point that Adam moves, with Adam's memory of its slopes."""
+
+    def __init__(self, start: Point, rate: float, betas: tuple[float, float] = BETAS) -> None:
+        """Begin at a point, without memory."""
+        self.x = tuple(t.detach().clone().requires_grad_() for t in start)
+        self._adam = torch.optim.Adam(self.x, lr=rate, betas=betas)
+
+    def evaluate(self, objective: Objective) -> tuple[float, tuple[Tensor, ...]]:
+        """Return the objective and its slopes at the point."""
+        value = objective(*self.x)
+        slopes = torch.autograd.grad(value, self.x)
+        return value.item(), slopes
+
+    def move(
+        self, slopes: Sequence[Tensor], project: Callable[[Tensor], Tensor], rate: float
+    ) -> None:
+        """Take one step of a rate, and project the first tensor, the inputs, into its range."""
+        self._adam.param_groups[0]["lr"] = rate
+        for t, slope in zip(self.x, slopes, strict=True):
+            t.grad = slope
+        self._adam.step()
+        with torch.no_grad():
+            self.x[0].copy_(project(self.x[0]))
+
+    def shake(self, size: float, generator: Generator) -> None:
+        """Add Gaussian noise of some standard deviation to the inputs (Langevin dynamics)."""
+        x = self.x[0]
+        noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
+        with torch.no_grad():
+            x.add_(noise.to(x.device), alpha=size)
+
+    def back(self, point: Point) -> None:
+        """Return to a point, with the memory as it is."""
+        with torch.no_grad():
+            for t, old in zip(self.x, point, strict=True):
+                t.copy_(old)
+
+    def here(self) -> Point:
+        """Return a copy of the point."""
+        return tuple(t.detach().clone() for t in self.x)
 
 
 def minimise(
@@ -49,24 +124,98 @@ def minimise(
     what: str,
     between: Callable[[int, list[Run]], None] = lambda k, runs: None,
 ) -> list[Run]:
-    """Minimise ``objective(search, step, x)`` from every start, all searches step by step; each one's last finite point comes back.
+    """Minimise from every start, all searches step by step.
 
-    between: called with the step's number and all searches as they stand, before each step. The objective of a run is its last value.
+    Args:
+        objective: ``objective(search, step, x)``, a scalar.
+        starts: One tensor for each search.
+        schedule: How Adam goes.
+        project: Maps inputs into their range, after each step.
+        generator: Draws the noise.
+        what: Name for reports of progress.
+        between: Called with the step's number and all searches as they stand, before each step.
+
+    Returns:
+        Each search's last finite point, with its last value as objective.
     """
-    xs = [x.detach().clone().requires_grad_() for x in starts]
-    optimisers = [torch.optim.Adam([x], lr=schedule.rate, betas=schedule.betas) for x in xs]
-    runs = [Run((x.detach().clone(),)) for x in xs]
+    walkers = [_Walker((x,), schedule.rate, schedule.betas) for x in starts]
+    runs = [Run(walker.here()) for walker in walkers]
     for k in range(schedule.steps):
         between(k, runs)
-        for s, (x, optimiser) in enumerate(zip(xs, optimisers, strict=True)):
-            optimiser.param_groups[0]["lr"] = schedule.at(k)
-            runs[s] = _step(
-                partial(objective, s, k), x, optimiser, schedule, k, generator, project, runs[s]
-            )
+        for s, walker in enumerate(walkers):
+            here = partial(objective, s, k)
+            runs[s] = _step(here, walker, schedule, k, generator, project, runs[s])
         step(what, k + 1, schedule.steps)
         if expired():
             return [replace(run, ended="out of time") for run in runs]
     return runs
+
+
+def _step(
+    objective: Objective,
+    walker: _Walker,
+    schedule: Schedule,
+    k: int,
+    generator: Generator,
+    project: Callable[[Tensor], Tensor],
+    run: Run,
+) -> Run:
+    """One step of one search; a point without a finite slope is left for the search's last one."""
+    if schedule.langevin:
+        walker.shake(schedule.langevin * schedule.at(k), generator)
+    value, (slope,) = walker.evaluate(objective)
+    counted = replace(run, steps=run.steps + 1, evaluations=run.evaluations + 1)
+    if not (math.isfinite(value) and bool(slope.isfinite().all())):
+        walker.back(run.point)
+        return counted
+    walker.move((shaped(slope, schedule.slopes),), project, schedule.at(k))
+    return replace(counted, point=walker.here(), objective=value)
+
+
+def signed_adam(
+    objective: Objective,
+    start: Point,
+    steps: int,
+    rate: float,
+    project: Callable[[Tensor], Tensor],
+    what: str = "signed Adam",
+) -> Run:
+    """Minimise with Adam on the sign of the slope (Geiping et al. 2020, section 5).
+
+    Args:
+        objective: ``objective(*tensors)``, a scalar, normalised to 1 if nothing is explained.
+        start: Its tensors, the inputs first.
+        steps: At most.
+        rate: Of the first steps, in the data's units. It falls to a tenth three times, each time
+            once 150 steps brought no gain, or after 3/8, 5/8 and 7/8 of the steps.
+        project: Maps inputs into their range, after each step.
+        what: Name for reports of progress.
+
+    Returns:
+        The best finite point that was met.
+    """
+    best = Run(tuple(t.detach() for t in start))
+    converged = True
+    for level, share in enumerate(SHARES):
+        stalled = 0
+        lower = rate * DECAY**level
+        walker = _Walker(best.point, lower)
+        for _ in range(max(1, steps * share // 8)):
+            value, slopes = walker.evaluate(objective)
+            gained = value < (1 - GAIN) * best.objective
+            stalled = 0 if gained else stalled + 1
+            best = better(best, walker.x, value)
+            best = replace(best, steps=best.steps + 1, evaluations=best.evaluations + 1)
+            step(what, best.steps, steps)
+            if expired():
+                return replace(best, ended="out of time")
+            if stalled >= STALL or not all(bool(s.isfinite().all()) for s in slopes):
+                break
+            walker.move([shaped(s, "hard") for s in slopes], project, lower)
+        converged = converged and stalled >= STALL
+    if math.isinf(best.objective):
+        return replace(best, ended="diverged")
+    return replace(best, ended="converged" if converged else "stopped")
 
 
 def together(
@@ -77,79 +226,67 @@ def together(
     what: str,
     between: Callable[[int], None] = lambda k: None,
 ) -> list[Run]:
-    """Minimise every problem from its start (K, n), as `minimise` does without noise; all share an evaluation.
+    """Minimise every problem as `minimise` does without noise; all share each evaluation.
 
-    A search whose objective or slope is not finite returns to the last point where both were. between: called before each step.
+    A search whose objective or slope is not finite returns to the last point where both were.
+
+    Args:
+        problems: K of them.
+        start: (K, n).
+        schedule: How Adam goes.
+        project: Maps points (K, n) into their range, after each step.
+        what: Name for reports of progress.
+        between: Called with the step's number before each step.
+
+    Returns:
+        Each search's last finite point, with its last value as objective.
     """
-    x, kept, last = (
-        start,
-        start,
-        torch.full((len(start),), math.inf, dtype=torch.float64, device=start.device),
-    )
-    mean, square = torch.zeros_like(x), torch.zeros_like(x)
-    (b1, b2), done, late = schedule.betas, 0, False
+    x = start
+    kept = start  # the last points with finite slopes
+    last = torch.full((len(start),), math.inf, dtype=torch.float64, device=start.device)
+    mean = torch.zeros_like(x)
+    square = torch.zeros_like(x)
+    b1, b2 = schedule.betas
+    shape = torch.vmap(partial(shaped, slopes=schedule.slopes))
+    done = 0
+    late = False
     while done < schedule.steps and not late:
         between(done)
         value, slope = problems(x)
-        slope = torch.vmap(partial(shaped, slopes=schedule.slopes))(slope)
+        slope = shape(slope)
         fine = (value.isfinite() & slope.isfinite().all(1))[:, None]
-        first, second = torch.lerp(slope, mean, b1), torch.lerp(slope * slope, square, b2)
-        move = first / (1 - b1 ** (done + 1)) / ((second / (1 - b2 ** (done + 1))).sqrt() + 1e-8)
+        # Kingma and Ba 2015, algorithm 1: both moments, without their bias towards zero
+        first = torch.lerp(slope, mean, b1)
+        second = torch.lerp(slope * slope, square, b2)
+        root = (second / (1 - b2 ** (done + 1))).sqrt() + EPSILON
+        move = first / (1 - b1 ** (done + 1)) / root
         moved = project(x - schedule.at(done) * move)
-        x, kept = torch.where(fine, moved, kept), torch.where(fine, x, kept)
-        mean, square = torch.where(fine, first, mean), torch.where(fine, second, square)
+        stood = x
+        x = torch.where(fine, moved, kept)
+        kept = torch.where(fine, stood, kept)
+        mean = torch.where(fine, first, mean)
+        square = torch.where(fine, second, square)
         last = torch.where(fine[:, 0], value.to(last), last)
         done += 1
         step(what, done, schedule.steps)
         late = expired()
     why: Ended = "out of time" if late else "stopped"
-    return [
-        Run(problems.split(row), float(f), done, done, why) for row, f in zip(x, last, strict=True)
-    ]
-
-
-def _step(
-    objective: Callable[[Tensor], Tensor],
-    x: Tensor,
-    optimiser: torch.optim.Adam,
-    schedule: Schedule,
-    k: int,
-    generator: Generator,
-    project: Callable[[Tensor], Tensor],
-    run: Run,
-) -> Run:
-    """One step of one search; a point without a finite slope is left for the search's last one."""
-    if schedule.langevin:
-        noise = torch.randn(
-            x.shape, generator=generator, dtype=x.dtype, device=generator.device
-        ).to(x.device)
-        with torch.no_grad():
-            x.add_(noise, alpha=schedule.langevin * schedule.at(k))
-    value = objective(x)
-    (slope,) = torch.autograd.grad(value, x)
-    if not (math.isfinite(value.item()) and bool(slope.isfinite().all())):
-        with torch.no_grad():
-            x.copy_(run.point[0])
-        return replace(run, steps=run.steps + 1, evaluations=run.evaluations + 1)
-    x.grad = shaped(slope, schedule.slopes)
-    optimiser.step()
-    with torch.no_grad():
-        x.copy_(project(x))
-    return replace(
-        run,
-        point=(x.detach().clone(),),
-        objective=value.item(),
-        steps=run.steps + 1,
-        evaluations=run.evaluations + 1,
-    )
+    runs: list[Run] = []
+    for row, objective in zip(x, last, strict=True):
+        runs.append(Run(problems.split(row), float(objective), done, done, why))
+    return runs
 
 
 def shaped(slope: Tensor, slopes: Slopes) -> Tensor:
-    """Return slopes as `Schedule` says."""
+    """Change the sizes of slopes, so that small ones count.
+
+    Args:
+        slope: Any shape.
+        slopes: As `Schedule` says.
+    """
     if slopes == "hard":
         return slope.sign()
-    return (
-        slope / (slope.abs() + slope.abs().mean()).clamp_min(torch.finfo(slope.dtype).tiny)
-        if slopes == "soft"
-        else slope
-    )
+    if slopes == "soft":
+        size = (slope.abs() + slope.abs().mean()).clamp_min(torch.finfo(slope.dtype).tiny)
+        return slope / size
+    return slope

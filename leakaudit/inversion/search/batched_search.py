@@ -1,7 +1,11 @@
-"""Many searches of one shape at once: restarts, targets and labels share every evaluation, and each ends by itself.
+"""Many L-BFGS searches of one shape at once: restarts, targets and labels share every evaluation.
 
-Each search has its own L-BFGS memory, line search, convergence test and end; what has ended leaves the batch. One evaluation serves all
-that are left: a vmap below `task.LOOP_ABOVE` parameters, a loop above, where vmap has no gain.
+Each search has its own L-BFGS memory (`lbfgs`), line search (`line_search`), convergence test and
+end; what has ended leaves the batch. One evaluation serves all that are left (`evaluate`): a vmap
+below `task.LOOP_ABOVE` parameters, a loop above, where vmap has no gain.
+
+Every evaluation is one trial of each search's line search. A trial that is accepted gives the
+search a new direction at once, so that searches never wait for each other.
 """
 
 from __future__ import annotations
@@ -20,12 +24,21 @@ from leakaudit.inversion.search.line_search import Brackets
 from leakaudit.inversion.search.optimise import FALLS, PATIENCE, Ended, Point, Run
 from leakaudit.progress import expired, step
 
-STEP = 20  # evaluations of one step
-TRIES = 20  # trials of one line search
-MEMORY = (
-    512 << 20
-)  # bytes that the pairs of all searches together may take; more searches go in several parts
-ENOUGH = 100.0  # times its goal, an objective after which no other start is tried
+# Evaluations that count as one step: torch's L-BFGS has 20 iterations a step, as in Zhu et al.
+# 2019.
+STEP = 20
+
+# Trials of one line search. A choice: most searches need one or two, and one that needs more than
+# this takes the steepest descent instead.
+TRIES = 20
+
+# Bytes that the pairs of all searches together may take; more searches go in several parts.
+MEMORY = 512 << 20
+
+# An objective, in units of its goal, after which no other start is tried: ten times the relative
+# residual.
+ENOUGH = 100.0
+
 FORMATS: dict[str, tuple[torch.dtype, ...]] = {
     "mixed": (torch.float32, torch.float64),
     "float32": (torch.float32,),
@@ -35,11 +48,16 @@ FORMATS: dict[str, tuple[torch.dtype, ...]] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """How searches go: at most `steps` of 20 evaluations each, in `formats` one after the other.
+    """How searches go.
 
-    history: pairs of L-BFGS. patience: a search has converged once its objective fell by less than 3 % in so many steps; it then goes on
-    in the next format, and so does one that reached its goal. formats: float32 finds the way at half the cost of float64, which polishes;
-    in a loop, where float32 is no faster, only the last one is used.
+    Attributes:
+        steps: At most, of 20 evaluations each.
+        history: Pairs of L-BFGS.
+        patience: A search has converged once its objective fell by less than 3 % in so many steps.
+            It then goes on in the next format, and so does one that reached its goal.
+        formats: Number formats, one after the other. float32 finds the way at half the cost of
+            float64, which polishes. In a loop, where float32 is no faster, only the last one is
+            used.
     """
 
     steps: int = 300
@@ -56,18 +74,31 @@ def restarted(
     schedule: Schedule,
     what: str,
 ) -> Iterator[tuple[int, Run]]:
-    """Search each problem from up to `restarts` points, until a run reaches `enough` times its goal or the time is over.
+    """Search each problem from several points, until a run is good enough or the time is over.
 
-    draw: a new start of a problem; called only where one is needed. Starts go in rounds of 1, 2, 4, ... a problem, together with those of
-    all others. Yields a problem's place and its best run, with the steps of all its runs counted, as soon as it is settled.
+    Starts go in rounds of 1, 2, 4, ... for each problem, together with those of all others.
+
+    Args:
+        problems: Of one shape.
+        draw: A new start of a problem; called only if one is needed.
+        restarts: Starts of each problem, at most.
+        enough: Objective, in units of the problem's goal, at which no other start is tried.
+        schedule: How each search goes.
+        what: Name for reports of progress.
+
+    Yields:
+        A problem's place and its best run, with the steps of all its runs counted, as soon as it is
+        settled.
     """
     best: dict[int, Run] = {}
-    left, tried, restarts = list(range(len(problems))), 0, max(1, restarts)
+    left = list(range(len(problems)))
+    tried = 0
+    restarts = max(1, restarts)
     while left:
         count = min(max(1, tried), restarts - tried)
         tried += count
-        owner = [k for k in left for _ in range(count)]
-        waiting = {k: count for k in left}
+        owner = [k for k in left for _ in range(count)]  # the problem of each start
+        waiting = dict.fromkeys(left, count)
         starts = [draw(k) for k in owner]
         point = tuple(torch.stack(parts) for parts in zip(*starts, strict=True))
 
@@ -75,26 +106,21 @@ def restarted(
             k = owner[row]
             return k in best and best[k].objective <= enough * float(problems.goal[k])
 
-        for row, run in search(
-            problems.of_these(torch.tensor(owner, device=problems.goal.device)),
-            point,
-            schedule,
-            what,
-            good,
-        ):
+        chosen = problems.of_these(torch.tensor(owner, device=problems.goal.device))
+        for row, run in search(chosen, point, schedule, what, good):
             k = owner[row]
-            old = best.get(k)
-            best[k] = (
-                run
-                if old is None
-                else run.after(old)
-                if run.objective < old.objective
-                else old.after(run)
-            )
+            best[k] = _best(best.get(k), run)
             waiting[k] -= 1
             if not waiting[k] and (good(row) or tried >= restarts or expired()):
                 left.remove(k)
                 yield k, best[k]
+
+
+def _best(old: Run | None, new: Run) -> Run:
+    """Return the better of two runs, with the steps of both."""
+    if old is None:
+        return new
+    return new.after(old) if new.objective < old.objective else old.after(new)
 
 
 def search(
@@ -104,53 +130,50 @@ def search(
     what: str,
     needless: Callable[[int], bool] = lambda place: False,
 ) -> Iterator[tuple[int, Run]]:
-    """Minimise every problem; yield its place and the best point that it met, once it has ended.
+    """Minimise every problem.
 
-    start: tensors (K, ...). needless: asked now and then whether a search need not go on. What a problem gives does not depend on the
-    others but for rounding.
+    What a problem gives does not depend on the others but for rounding.
+
+    Args:
+        problems: K of one shape.
+        start: Tensors (K, ...).
+        schedule: How each search goes.
+        what: Name for reports of progress.
+        needless: Asked now and then whether a search need not go on, by the problem's place.
+
+    Yields:
+        A problem's place and the best point that it met, once it has ended.
     """
     flat = torch.cat([t.detach().flatten(1) for t in start], dim=1)
-    size = max(
-        1,
-        MEMORY
-        // (2 * schedule.history * flat.shape[1] * max(t.itemsize for t in schedule.formats)),
-    )
+    bytes_each = max(t.itemsize for t in schedule.formats)
+    # Each search remembers `history` pairs of n numbers.
+    size = max(1, MEMORY // (2 * schedule.history * flat.shape[1] * bytes_each))
     for first in range(0, len(flat), size):
         part = torch.arange(first, min(first + size, len(flat)), device=flat.device)
         chosen = problems.of_these(part).at(tuple(t[part] for t in start))
-        for place, run in _search(
-            chosen, flat[part], schedule, what, partial(_at, needless, part.tolist())
-        ):
+        ask = partial(_at, needless, part.tolist())
+        for place, run in _search(chosen, flat[part], schedule, what, ask):
             yield first + place, run
 
 
 def _search(
     problems: Problems, flat: Tensor, schedule: Schedule, what: str, needless: Callable[[int], bool]
 ) -> Iterator[tuple[int, Run]]:
-    """Search from points (K, n) that fit in memory together."""
+    """Search from points (K, n) that fit in memory together, in one format after the other."""
     left = {k: Run(problems.split(x)) for k, x in enumerate(flat)}
     formats = schedule.formats[-1:] if problems.chunk == 1 else schedule.formats
     for dtype in formats:
         places = torch.tensor(list(left), device=flat.device)
-        points = torch.stack(
-            [torch.cat([t.flatten() for t in run.point]) for run in left.values()]
-        ).to(dtype)
-        batch = _Batch(
-            problems.of_these(places).to(dtype),
-            points,
-            [run.steps for run in left.values()],
-            schedule,
-        )
+        rows = [torch.cat([t.flatten() for t in run.point]) for run in left.values()]
+        done = [run.steps for run in left.values()]
+        chosen = problems.of_these(places).to(dtype)
+        batch = _Batch(chosen, torch.stack(rows).to(dtype), done, schedule)
         for row, found in batch.run(what, partial(_at, needless, places.tolist())):
             k = int(places[row])
             run = replace(found, point=problems.split(found.point[0].to(flat))).after(left[k])
             left[k] = run
-            if (
-                dtype == formats[-1]
-                or run.ended == "out of time"
-                or run.steps >= schedule.steps
-                or needless(k)
-            ):
+            over = run.ended == "out of time" or run.steps >= schedule.steps
+            if dtype == formats[-1] or over or needless(k):
                 del left[k]
                 yield k, run
         if not left:
@@ -162,114 +185,175 @@ def _at(needless: Callable[[int], bool], places: Sequence[int], row: int) -> boo
     return needless(places[row])
 
 
+@dataclass
+class _State:
+    """Where the searches of a batch are; everything is by search, (K, ...).
+
+    Attributes:
+        place: (K,) which problem each one searches.
+        most: (K,) evaluations that it may take.
+        x: (K, n) best points.
+        f: (K,) objectives there, in float64, since they are compared.
+        g: (K, n) slopes there.
+        d: (K, n) directions of the line searches.
+        t: (K,) next trials along them.
+        tries: (K,) trials so far.
+        past: (K, patience + 1) objectives at the ends of the last steps.
+        stuck: (K,) whether a search cannot go on.
+    """
+
+    place: Tensor
+    most: Tensor
+    x: Tensor
+    f: Tensor
+    g: Tensor
+    d: Tensor
+    t: Tensor
+    tries: Tensor
+    past: Tensor
+    stuck: Tensor
+
+    def of_these(self, index: Tensor) -> _State:
+        """Return those of some searches."""
+        return _State(
+            place=self.place[index],
+            most=self.most[index],
+            x=self.x[index],
+            f=self.f[index],
+            g=self.g[index],
+            d=self.d[index],
+            t=self.t[index],
+            tries=self.tries[index],
+            past=self.past[index],
+            stuck=self.stuck[index],
+        )
+
+
 class _Batch:
-    """The searches that are left, in one format; everything is by search, (K, ...), and what is compared is in float64."""
+    """The searches that are left, in one format."""
 
     def __init__(self, problems: Problems, x: Tensor, done: list[int], schedule: Schedule) -> None:
-        """Evaluate the start. done: steps that each search has behind it."""
-        self.problems, self.schedule, self.x = problems, schedule, x
-        self.place = torch.arange(len(x), device=x.device)
-        self.most = STEP * (schedule.steps - torch.tensor(done, device=x.device))
-        self.count = 1
-        value, self.g = problems(x)
-        self.f = value.double()
-        self.d, self.memory = -self.g, Memory(x, schedule.history)
-        self.brackets = Brackets(self.f, self._slope(self.g))
-        self.t = self._first(self.g)
-        self.tries = torch.zeros_like(self.place)
-        self.past = torch.full(
-            (len(x), schedule.patience + 1), math.inf, dtype=torch.float64, device=x.device
+        """Evaluate the starts x (K, n); done: steps that each search has behind it."""
+        self.problems = problems
+        self.schedule = schedule
+        self.count = 1  # evaluations
+        value, g = problems(x)
+        f = value.double()
+        past = (len(x), schedule.patience + 1)
+        place = torch.arange(len(x), device=x.device)
+        self.at = _State(
+            place=place,
+            most=STEP * (schedule.steps - torch.tensor(done, device=x.device)),
+            x=x,
+            f=f,
+            g=g,
+            d=-g,
+            t=_first(g),
+            tries=torch.zeros_like(place),
+            past=torch.full(past, math.inf, dtype=torch.float64, device=x.device),
+            stuck=~f.isfinite(),
         )
-        self.stuck = ~self.f.isfinite()
+        self.memory = Memory(x, schedule.history)
+        self.brackets = Brackets(f, _along(g, self.at.d))
 
     def run(self, what: str, needless: Callable[[int], bool]) -> Iterator[tuple[int, Run]]:
         """Go on until all have ended; yield the place and the run of each."""
-        while len(self.x):
+        while len(self.at.x):
             ends = self._ends(needless)
             for row, why in ends.items():
-                yield (
-                    int(self.place[row]),
-                    Run(
-                        (self.x[row].clone(),),
-                        float(self.f[row]),
-                        -(-self.count // STEP),
-                        self.count,
-                        why,
-                    ),
-                )
+                point = (self.at.x[row].clone(),)
+                steps = -(-self.count // STEP)
+                run = Run(point, float(self.at.f[row]), steps, self.count, why)
+                yield int(self.at.place[row]), run
             if ends:
-                self._keep([row for row in range(len(self.x)) if row not in ends])
-            if len(self.x):
+                self._keep([row for row in range(len(self.at.x)) if row not in ends])
+            if len(self.at.x):
                 self._advance()
                 if self.count % STEP == 0:
                     step(what, self.count // STEP, self.schedule.steps)
 
     def _ends(self, needless: Callable[[int], bool]) -> dict[int, Ended]:
         """Rows that have ended, and why."""
-        late, turn = expired() and self.count > 1, self.count % STEP == 0
+        at = self.at
+        late = expired() and self.count > 1
+        turn = self.count % STEP == 0
+        flat = at.stuck
         if turn:
-            self.past = torch.cat([self.past[:, 1:], self.f[:, None]], dim=1)
-        flat = self.stuck | (self.f > (1 - FALLS) * self.past[:, 0] if turn else False)
-        over = self.count >= self.most
-        fitted = self.f <= self.problems.goal
+            at.past = torch.cat([at.past[:, 1:], at.f[:, None]], dim=1)
+            flat = flat | (at.f > (1 - FALLS) * at.past[:, 0])
+        over = self.count >= at.most
+        fitted = at.f <= self.problems.goal
         ends: dict[int, Ended] = {}
         for row in (fitted | flat | over | late | turn).nonzero().flatten().tolist():
             if fitted[row]:
                 ends[row] = "fitted"
-            elif not self.f[row].isfinite():
+            elif not at.f[row].isfinite():
                 ends[row] = "diverged"
             elif late:
                 ends[row] = "out of time"
             elif flat[row]:
                 ends[row] = "converged"
-            elif over[row] or needless(int(self.place[row])):
+            elif over[row] or needless(int(at.place[row])):
                 ends[row] = "stopped"
         return ends
 
     def _advance(self) -> None:
         """One evaluation: a trial of each search."""
-        trial = self.x + self.t.to(self.x)[:, None] * self.d
+        at = self.at
+        trial = at.x + at.t.to(at.x)[:, None] * at.d
         value, g = self.problems(trial)
         value = value.double()
-        self.count, self.tries = self.count + 1, self.tries + 1
-        accepted, self.t = self.brackets.judge(self.t, value, self._slope(g))
-        lost = ~accepted & (self.tries >= TRIES)
-        self.stuck = lost & (self.memory.count == 0)
+        self.count += 1
+        at.tries = at.tries + 1
+        accepted, at.t = self.brackets.judge(at.t, value, _along(g, at.d))
+        # A search without a step forgets its pairs and takes the steepest descent; without pairs,
+        # it ends.
+        lost = ~accepted & (at.tries >= TRIES)
+        at.stuck = lost & (self.memory.count == 0)
         self.memory.forget(lost)
-        steps, changes = trial - self.x, g - self.g
-        self.x = torch.where(accepted[:, None], trial, self.x)
-        self.g = torch.where(accepted[:, None], g, self.g)
-        self.f = torch.where(accepted, value, self.f)
+        steps = trial - at.x
+        changes = g - at.g
+        at.x = torch.where(accepted[:, None], trial, at.x)
+        at.g = torch.where(accepted[:, None], g, at.g)
+        at.f = torch.where(accepted, value, at.f)
         turn = accepted | lost
         if bool(turn.any()):
-            self._turn(turn, self.memory.update(accepted, steps, changes, self.g))
+            self._turn(turn, self.memory.update(accepted, steps, changes, at.g))
 
     def _turn(self, which: Tensor, direction: Tensor) -> None:
-        """Take new directions where `which` is set; the steepest descent where one does not lead down."""
-        up = which & ~(torch.linalg.vecdot(direction.double(), self.g.double()) < 0)
+        """Take new directions; the steepest descent if one does not lead down.
+
+        Args:
+            which: (K,) bool, the searches that turn.
+            direction: (K, n).
+        """
+        at = self.at
+        up = which & ~(_along(direction, at.g) < 0)
         self.memory.forget(up)
-        self.d = torch.where(which[:, None], torch.where(up[:, None], -self.g, direction), self.d)
-        self.tries = torch.where(which, 0, self.tries)
-        self.t = torch.where(
-            which, torch.where(self.memory.count == 0, self._first(self.g), 1.0), self.t
-        )
-        self.brackets.open(which, self.f, self._slope(self.g))
-
-    def _slope(self, g: Tensor) -> Tensor:
-        """Slope along the directions."""
-        along: Tensor = torch.linalg.vecdot(g.double(), self.d.double())
-        return along
-
-    def _first(self, g: Tensor) -> Tensor:
-        """Step of a search without memory: one unit in all coordinates together, at most 1."""
-        first: Tensor = (1 / g.double().abs().sum(1)).clamp_max(1.0)
-        return first
+        down = torch.where(up[:, None], -at.g, direction)
+        at.d = torch.where(which[:, None], down, at.d)
+        at.tries = torch.where(which, 0, at.tries)
+        # A quasi-Newton step is tried at length 1.
+        length = torch.where(self.memory.count == 0, _first(at.g), 1.0)
+        at.t = torch.where(which, length, at.t)
+        self.brackets.open(which, at.f, _along(at.g, at.d))
 
     def _keep(self, rows: list[int]) -> None:
-        """Go on with these rows alone."""
-        index = torch.tensor(rows, dtype=torch.long, device=self.x.device)
-        for name in ("x", "f", "g", "d", "t", "place", "most", "tries", "past", "stuck"):
-            setattr(self, name, getattr(self, name)[index])
+        """Go on with only these rows."""
+        index = torch.tensor(rows, dtype=torch.long, device=self.at.x.device)
+        self.at = self.at.of_these(index)
         self.problems = self.problems.of_these(index)
         self.memory.keep(index)
         self.brackets.keep(index)
+
+
+def _along(a: Tensor, b: Tensor) -> Tensor:
+    """Products (K,) of vectors (K, n), in float64."""
+    product: Tensor = torch.linalg.vecdot(a.double(), b.double())
+    return product
+
+
+def _first(g: Tensor) -> Tensor:
+    """First trial of a search without memory: one unit in all coordinates together, at most 1."""
+    first: Tensor = (1 / g.double().abs().sum(1)).clamp_max(1.0)
+    return first

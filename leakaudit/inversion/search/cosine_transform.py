@@ -1,8 +1,9 @@
-"""Coordinates in which a photograph's coarse and fine parts are more alike in size, so that a search finds both.
+"""Coordinates in which a photograph's coarse and fine parts are more alike in size.
 
-Amplitudes of photographs fall as 1/f (Field 1987, Relations between the statistics of natural images and the response properties of
-cortical cells). L-BFGS starts without knowing that: in pixels it takes about three times the evaluations to the same error. Half of the
-fall, 1/sqrt(f), is taken here, as with the whole of it the finest parts come last.
+Amplitudes of photographs fall as 1/f (Field 1987, Relations between the statistics of natural
+images and the response properties of cortical cells). L-BFGS starts without knowing that: in pixels
+it takes about three times the evaluations to the same error. Half of the fall, 1/sqrt(f), is taken
+here, as with the whole of it the finest parts come last.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FALL = 0.5  # power of 1/f
+# Power of 1/f.
+FALL = 0.5
 
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """Cosine coefficients of each channel (..., h, w), divided by `size` (h, w).
+    """Cosine coefficients of each channel of an image, divided by their usual size.
 
-    rows (h, h), columns (w, w): orthonormal cosine transforms (DCT-II).
+    Attributes:
+        rows: (h, h) orthonormal cosine transform (DCT-II).
+        columns: (w, w) the same.
+        size: (h, w) usual sizes, with mean 1.
     """
 
     rows: Tensor
@@ -33,10 +38,13 @@ class Spectrum:
         """Return those of images (channels, h, w), None for inputs of another shape."""
         if len(shape) != 3:
             return None
-        rows, columns = (_cosines(n).to(device) for n in shape[1:])
-        down, right = (torch.arange(n, dtype=torch.float64, device=device) for n in shape[1:])
+        high, wide = shape[1:]
+        down = torch.arange(high, dtype=torch.float64, device=device)
+        right = torch.arange(wide, dtype=torch.float64, device=device)
+        # Frequency (k, l) has a length of sqrt(k^2 + l^2); the 1 keeps the mean of the image
+        # finite.
         size = (1 + down[:, None].square() + right.square()) ** (-FALL / 2)
-        return cls(rows, columns, size / size.mean())
+        return cls(_cosines(high).to(device), _cosines(wide).to(device), size / size.mean())
 
     def coordinates(self, x: Tensor) -> Tensor:
         """Return the coordinates of images (..., h, w)."""

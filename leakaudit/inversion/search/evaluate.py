@@ -1,10 +1,14 @@
-"""Objectives of many problems and their slopes in one call: all at once where the model is small, one after the other where it is large."""
+"""Objectives of many problems and their slopes in one call.
+
+Small models are evaluated all at once, large ones one after the other: a vmap gains a factor of
+eight at a LeNet, and nothing once a single evaluation fills the processor.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,18 +20,27 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
 
 Objective = Callable[[Gradients, tuple[Tensor, ...], tuple[Tensor, ...]], Tensor]
-MEMORY = 512 << 20  # bytes that one evaluation of several problems may take
-TEMPORARY = (
-    3  # bytes of an evaluation over those that autograd saves of it, measured on LeNet and ConvNet
-)
+
+# Bytes that one evaluation of several problems may take.
+MEMORY = 512 << 20
+
+# Bytes of an evaluation over those that autograd saves of it, measured on LeNet and ConvNet.
+TEMPORARY = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Problems:
-    """K problems of one shape: minimise each entry of ``objective(gradients, given, point)`` (k,) over its own row of the point.
+    """K problems of one shape, each to be minimised over its own row of a point.
 
-    gradients: (thetas (n, d), x (n, ...), y (n, ...)) -> (n, d), differentiable. given: tensors (K, ...), one row a problem. goal: (K,)
-    objectives that are good enough. shapes: of a point's tensors. chunk: problems that are evaluated together, 1 for a loop.
+    Attributes:
+        task: What is trained.
+        objective: Values (k,) of k problems. Its first argument maps models (n, d), x (n, ...) and
+            y (n, ...) to gradients (n, d), differentiably; the others are rows of `given` and of a
+            point.
+        given: Tensors (K, ...), one row for each problem.
+        goal: (K,) objectives that are good enough.
+        shapes: Of a point's tensors, without the first side.
+        chunk: Problems that are evaluated together, 1 for a loop.
     """
 
     task: Task
@@ -38,14 +51,16 @@ class Problems:
     chunk: int = 1
 
     def at(self, start: tuple[Tensor, ...]) -> Problems:
-        """Return the same with shapes, and with the chunk by what one evaluation takes; start: a point of each, tensors (K, ...)."""
+        """Return the same with shapes, and with the chunk by what one evaluation takes.
+
+        Args:
+            start: A point of each problem, tensors (K, ...).
+        """
         known = replace(self, shapes=tuple(t.shape[1:] for t in start), chunk=1)
         if (self.task.chain is None and self.task.layout.size > LOOP_ABOVE) or len(self) == 1:
             return known
-        return replace(
-            known,
-            chunk=max(1, MEMORY // max(1, TEMPORARY * known._saved(tuple(t[:1] for t in start)))),
-        )
+        each = TEMPORARY * known._saved(tuple(t[:1] for t in start))
+        return replace(known, chunk=max(1, MEMORY // max(1, each)))
 
     def __len__(self) -> int:
         """Number of problems."""
@@ -53,28 +68,31 @@ class Problems:
 
     def to(self, dtype: torch.dtype) -> Problems:
         """Return the same with all real numbers in another format."""
-        return replace(
-            self, given=tuple(t.to(dtype) if t.is_floating_point() else t for t in self.given)
-        )
+        given = [t.to(dtype) if t.is_floating_point() else t for t in self.given]
+        return replace(self, given=tuple(given))
 
     def of_these(self, index: Tensor) -> Problems:
         """Return some of them."""
         return replace(self, given=tuple(t[index] for t in self.given), goal=self.goal[index])
 
     def split(self, flat: Tensor) -> tuple[Tensor, ...]:
-        """Points (..., n) as their tensors."""
+        """Take points (..., n) apart into their tensors."""
         parts = flat.split([s.numel() for s in self.shapes], dim=-1)
-        return tuple(
-            p.reshape(*flat.shape[:-1], *s) for p, s in zip(parts, self.shapes, strict=True)
-        )
+        pairs = zip(parts, self.shapes, strict=True)
+        return tuple(part.reshape(*flat.shape[:-1], *shape) for part, shape in pairs)
 
     def __call__(self, flat: Tensor) -> tuple[Tensor, Tensor]:
-        """Objectives (K,) and slopes (K, n) at points (K, n)."""
-        starts = range(0, len(flat), self.chunk)
-        found = [self._some(slice(k, k + self.chunk), flat[k : k + self.chunk]) for k in starts]
-        return torch.cat([f for f, _ in found]), torch.cat([g for _, g in found])
+        """Return objectives (K,) and slopes (K, n) at points (K, n)."""
+        values: list[Tensor] = []
+        slopes: list[Tensor] = []
+        for k in range(0, len(flat), self.chunk):
+            value, slope = self._some(slice(k, k + self.chunk), flat[k : k + self.chunk])
+            values.append(value)
+            slopes.append(slope)
+        return torch.cat(values), torch.cat(slopes)
 
     def _some(self, rows: slice, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Evaluate some rows together; each value depends on its own row only."""
         x = x.detach().requires_grad_()
         values = self.objective(self.task.again, tuple(t[rows] for t in self.given), self.split(x))
         return values.detach(), torch.autograd.grad(values.sum(), x)[0]
@@ -87,11 +105,11 @@ class Problems:
             kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
             return t
 
-        unpack: Callable[[Any], Any] = lambda t: t  # noqa: E731
+        def unpack(t: Tensor) -> Tensor:
+            return t
+
+        given = tuple(t[:1] for t in self.given)
+        leaves = tuple(t.detach().clone().requires_grad_() for t in point)
         with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            self.objective(
-                self.task.again,
-                tuple(t[:1] for t in self.given),
-                tuple(t.detach().clone().requires_grad_() for t in point),
-            )
+            self.objective(self.task.again, given, leaves)
         return sum(kept.values())

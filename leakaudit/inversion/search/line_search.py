@@ -1,8 +1,15 @@
-"""Step lengths of many searches at once: each has its own bracket, and every evaluation of the batch is one trial of each.
+"""Step lengths of many searches at once, each with its own bracket.
 
-Weak Wolfe conditions (Nocedal and Wright 2006, eq. 3.6): f(t) <= f + 1e-4 t s and slope(t) >= 0.9 s, with s the slope along the
-direction. A trial that is too long or not finite becomes the bracket's upper end, one that is too short its lower end, and the next trial
-is the minimum of the cubic through both ends, kept a tenth of the bracket away from them.
+Every evaluation is one trial of each search.
+
+A step t is accepted under the weak Wolfe conditions (Nocedal and Wright 2006, eq. 3.6), with s the
+slope along the direction at 0:
+
+    f(t) <= f(0) + FALL t s    and    slope(t) >= FLATTER s.
+
+A trial that is too long or not finite becomes the bracket's upper end, one that is too short its
+lower end. The next trial is the minimum of the cubic through both ends, kept a tenth of the bracket
+away from them.
 """
 
 from __future__ import annotations
@@ -12,13 +19,25 @@ import math
 import torch
 from torch import Tensor
 
-FALL, FLATTER = 1e-4, 0.9
-GROW = 2.5  # of a trial that is too short where no upper end is known
+# The constants of the conditions, those that Nocedal and Wright recommend for quasi-Newton methods.
+FALL = 1e-4
+FLATTER = 0.9
+
+# Factor from a trial that is too short to the next one, as long as no upper end is known. A choice.
+GROW = 2.5
+
+# Part of the bracket by which a trial keeps away from its ends, so that it shrinks. A choice.
 MARGIN = 0.1
 
 
 class Brackets:
-    """Both ends of K brackets: step (K,), objective and slope there; all in float64."""
+    """Both ends of K brackets; all in float64.
+
+    Attributes:
+        low: (3, K) step, objective and slope at the lower end.
+        high: (3, K) the same at the upper end; the step is infinite as long as none is known.
+        start: (3, K) the same at step 0.
+    """
 
     def __init__(self, value: Tensor, slope: Tensor) -> None:
         """Open them at step 0 with value and slope (K,) there."""
@@ -28,46 +47,53 @@ class Brackets:
         self.start = self.low.clone()
 
     def keep(self, index: Tensor) -> None:
-        """Go on with these searches alone."""
-        self.low, self.high, self.start = (
-            self.low[:, index],
-            self.high[:, index],
-            self.start[:, index],
-        )
+        """Go on with only these searches."""
+        self.low = self.low[:, index]
+        self.high = self.high[:, index]
+        self.start = self.start[:, index]
 
     def open(self, which: Tensor, value: Tensor, slope: Tensor) -> None:
-        """Begin anew at step 0 where `which` (K,) is set."""
+        """Begin anew at step 0 where `which` (K,) is set, with value and slope (K,) there."""
         fresh = Brackets(value, slope)
-        self.low, self.high, self.start = (
-            torch.where(which, new, old)
-            for new, old in (
-                (fresh.low, self.low),
-                (fresh.high, self.high),
-                (fresh.start, self.start),
-            )
-        )
+        self.low = torch.where(which, fresh.low, self.low)
+        self.high = torch.where(which, fresh.high, self.high)
+        self.start = torch.where(which, fresh.start, self.start)
 
     def judge(self, t: Tensor, value: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which trials t (K,) are accepted, and the next trial of the others."""
+        """Decide on one trial of each search.
+
+        Args:
+            t: (K,) steps.
+            value: (K,) objectives there.
+            slope: (K,) slopes along the directions there.
+
+        Returns:
+            Which are accepted (K,), and the next trial (K,) of the others.
+        """
         finite = value.isfinite() & slope.isfinite()
         _, f, s = self.start
         long = ~finite | (value > f + FALL * t * s)
         short = ~long & (slope < FLATTER * s)
         here = torch.stack([t, value, slope])
-        self.high, self.low = torch.where(long, here, self.high), torch.where(short, here, self.low)
-        (low, _, _), (high, _, _) = self.low, self.high
+        self.high = torch.where(long, here, self.high)
+        self.low = torch.where(short, here, self.low)
+        low = self.low[0]
+        high = self.high[0]
         width = high - low
-        inside = torch.minimum(
-            torch.maximum(_cubic(self.low, self.high), low + MARGIN * width), high - MARGIN * width
-        )
+        inside = torch.maximum(_cubic(self.low, self.high), low + MARGIN * width)
+        inside = torch.minimum(inside, high - MARGIN * width)
         inside = torch.where(inside.isfinite(), inside, low + 0.5 * width)
         inside = torch.where(finite, inside, low + MARGIN * width)
         return ~long & ~short, torch.where(high.isinf(), GROW * t, inside)
 
 
 def _cubic(low: Tensor, high: Tensor) -> Tensor:
-    """Minimum of the cubic through two points with slopes (Nocedal and Wright 2006, eq. 3.59); NaN where it has none."""
-    (a, fa, sa), (b, fb, sb) = low, high
+    """Minimum of the cubic through two points with slopes (Nocedal and Wright 2006, eq. 3.59).
+
+    NaN if it has none.
+    """
+    a, fa, sa = low
+    b, fb, sb = high
     d1 = sa + sb - 3 * (fa - fb) / (a - b)
     d2 = (d1.square() - sa * sb).sqrt()
     t: Tensor = b - (b - a) * (sb + d2 - d1) / (sb - sa + 2 * d2)

@@ -1,8 +1,9 @@
 """Local trainings: the sum of the gradients of several steps, differentiated through all of them.
 
-A leak with ``inner`` K > 1 holds u = sum_k keep^(K-k) g_k of gradients along w_k = keep w_{k-1} - rate g_k: what a client of FedAvg
-sends back is keep^K w_0 - rate u (McMahan et al. 2017, Algorithm 1; attacked by Geiping et al. 2020, section 6). From the known w_0 the
-K steps are taken again with dummy records, and u is compared.
+A leak with ``inner`` K > 1 holds u = sum_k keep^(K-k) g_k of gradients along w_k = keep w_{k-1} -
+rate g_k. What a client of FedAvg sends back is keep^K w_0 - rate u (McMahan et al. 2017, algorithm
+1; attacked by Geiping et al. 2020, section 6). From the known w_0 the K steps are taken again with
+dummy records, and u is compared.
 """
 
 from __future__ import annotations
@@ -27,8 +28,15 @@ if TYPE_CHECKING:
 class Local:
     """How a node trains between two messages; with one step, its update is a gradient.
 
-    steps: K. rate: of a step. samples: different records n. batch: records of a step; mini-batches come in the records' order, the
-    last one smaller where the size does not divide, and again from the first one when all have come. keep: 1 - rate times weight decay.
+    Mini-batches come in the records' order, the last one smaller if the size does not divide, and
+    again from the first one when all have come.
+
+    Attributes:
+        steps: K.
+        rate: Of a step.
+        samples: Different records n.
+        batch: Records of a step.
+        keep: 1 - rate times weight decay.
     """
 
     steps: int
@@ -46,88 +54,156 @@ class Local:
 def of(leak: GradientLeak, batch: int | None, samples: int | None, decay: float = 0.0) -> Local:
     """Return the local training behind each gradient of a leak.
 
-    batch: records of a step, as the leak says where None. samples: different records, as many as one step takes where None. decay: weight
-    decay of the steps. Raises no error: `missing` must have found nothing.
+    It raises no error: `missing` must have found nothing.
+
+    Args:
+        leak: What was heard.
+        batch: Records of a step; None takes what the leak says.
+        samples: Different records; None takes as many as one step.
+        decay: Weight decay of the steps.
     """
     size = batch or leak.batch or 1
     rate = leak.step or 0.0
-    return Local(leak.inner, rate, samples or size, min(size, samples or size), 1 - rate * decay)
+    return Local(
+        steps=leak.inner,
+        rate=rate,
+        samples=samples or size,
+        batch=min(size, samples or size),
+        keep=1 - rate * decay,
+    )
 
 
 def missing(leak: GradientLeak, batch: int | None, samples: int | None) -> str | None:
-    """Say what an attack that takes the local steps again misses in a leak, None where nothing is missing."""
-    if why := objectives.missing(replace(leak, inner=1), batch):
+    """Explain what an attack that takes the local steps again misses in a leak.
+
+    Args:
+        leak: What was heard.
+        batch: Records of a step; None takes what the leak says.
+        samples: Different records; None takes as many as one step.
+
+    Returns:
+        The reason, or None if nothing is missing.
+    """
+    why = objectives.missing(replace(leak, inner=1), batch)
+    if why:
         return why
     if leak.inner > 1 and leak.step is None:
         return f"each gradient is a sum over {leak.inner} local steps, and their size is not known"
-    if samples is not None and (count := of(leak, batch, samples).batches) > leak.inner:
-        return f"{samples} samples make {count} mini-batches, and the node takes {leak.inner} steps; set samples=N and batch=N"
+    if samples is None:
+        return None
+    count = of(leak, batch, samples).batches
+    if count > leak.inner:
+        return (
+            f"{samples} samples make {count} mini-batches, and the node takes {leak.inner} steps; "
+            "set samples=N and batch=N"
+        )
     return None
 
 
 def refused(
     leak: GradientLeak, task: Task, given: str, batch: int | None, samples: int | None
 ) -> str | None:
-    """Say why an attack that compares single gradients or local trainings, at known labels, cannot read a leak; None where it can.
+    """Explain why an attack that compares updates at known labels cannot read a leak.
 
-    given: labels in words, empty where they are to be read from the last layer. batch, samples: as `of` takes them.
+    Args:
+        leak: What was heard.
+        task: What is trained.
+        given: Labels in words, empty if they are to be read from the last layer.
+        batch: Records of a step; None takes what the leak says.
+        samples: Different records; None takes as many as one step.
+
+    Returns:
+        The reason, or None if it can.
     """
     if not leak.is_plain:
         return "it fits single gradients, and this leak's rows combine several; use differential"
-    if why := missing(leak, batch, samples):
+    why = missing(leak, batch, samples)
+    if why:
         return why
     if not given and not label_signs.readable(leak, task):
-        return "the last layer's gradient, which would show the labels, is not in the leak; set labels=… or use dlg"
+        return (
+            "the last layer's gradient, which would show the labels, is not in the leak; "
+            "set labels=… or use dlg"
+        )
     return None
 
 
 def update(
     task: Task, local: Local, theta: Tensor, x: Tensor, y: Tensor, graph: bool = True
 ) -> Tensor:
-    """Return u (d,) of a local training from theta (d,), differentiable in x and in soft y where `graph`.
+    """Train locally and return u.
 
-    x: (samples, *shape), y: (samples,) or soft, in the order of the mini-batches.
+    Args:
+        task: What is trained.
+        local: How.
+        theta: (d,) the model to start from.
+        x: (samples, *shape), in the order of the mini-batches.
+        y: (samples,) labels, or soft ones.
+        graph: Whether u is differentiable in x and in soft y.
+
+    Returns:
+        (d,).
     """
     total = torch.zeros_like(theta)
     for k in range(local.steps):
         at = k % local.batches * local.batch
-        mine = x[at : at + local.batch], y[at : at + local.batch]
+        mine = x[at : at + local.batch]
+        labels = y[at : at + local.batch]
         if graph and not theta.requires_grad:
-            g = task.again(theta[None], *(t[None] for t in mine))[0]
+            g = task.again(theta[None], mine[None], labels[None])[0]
         else:
-            g = task.gradient(theta, *mine, create_graph=graph)
+            g = task.gradient(theta, mine, labels, create_graph=graph)
         total = local.keep * total + g
         theta = local.keep * theta - local.rate * g
     return total
 
 
 def cosine(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Tensor:
-    """One minus the cosine between whitened updates and their targets (Geiping et al. 2020, eq. 4), as `objectives.cosine`."""
+    """One minus the cosine between whitened updates and their targets (Geiping et al. 2020, eq. 4).
+
+    Args:
+        target: What is compared with, as in `objectives.cosine`.
+        task: What is trained.
+        local: How.
+        x: (samples, *shape).
+        y: (samples,) labels, or soft ones.
+    """
     found = target.mixing @ _updates(target, task, local, x, y, graph=True)
-    loss: Tensor = 1 - (found * target.aim).sum() / found.norm().clamp_min(
-        torch.finfo(found.dtype).tiny
-    )
+    size = found.norm().clamp_min(torch.finfo(found.dtype).tiny)
+    loss: Tensor = 1 - (found * target.aim).sum() / size
     return loss
 
 
 def l2(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> Tensor:
-    """Squared norm of the whitened residual of updates, as `objectives.l2`."""
-    loss: Tensor = (
-        (target.mixing @ _updates(target, task, local, x, y, graph=True) - target.aim)
-        .square()
-        .sum()
-    )
+    """Squared norm of the whitened residual of updates, as `objectives.l2`.
+
+    Args:
+        target: What is compared with.
+        task: What is trained.
+        local: How.
+        x: (samples, *shape).
+        y: (samples,) labels, or soft ones.
+    """
+    found = target.mixing @ _updates(target, task, local, x, y, graph=True)
+    loss: Tensor = (found - target.aim).square().sum()
     return loss
 
 
 def misfit(target: Target, task: Task, local: Local, x: Tensor, y: Tensor) -> float:
-    """Relative residual of updates without a graph, as `objectives.misfit`."""
-    size = float(
-        (
-            target.mixing @ _updates(target, task, local, x.detach(), y.detach(), graph=False)
-            - target.aim
-        ).norm()
-    )
+    """Relative residual of updates without a graph, as `objectives.misfit`.
+
+    Args:
+        target: What is compared with.
+        task: What is trained.
+        local: How.
+        x: (samples, *shape).
+        y: (samples,) labels, or soft ones.
+
+    Returns:
+        The residual, infinite if it is not finite.
+    """
+    found = target.mixing @ _updates(target, task, local, x.detach(), y.detach(), graph=False)
+    size = float((found - target.aim).norm())
     return size if math.isfinite(size) else math.inf
 
 

@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from leakaudit.rendering.html.content import content
+from leakaudit.rendering.shown import Shown
 from leakaudit.results.wording import clean
-from leakaudit.trace import Json
 
 _HERE = Path(__file__).parent
 
 
-def page(results: Mapping[str, Json]) -> str:
-    """Render a record; ``gallery`` (leakaudit.rendering.gallery) and ``against`` (leakaudit.results.comparison) are shown where it has them."""
-    text: str = _environment().get_template("page.html.j2").render(**content(results))
-    return text
+def page(shown: Shown) -> str:
+    """Render a record.
+
+    Args:
+        shown: The record, with pictures and a comparison if there are any.
+
+    Returns:
+        The page.
+    """
+    return _environment().get_template("page.html.j2").render(**content(shown))
 
 
 @cache
 def _environment() -> Environment:
-    loader = FileSystemLoader(_HERE)
     made = Environment(
-        loader=loader,
+        loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -42,20 +45,24 @@ def _environment() -> Environment:
 
 def _code(text: str) -> Markup:
     """What stands between backticks is code."""
-    parts = [
-        f"<code>{escape(part)}</code>" if k % 2 else str(escape(part))
-        for k, part in enumerate(clean(text).split("`"))
-    ]
+    parts = []
+    for k, part in enumerate(clean(text).split("`")):
+        shown = str(escape(part))
+        parts.append(f"<code>{shown}</code>" if k % 2 else shown)
     return Markup("".join(parts))
 
 
-def _figure(value: Any) -> str:
+def _figure(value: object) -> str:
     """Write a number of the record, which may be absent or a word."""
-    return (
-        "-" if value is None else f"{value:.4g}" if isinstance(value, float | int) else str(value)
-    )
+    if value is None:
+        return "-"
+    if isinstance(value, float | int):
+        return f"{value:.4g}"
+    return str(value)
 
 
-def _shown(value: Any) -> Any:
+def _shown(value: object) -> object:
     """Text of the record on one printable line; what is markup already stays."""
-    return value if isinstance(value, Markup) or not isinstance(value, str) else clean(value)
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return clean(value)
+    return value

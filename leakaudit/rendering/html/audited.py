@@ -3,68 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+
+from msgspec.structs import asdict
 
 from leakaudit.results import grading
-from leakaudit.results.wording import said_of
-from leakaudit.trace import Json
+from leakaudit.results.model import AuditRecord, ClaimEntry, RunRecord
+from leakaudit.results.wording import point_of
 from leakaudit.verdict import Verdict
 
-FEW = 12  # verdicts that are all shown
+FEW = 12  # verdicts that are all shown; a choice
 
 
-def verdicts(results: Mapping[str, Json]) -> list[dict[str, Any]]:
-    """Return the verdicts of an audit by word, the gravest first; few or grave ones are open."""
-    every, out = (results.get("audit") or {}).get("verdicts", ()), []
+def verdicts(record: RunRecord) -> list[Mapping[str, object]]:
+    """Return the verdicts of an audit by word.
+
+    Args:
+        record: Any record; only an audit has verdicts.
+
+    Returns:
+        Groups for the template, the worst first; few or bad ones are open.
+    """
+    if not isinstance(record, AuditRecord):
+        return []
+    every = record.audit.verdicts
+    groups: list[Mapping[str, object]] = []
     for name, level in grading.VERDICTS.items():
-        rows = [
-            {**v, "word": Verdict[name].words, "at": said_of(v), "counted": _counted(v["figures"])}
-            for v in every
-            if v["verdict"] == name
-        ]
+        verdict = Verdict[name]
+        rows = []
+        for one in every:
+            if one.verdict == name:
+                more = {
+                    "word": verdict.words,
+                    "at": point_of(one.epsilon),
+                    "counted": _counted(one.figures),
+                }
+                rows.append({**asdict(one), **more})
         if rows:
-            is_open = level == "error" or len(every) <= FEW
-            out.append(
+            groups.append(
                 {
-                    "word": Verdict[name].words,
-                    "meant": Verdict[name].value,
+                    "word": verdict.words,
+                    "meant": verdict.value,
                     "level": level,
-                    "open": is_open,
+                    "open": level == "error" or len(every) <= FEW,
                     "rows": rows,
                 }
             )
-    return out
+    return groups
 
 
-def views(results: Mapping[str, Json]) -> list[dict[str, Any]]:
-    """Return what theory says of every view of an audit: the epsilon of one record beside the claimed one."""
-    out = []
-    for point in (results.get("audit") or {}).get("grid", ()):
-        for view in point["views"]:
-            claim = view.get("claim") or {}
-            exact = view["exact"] if view.get("exact") is not None else view.get("epsilon")
-            row = {
-                "at": said_of(point),
-                "node": view.get("node"),
-                "adversary": view.get("adversary"),
-                "claim": claim.get("source"),
-            }
-            verdict = Verdict[view["verdict"]].words if view.get("verdict") else "-"
-            out.append(
+def views(record: RunRecord) -> list[Mapping[str, object]]:
+    """Return what theory says of every view of an audit.
+
+    Args:
+        record: Any record; only an audit has views.
+
+    Returns:
+        Rows for the template: the epsilon of one record beside the claimed one.
+    """
+    if not isinstance(record, AuditRecord):
+        return []
+    rows: list[Mapping[str, object]] = []
+    for point in record.audit.grid:
+        for view in point.read_views():
+            claim = view.claim or ClaimEntry()
+            rows.append(
                 {
-                    **row,
-                    "claimed": claim.get("epsilon"),
-                    "exact": exact,
-                    "mu": view.get("mu"),
-                    "verdict": verdict,
-                    "why": view.get("why"),
+                    "at": point_of(point.epsilon),
+                    "node": view.node,
+                    "adversary": view.adversary,
+                    "claim": claim.source,
+                    "claimed": claim.epsilon,
+                    "exact": view.epsilon if view.exact is None else view.exact,
+                    "mu": view.mu,
+                    "verdict": Verdict[view.verdict].words if view.verdict else "-",
+                    "why": view.why,
                 }
             )
-    return out
+    return rows
 
 
-def _counted(figures: Mapping[str, Json]) -> str:
-    return ", ".join(
-        f"{k.replace('_', ' ')} {v:.4g}" if isinstance(v, float) else f"{k.replace('_', ' ')} {v}"
-        for k, v in figures.items()
-    )
+def _counted(figures: Mapping[str, object]) -> str:
+    said = []
+    for name, value in figures.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+        said.append(f"{name.replace('_', ' ')} {shown}")
+    return ", ".join(said)

@@ -2,202 +2,262 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from markupsafe import Markup
+from msgspec.structs import asdict
 
 from leakaudit.rendering.html import audited, curves, gated, heat, topology
-from leakaudit.rendering.html.shades import step
+from leakaudit.rendering.html.shades import Scene, step, worst_steps
 from leakaudit.rendering.html.threat import threat
+from leakaudit.rendering.shown import Shown
 from leakaudit.results import grading
-from leakaudit.results.comparison import MEANS
-from leakaudit.results.wording import LIMITS, by_reason, harm, provenance, said_of, scopes, table
-from leakaudit.trace import Json
+from leakaudit.results.comparison import MEANS, Against
+from leakaudit.results.model import (
+    AuditRecord,
+    CheckRecord,
+    Finding,
+    RunRecord,
+    given,
+)
+from leakaudit.results.record_file import warned
+from leakaudit.results.wording import (
+    LIMITS,
+    harm,
+    headline,
+    not_determined,
+    notes,
+    point_of,
+    provenance,
+    scopes,
+    table,
+)
 from leakaudit.verdict import Verdict
 
-COUNTED = re.compile(r"\. (\d+ rules on \d+ cells.*|A pass means .*)$")  # in the sentence of a gate
-GATES = {
+GATES = {  # by exit code
     0: ("note", "Within the limits"),
     1: ("error", "Over the limits"),
     3: ("warning", "The gate cannot tell"),
-}  # by exit code
+}
+# How much of a long record a page shows; all are choices.
 WHOLE = 60  # rows of a table that is shown in one piece
 BLOCK = 100  # rows of a block of a longer one
+WORST = 10  # rows of the block before those blocks
+CHANGES = 10 * BLOCK  # rows of a comparison
 DRAWN = 4  # adversaries whose network is drawn
+NOTES = 40  # notes on nodes
 _WORDS: dict[grading.Level, str] = {"error": "grave", "warning": "to look at", "note": "fine"}
 
+Row = tuple[str, Sequence[str]]  # level, and cells
 
-def content(results: Mapping[str, Json]) -> dict[str, Any]:
-    """Return everything that ``page.html.j2`` names."""
-    checks = grading.checks(results)
+
+def content(shown: Shown) -> dict[str, object]:
+    """Return everything that ``page.html.j2`` names.
+
+    Args:
+        shown: The record, and what was added to it.
+
+    Returns:
+        Values by name.
+    """
+    record = shown.record
+    checks = grading.checks(record)
     counted = grading.counts(checks)
-    headings, rows = table(results)
-    drawn = gated.worst(results)
+    headings, rows = table(record.findings)
+    scene = gated.scene(record)
+    certificates = {f.certificate.name.lower(): f.certificate.sentence for f in record.findings}
     return {
-        "title": f"leakaudit: {results['trace']['protocol']}",
-        "summary": _sentence(results["summary"]),
-        "state": _state(counted, results),
-        "counts": f"{len(checks)} check{'s' * (len(checks) != 1)}: "
-        + ", ".join(f"{counted[name]} {words}" for name, words in _WORDS.items() if counted[name]),
-        "complete": results["complete"],
-        "against": _against(results.get("against")),
-        "threat": threat(results),
-        "networks": list(_networks(results))[:DRAWN],
+        "title": f"leakaudit: {record.trace.protocol}",
+        "summary": _summary(record),
+        "state": _state(counted, record),
+        "counts": _counts(counted, len(checks)),
+        "complete": record.complete,
+        "against": _against(shown.against),
+        "threat": threat(record),
+        "networks": list(_networks(record))[:DRAWN],
         "headings": headings,
-        "blocks": list(_blocks(results, rows)),
-        "gate": gated.tables(results),
-        "verdicts": audited.verdicts(results),
-        "panels": curves.panels(results),
-        "refusals": curves.refusals(results),
-        "views": audited.views(results),
-        "gallery": results.get("gallery") or [],
-        "methods": _methods(results),
-        "by_round": heat.by_round(drawn),
-        "by_point": heat.by_point(results),
-        "by_adversary": heat.by_adversary(drawn),
-        "adversaries": heat.adversaries(drawn),
+        "blocks": list(_blocks(record.findings, rows)),
+        "gate": gated.tables(record),
+        "verdicts": audited.verdicts(record),
+        "panels": curves.panels(record),
+        "refusals": curves.refusals(record),
+        "views": audited.views(record),
+        "gallery": shown.gallery,
+        "methods": _methods(record),
+        "by_round": heat.by_round(scene),
+        "by_point": heat.by_point(scene),
+        "by_adversary": heat.by_adversary(scene),
+        "adversaries": heat.adversaries(scene),
         "shades": heat.legend(),
-        "not_determined": by_reason(results["undetermined"], "reason"),
-        "not_tried": results["not_tried"] or ["not recorded"],
-        "notes": [*scopes(results["findings"]), *by_reason(results["findings"], "note")][:40],
-        "certificates": {
-            f["certificate"]["name"].lower(): f["certificate"]["sentence"]
-            for f in results["findings"]
-        },
-        "missing": list(_missing(results)),
-        "provenance": provenance(results),
+        "not_determined": not_determined(record.undetermined),
+        "not_tried": record.not_tried or ["not recorded"],
+        "notes": [*scopes(record.findings), *notes(record.findings)][:NOTES],
+        "certificates": certificates,
+        "missing": list(_missing(shown)),
+        "provenance": provenance(record),
         "limits": LIMITS,
         "verdict_words": {v.words: v.value for v in Verdict},
         "change_words": MEANS,
     }
 
 
-def _sentence(summary: str) -> tuple[str, str]:
-    """The worst case, and the rest: what follows a semicolon, or how much was counted."""
-    if counted := COUNTED.search(summary):
-        return f"{summary[: counted.start()]}.", counted[1]
-    worst, _, rest = summary.partition("; ")
-    return (f"{worst.rstrip('.')}.", f"{rest[:1].upper()}{rest[1:]}")
+def _summary(record: RunRecord) -> tuple[str, str]:
+    """The worst case and the rest; the stored sentence in one piece if it is not what the fields give."""
+    remarks = given(record.unverified, ())
+    made = headline(record)
+    if warned(made.text, remarks) != record.summary:
+        return record.summary, ""
+    return warned(made.worst, remarks), made.rest
 
 
-def _state(counted: Mapping[grading.Level, int], results: Mapping[str, Json]) -> tuple[str, str]:
+def _counts(counted: Mapping[grading.Level, int], checks: int) -> str:
+    said = [f"{counted[level]} {words}" for level, words in _WORDS.items() if counted[level]]
+    return f"{checks} check{'s' * (checks != 1)}: {', '.join(said)}"
+
+
+def _state(counted: Mapping[grading.Level, int], record: RunRecord) -> tuple[str, str]:
     """Class and words of the badge."""
-    if gate := results.get("gate"):
-        return GATES.get(gate["code"], GATES[3])
+    if isinstance(record, CheckRecord):
+        return GATES[record.gate.code]
+    audit = isinstance(record, AuditRecord)
     if counted["error"]:
-        return "error", "A claim is refuted" if results.get("audit") else "Records are given away"
+        return "error", "A claim is refuted" if audit else "Records are given away"
     if counted["warning"]:
-        return "warning", "Not settled, or inputs that fit" if results.get(
-            "audit"
-        ) else "Inputs that fit the leak were found"
+        settled = "Inputs that fit the leak were found"
+        return "warning", "Not settled, or inputs that fit" if audit else settled
     return "note", "Nothing recovered by what was tried"
 
 
-def _networks(results: Mapping[str, Json]) -> Iterator[tuple[str, Markup]]:
-    """Yield pictures of networks with what they show, an adversary each; a gate has them by check."""
-    if not results.get("gate"):
-        yield from _heard(results, "")
+def _networks(record: RunRecord) -> Iterator[tuple[str, Markup]]:
+    """Yield what pictures of networks show, and the pictures, one for each adversary; a gate has them by check."""
+    if not isinstance(record, CheckRecord):
+        yield from _heard(gated.scene(record), "")
         return
-    every = list(gated.checks(results))
-    for name, one in every:
-        yield from _heard(one, f" in check {name}" if len(every) > 1 else "")
+    every = list(gated.checks(record))
+    for name, scene in every:
+        yield from _heard(scene, f" in check {name}" if len(every) > 1 else "")
 
 
-def _heard(results: Mapping[str, Json], where: str) -> Iterator[tuple[str, Markup]]:
-    steps: dict[str, dict[int, int]] = {}
-    for one in (*results["findings"], *results["undetermined"]):
-        mine = steps.setdefault(one["adversary"], {})
-        if "attack" in one:
-            mine[one["node"]] = max(mine.get(one["node"], 0), step(one))
-    for who, mine in list(steps.items())[:DRAWN]:
-        if drawn := topology.network(results["trace"], who, mine):
+def _heard(scene: Scene, where: str) -> Iterator[tuple[str, Markup]]:
+    names = dict.fromkeys((*(one.adversary for one in scene.shades), *scene.others))
+    for who in list(names)[:DRAWN]:
+        steps = worst_steps(one for one in scene.shades if one.adversary == who)
+        drawn = topology.network(scene.trace, who, steps)
+        if drawn:
             yield f"As {who} hears it{where}.", drawn
 
 
-def _blocks(results: Mapping[str, Json], rows: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """Split the table of findings: by adversary and point of the grid, and then into blocks; one block where it is short."""
-    findings = results["findings"]
+def _blocks(
+    findings: Sequence[Finding], rows: Sequence[Sequence[str]]
+) -> Iterator[Mapping[str, object]]:
+    """Split the table of findings: by adversary and point of the grid, and then into blocks.
+
+    Args:
+        findings: What was found.
+        rows: Their cells.
+
+    Yields:
+        One block for each adversary and point if there are few findings.
+    """
     groups: dict[str, list[int]] = {}
-    for k, f in enumerate(findings):
-        where = f"heard by {f['adversary']}" + (
-            f", {said_of({'epsilon': f['cell']['epsilon']})}" if "cell" in f else ""
-        )
-        groups.setdefault(where, []).append(k)
-    alone = len(findings) <= WHOLE
-    if not alone:
+    for k, finding in enumerate(findings):
+        groups.setdefault(_group(finding), []).append(k)
+    few = len(findings) <= WHOLE
+    if not few:
         worst = sorted(
-            range(len(findings)), key=lambda k: (step(findings[k]), harm(findings[k])), reverse=True
-        )[:10]
+            range(len(findings)),
+            key=lambda k: (step(findings[k]), harm(findings[k])),
+            reverse=True,
+        )
         yield {
             "id": "worst",
             "name": f"the ten worst of {len(findings)}",
             "said": "",
             "open": True,
-            "rows": _marked(findings, rows, worst),
+            "rows": _rows(findings, rows, worst[:WORST]),
         }
     for where, places in groups.items():
         for start in range(0, len(places), BLOCK):
             part = places[start : start + BLOCK]
-            nodes = (findings[part[0]]["node"], findings[part[-1]]["node"])
-            name = (
-                where
-                if len(places) <= BLOCK
-                else f"{where}: findings {start + 1} to {start + len(part)}, nodes {nodes[0]} to {nodes[1]}"
-            )
-            tally = Counter(findings[k]["certificate"]["name"].lower() for k in part)
-            said = ", ".join(f"{count} {word}" for word, count in tally.most_common())
+            name = where
+            if len(places) > BLOCK:
+                first, last = findings[part[0]].node, findings[part[-1]].node
+                span = f"findings {start + 1} to {start + len(part)}, nodes {first} to {last}"
+                name = f"{where}: {span}"
+            tally = Counter(findings[k].certificate.name.lower() for k in part)
             yield {
                 "id": f"block-{part[0]}",
                 "name": name,
-                "said": said,
-                "open": alone,
-                "rows": _marked(findings, rows, part),
+                "said": ", ".join(f"{count} {word}" for word, count in tally.most_common()),
+                "open": few,
+                "rows": _rows(findings, rows, part),
             }
 
 
-def _marked(
-    findings: Sequence[Mapping[str, Json]], rows: Sequence[Sequence[str]], places: Sequence[int]
-) -> list[tuple[str, Sequence[str]]]:
+def _group(finding: Finding) -> str:
+    cell = given(finding.cell, None)
+    point = f", {point_of(cell.epsilon)}" if cell else ""
+    return f"heard by {finding.adversary}{point}"
+
+
+def _rows(
+    findings: Sequence[Finding], rows: Sequence[Sequence[str]], places: Sequence[int]
+) -> list[Row]:
     return [(grading.level(findings[k]), rows[k]) for k in places]
 
 
-def _methods(results: Mapping[str, Json]) -> list[dict[str, Any]]:
+def _methods(record: RunRecord) -> list[Mapping[str, object]]:
     """Return every attack that ran, with its source, what it reads, and what it took here."""
-    known, out = results.get("attacks") or {}, []
-    for name in dict.fromkeys(f["attack"] for f in results["findings"]):
-        took = [f["seconds"] for f in results["findings"] if f["attack"] == name]
-        out.append(
-            {"name": name, **known.get(name, {}), "count": len(took), "seconds": f"{sum(took):.1f}"}
-        )
-    return out
+    known = given(record.attacks, {})
+    methods: list[Mapping[str, object]] = []
+    for name in dict.fromkeys(finding.attack for finding in record.findings):
+        took = [finding.seconds for finding in record.findings if finding.attack == name]
+        about = asdict(known[name]) if name in known else {}
+        seconds = f"{sum(took):.1f}"
+        methods.append({"name": name, **about, "count": len(took), "seconds": seconds})
+    return methods
 
 
-def _against(against: Mapping[str, Json] | None) -> dict[str, Any] | None:
+def _against(against: Against | None) -> Mapping[str, object] | None:
     """Return a comparison, changes apart from what stayed the same."""
     if against is None:
         return None
-    rows = against["rows"]
-    changed = [row for row in rows if row["change"] != "same"]
+    changed = against.changed
     return {
-        **against,
-        "changed": changed[: 10 * BLOCK],
-        "left_out": max(0, len(changed) - 10 * BLOCK),
-        "same": len(rows) - len(changed),
+        "summary": against.summary,
+        "changed": changed[:CHANGES],
+        "left_out": max(0, len(changed) - CHANGES),
+        "same": len(against.rows) - len(changed),
     }
 
 
-def _missing(results: Mapping[str, Json]) -> Iterator[str]:
+def _missing(shown: Shown) -> Iterator[str]:
     """Say what is not in this report, and which command adds it."""
-    if not (results.get("audit") or results.get("gate")):
-        yield "No claim is judged here: `leakaudit audit scenario.toml` adds verdicts and curves, `leakaudit bound` the exact views."
-    if not results.get("gate"):
-        yield "No controls ran with it: `leakaudit check` runs them each time, `leakaudit selfcheck` tests the estimators."
-    if results["findings"] and not results.get("gallery"):
-        yield "There are no pictures: they are left out by --redact, and by every command but `leakaudit report results.json -f html`."
-    if all(f["scores"] is None for f in results["findings"]) and results["findings"]:
-        yield "Nothing is scored: `leakaudit score results.json --truth trace.truth.pt` adds PSNR, SSIM and the rest."
-    if results.get("against") is None and not results.get("gate"):
-        yield "It stands alone: `leakaudit report results.json --against earlier/results.json` compares it with an earlier one."
+    record = shown.record
+    gate = isinstance(record, CheckRecord)
+    if not (gate or isinstance(record, AuditRecord)):
+        yield (
+            "No claim is judged here: `leakaudit audit scenario.toml` adds verdicts and curves, "
+            "`leakaudit bound` the exact views."
+        )
+    if not gate:
+        yield (
+            "No controls ran with it: `leakaudit check` runs them each time, "
+            "`leakaudit selfcheck` tests the estimators."
+        )
+    if record.findings and not shown.gallery:
+        yield (
+            "There are no pictures: they are left out by --redact, and by every command but "
+            "`leakaudit report results.json -f html`."
+        )
+    if record.findings and all(finding.scores is None for finding in record.findings):
+        yield (
+            "Nothing is scored: `leakaudit score results.json --truth trace.truth.pt` "
+            "adds PSNR, SSIM and the rest."
+        )
+    if shown.against is None and not gate:
+        yield (
+            "It stands alone: `leakaudit report results.json --against earlier/results.json` "
+            "compares it with an earlier one."
+        )

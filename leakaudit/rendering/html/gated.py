@@ -1,82 +1,130 @@
-"""A gate on the page: its rules by kind, and what each node gave away in the form of findings, which drawings understand."""
+"""A gate on the page: its rules by kind, and what each node gave away in each check."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TypedDict
 
+from msgspec.structs import asdict
+
+from leakaudit.rendering.html.shades import Scene, shaded, shaded_best
 from leakaudit.results import grading
-from leakaudit.trace import Json
+from leakaudit.results.grading import CONTROLS
+from leakaudit.results.model import CheckRecord, RuleEntry, RunRecord, given
 
-CONTROLS = ("recording", "attacked", "positive", "negative")
-FEW = 8  # rules of a kind that are all shown; of more, those within their limits are folded
+FEW = (
+    8  # rules of a kind that are all shown; of more, those within their limits are folded; a choice
+)
 KINDS = {"Budgets and baseline": ("budget", "baseline"), "Lint": ("lint",), "Controls": CONTROLS}
 MEANT = {
     "Budgets and baseline": "",
     "Lint": "Each check's first recording, against what it declares and claims itself.",
-    "Controls": "The recording, which must be of the declared protocol and of its own truth; planted leaks, which each attack must solve; "
-    "and scores against the records of others, which may match by chance only.",
+    "Controls": (
+        "The recording, which must be of the declared protocol and of its own truth; planted leaks, "
+        "which each attack must solve; and scores against the records of others, which may match by "
+        "chance only."
+    ),
 }
 
 
-def tables(results: Mapping[str, Json]) -> dict[str, Any] | None:
-    """Return a gate's rules by kind, and what was accepted; None for another record."""
-    gate = results.get("gate")
-    if gate is None:
+class Group(TypedDict):
+    """Rules of some kinds, for the template."""
+
+    name: str
+    meant: str
+    rules: list[Mapping[str, object]]
+    fine: list[Mapping[str, object]]
+    counted: bool
+    count: int
+
+
+def tables(record: RunRecord) -> Mapping[str, object] | None:
+    """Return a gate's rules by kind, and what was accepted.
+
+    Args:
+        record: Any record.
+
+    Returns:
+        What the template shows; None for a record that is not a gate's.
+    """
+    if not isinstance(record, CheckRecord):
         return None
-    rules = [
-        {
-            **r,
-            "word": r["status"].replace("_", " ").lower(),
-            "level": grading.RULES.get(r["status"], "note"),
-        }
-        for r in gate["rules"]
+    gate = record.gate
+    groups = [
+        _group(name, [r for r in gate.rules if r.kind in kinds]) for name, kinds in KINDS.items()
     ]
-    groups = []
-    for name, kinds in KINDS.items():
-        some = [r for r in rules if r["kind"] in kinds]
-        counted = any(r[k] is not None for r in some for k in ("value", "limit", "p"))
-        fine = [r for r in some if r["level"] == "note"] if len(some) > FEW else []
-        parts = {"rules": [r for r in some if r not in fine], "fine": fine}
-        groups.append(
-            {"name": name, "meant": MEANT[name], **parts, "counted": counted, "count": len(some)}
-        )
     return {
-        **gate,
-        "groups": [g for g in groups if g["count"]],
-        "acceptances": list(gate["acceptances"].items()),
+        "verdict": gate.verdict,
+        "stale": gate.stale,
+        "groups": [group for group in groups if group["count"]],
+        "acceptances": list(gate.acceptances.items()),
     }
 
 
-def checks(results: Mapping[str, Json]) -> Iterator[tuple[str, dict[str, Json]]]:
-    """Yield each check with a record of it alone: its network, what was found of each node, and the nodes of which nothing was."""
-    gate = results.get("gate") or {}
-    for name, network in gate.get("networks", {}).items():
-        cells = [c for c in gate["cells"] if c["check"] == name]
-        found = [_finding(c, one) for c in cells for one in c.get("nodes", ())]
-        closed = [
-            {"node": int(n), "adversary": c["adversary"], "reason": r}
-            for c in cells
-            for n, r in c["reasons"].items()
-        ]
-        yield name, {**results, "trace": network, "findings": found, "undetermined": closed}
-
-
-def worst(results: Mapping[str, Json]) -> Mapping[str, Json]:
-    """Return the record of the check that the gravest rule is of; another kind of record as it is."""
-    every = dict(checks(results))
-    first = next(
-        (r["cell"].split("/")[0] for r in (results.get("gate") or {"rules": ()})["rules"]), ""
+def _group(name: str, some: list[RuleEntry]) -> Group:
+    rules: list[Mapping[str, object]] = []
+    fine: list[Mapping[str, object]] = []
+    for rule in some:
+        level = grading.RULES.get(rule.status, "note")
+        word = rule.status.replace("_", " ").lower()
+        row = {**asdict(rule), "word": word, "level": level}
+        if level == "note" and len(some) > FEW:
+            fine.append(row)
+        else:
+            rules.append(row)
+    counted = any((r.value, r.limit, r.p) != (None, None, None) for r in some)
+    return Group(
+        name=name, meant=MEANT[name], rules=rules, fine=fine, counted=counted, count=len(some)
     )
-    return every.get(first) or next(iter(every.values()), results)
 
 
-def _finding(cell: Mapping[str, Json], one: Mapping[str, Json]) -> dict[str, Json]:
-    scores = {
-        m: {"per_image": [one[m]]}
-        for m in ("psnr", "relative_error", "exact")
-        if one[m] is not None
-    }
-    span = {"rounds": {"first": one["first"], "last": one["last"]}}
-    who = {"node": one["node"], "adversary": cell["adversary"], "attack": cell["attack"]}
-    return {**who, "leak": span, "scores": scores, "certificate": {"name": "FAILED"}}
+def checks(record: CheckRecord) -> Iterator[tuple[str, Scene]]:
+    """Yield what the nodes gave away in each check.
+
+    Args:
+        record: Of a gate.
+
+    Yields:
+        Name of the check, and its network.
+    """
+    for name, network in given(record.gate.networks, {}).items():
+        shades, others = [], []
+        for cell in record.gate.cells:
+            if cell.check == name:
+                shades += [shaded_best(one, cell.adversary) for one in given(cell.nodes, ())]
+                others += [cell.adversary] * len(cell.reasons)
+        yield name, Scene(network, tuple(shades), tuple(others))
+
+
+def scene(record: RunRecord) -> Scene:
+    """Return what the nodes gave away.
+
+    Args:
+        record: Any record.
+
+    Returns:
+        Of a gate the check that the worst rule is of, of another record everything.
+    """
+    if isinstance(record, CheckRecord):
+        every = dict(checks(record))
+        first = _worst_check(record, every)
+        if first is not None:
+            return every[first]
+    return Scene(
+        record.trace,
+        tuple(map(shaded, record.findings)),
+        tuple(one.adversary for one in record.undetermined),
+    )
+
+
+def _worst_check(record: CheckRecord, every: Mapping[str, Scene]) -> str | None:
+    """The check of the first rule; the first check if that rule is of none."""
+    gate = record.gate
+    if gate.rules:
+        name = gate.rules[0].cell
+        for check in every:
+            # Of a cell, or of a recording as a whole: "check/lint".
+            cells = {cell.name for cell in gate.cells if cell.check == check}
+            if name in cells or name in (f"{check}/lint", f"{check}/recording"):
+                return check
+    return next(iter(every), None)

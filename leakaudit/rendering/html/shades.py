@@ -1,11 +1,12 @@
-"""How much a finding gives away, in six steps that drawings shade."""
+"""How much was given away, in six steps that drawings shade."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from leakaudit.results.wording import best
-from leakaudit.trace import Json
+from leakaudit.results.model import Extended, Finding, NodeBest, TraceSummary, given
+from leakaudit.results.wording import best, is_identical
 
 STEPS = (
     "nothing recovered",
@@ -15,22 +16,123 @@ STEPS = (
     "30 dB or more",
     "identical, or certified exact",
 )
-UNSCORED = {"EXACT": 5, "INTERVAL": 5, "APPROXIMATE": 3, "FAILED": 0}
-_EDGES = (10.0, 20.0, 30.0)
+MOST = len(STEPS) - 1
+UNSCORED = {"EXACT": MOST, "INTERVAL": MOST, "APPROXIMATE": 3, "FAILED": 0}
+_PSNR = (10.0, 20.0, 30.0)  # dB
+# The same errors where there is no PSNR: a relative error of e is -20 lg e dB below the signal.
+_ERRORS = (0.316, 0.1, 0.0316)
 
 
-def step(finding: Mapping[str, Json]) -> int:
-    """Return the place in `STEPS`, by the closest record; by the relative error (.1 is 20 dB) where there is no PSNR."""
-    scores = finding["scores"]
+@dataclass(frozen=True)
+class Shade:
+    """What one node gave away to one adversary, as drawings show it.
+
+    Attributes:
+        node: The node.
+        adversary: Who hears.
+        first: First round of the leak.
+        last: Last round of the leak.
+        step: Place in `STEPS`.
+        point: Points of an audit's grid, none elsewhere.
+    """
+
+    node: int
+    adversary: str
+    first: int
+    last: int
+    step: int
+    point: tuple[Extended, ...] = ()
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A network, and what its nodes gave away.
+
+    Attributes:
+        trace: The network.
+        shades: What was given away.
+        others: Adversaries to which some node gave nothing.
+    """
+
+    trace: TraceSummary
+    shades: tuple[Shade, ...]
+    others: tuple[str, ...]
+
+
+def shaded(finding: Finding) -> Shade:
+    """Return a finding as drawings show it.
+
+    Args:
+        finding: One finding.
+
+    Returns:
+        Its shade.
+    """
+    cell = given(finding.cell, None)
+    return Shade(
+        node=finding.node,
+        adversary=finding.adversary,
+        first=finding.leak.rounds.first,
+        last=finding.leak.rounds.last,
+        step=step(finding),
+        point=() if cell is None else (cell.epsilon,),
+    )
+
+
+def shaded_best(one: NodeBest, adversary: str) -> Shade:
+    """Return the best record of a node in a gate as drawings show it.
+
+    Args:
+        one: The record.
+        adversary: Who hears.
+
+    Returns:
+        Its shade.
+    """
+    reached = MOST if one.exact else _step(one.psnr, one.relative_error)
+    return Shade(one.node, adversary, one.first, one.last, reached)
+
+
+def step(finding: Finding) -> int:
+    """Return how much a finding gives away.
+
+    Args:
+        finding: One finding.
+
+    Returns:
+        The place in `STEPS`, by the closest record; by the relative error (0.1 is 20 dB) if there is no PSNR.
+    """
+    scores = finding.scores
     if scores is None:
-        return UNSCORED[finding["certificate"]["name"]]
-    if best(scores, "exact", max):
-        return 5
-    psnr, error = best(scores, "psnr", max), best(scores, "relative_error", min)
-    if finding["certificate"]["name"] in ("EXACT", "INTERVAL") and (
-        psnr is not None or error is not None
-    ):
-        return 5
+        return UNSCORED[finding.certificate.name]
+    if is_identical(scores):
+        return MOST
+    psnr = best(scores.psnr, max)
+    error = best(scores.relative_error, min)
+    recovered = psnr is not None or error is not None
+    if recovered and finding.certificate.name in ("EXACT", "INTERVAL"):
+        return MOST
+    return _step(psnr, error)
+
+
+def _step(psnr: float | None, error: float | None) -> int:
     if psnr is not None:
-        return 1 + sum(psnr >= edge for edge in _EDGES)
-    return 0 if error is None else 1 + sum(error <= limit for limit in (0.316, 0.1, 0.0316))
+        return 1 + sum(psnr >= edge for edge in _PSNR)
+    if error is not None:
+        return 1 + sum(error <= limit for limit in _ERRORS)
+    return 0
+
+
+def worst_steps(shades: Iterable[Shade]) -> dict[int, int]:
+    """Return what each node gave away at worst.
+
+    Args:
+        shades: Of one adversary.
+
+    Returns:
+        Place in `STEPS` by node.
+    """
+    steps: dict[int, int] = {}
+    for one in shades:
+        steps[one.node] = max(steps.get(one.node, 0), one.step)
+    return steps

@@ -2,70 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from leakaudit.rendering.html.topology import parsed
-from leakaudit.trace import Json
+from leakaudit.results.model import CellEntry, CheckRecord, RunRecord
+
+SHOWN = 8  # adversaries and cells that are named; a choice
+ENDLESS = 2**62  # ends of windows from here on stand for "to the end"
 
 
-def threat(results: Mapping[str, Json]) -> list[tuple[str, str]]:
-    """Return what was trained, who listens, what is heard and known, and what was looked at."""
-    trace, settings = results["trace"], results["provenance"]["settings"]
-    cells = (results.get("gate") or {}).get("cells", ())
-    found = (*results["findings"], *results["undetermined"], *cells)
-    names = list(dict.fromkeys(f["adversary"] for f in found)) or [
-        str(settings.get("adversary", "nobody"))
-    ]
+def threat(record: RunRecord) -> list[tuple[str, str]]:
+    """Say what was trained, who listens, what is heard and known, and what was looked at.
+
+    Args:
+        record: Any record.
+
+    Returns:
+        Name and value.
+    """
+    trace, settings = record.trace, record.provenance.settings
+    cells: tuple[CellEntry, ...] = ()
+    if isinstance(record, CheckRecord):
+        cells = record.gate.cells
+    sizes = (
+        f"{_count(trace.nodes, 'node')}, {_count(trace.edges, 'wire')}, "
+        f"{_count(trace.rounds, 'round')}"
+    )
+    data = trace.data or "data that are not named"
     rows = [
-        (
-            "training",
-            f"{trace['protocol']}, {_count(trace['nodes'], 'node')}, {_count(trace['edges'], 'wire')}, {_count(trace['rounds'], 'round')}",
-        ),
-        (
-            "model and data",
-            f"{trace['model']} on {trace['data'] or 'data that are not named'}, inputs {tuple(trace['shape'])}",
-        ),
+        ("training", f"{trace.protocol}, {sizes}"),
+        ("model and data", f"{trace.model} on {data}, inputs {trace.shape}"),
     ]
-    rows += [
-        (f"adversary {k + 1}" if len(names) > 1 else "adversary", f"{who}: {_hears(who)}")
-        for k, who in enumerate(names[:8])
-    ]
-    if len(names) > 8:
-        rows.append(("more adversaries", f"{len(names) - 8}, see the findings"))
-    window = settings.get("window")
-    if isinstance(window, list) and len(window) == 2:
-        rows.append(
-            (
-                "rounds heard",
-                f"from {window[0]}"
-                + (
-                    f" to before {window[1]}"
-                    if isinstance(window[1], int) and window[1] < 2**62
-                    else ""
-                ),
-            )
-        )
+    rows += _adversaries(record, cells)
+    rows += _window(settings.get("window"))
     knows = settings.get("knows")
     if knows is not None:
-        rows.append(
-            (
-                "knows",
-                "all constants and public tensors"
-                if knows == "all"
-                else ", ".join(map(str, knows)) or "no constant",
-            )
-        )
-    nodes = len({f["node"] for f in found if "node" in f})
-    cut = f"{_count(nodes, 'node')} of {trace['nodes']}, {_count(len(results['findings']), 'finding')}"
-    rows.append(
-        (
-            "looked at",
-            f"{_count(len(cells), 'cell')}: {', '.join(c['name'] for c in cells[:8])}"
-            if cells
-            else cut,
-        )
-    )
+        rows.append(("knows", _knowledge(knows)))
+    rows.append(("looked at", _scope(record, cells)))
     return rows
+
+
+def _adversaries(record: RunRecord, cells: tuple[CellEntry, ...]) -> list[tuple[str, str]]:
+    found = [one.adversary for one in record.findings]
+    found += [one.adversary for one in record.undetermined]
+    found += [cell.adversary for cell in cells]
+    names = list(dict.fromkeys(found))
+    if not names:
+        names = [str(record.provenance.settings.get("adversary", "nobody"))]
+    rows = []
+    for k, who in enumerate(names[:SHOWN], 1):
+        title = f"adversary {k}" if len(names) > 1 else "adversary"
+        rows.append((title, f"{who}: {_hears(who)}"))
+    if len(names) > SHOWN:
+        rows.append(("more adversaries", f"{len(names) - SHOWN}, see the findings"))
+    return rows
+
+
+def _window(window: object) -> list[tuple[str, str]]:
+    if not isinstance(window, list | tuple) or len(window) != 2:
+        return []
+    first, end = window
+    said = f"from {first}"
+    if isinstance(end, int) and end < ENDLESS:
+        said += f" to before {end}"
+    return [("rounds heard", said)]
+
+
+def _knowledge(knows: object) -> str:
+    if knows == "all":
+        return "all constants and public tensors"
+    names = knows if isinstance(knows, list | tuple) else str(knows)
+    return ", ".join(map(str, names)) or "no constant"
+
+
+def _scope(record: RunRecord, cells: tuple[CellEntry, ...]) -> str:
+    if cells:
+        return f"{_count(len(cells), 'cell')}: {', '.join(cell.name for cell in cells[:SHOWN])}"
+    attacked = {one.node for one in record.findings}
+    nodes = len(attacked | {one.node for one in record.undetermined})
+    found = _count(len(record.findings), "finding")
+    return f"{_count(nodes, 'node')} of {record.trace.nodes}, {found}"
 
 
 def _hears(who: str) -> str:
@@ -77,13 +91,11 @@ def _hears(who: str) -> str:
     if one.hears == "all":
         parts.append("hears every wire, without what is sent under encryption")
     elif isinstance(one.hears, frozenset):
-        parts.append(
-            f"hears {_count(len(one.hears), 'directed wire')}, without what is sent under encryption"
-        )
+        wires = _count(len(one.hears), "directed wire")
+        parts.append(f"hears {wires}, without what is sent under encryption")
     if one.corrupt:
-        parts.append(
-            f"is {_count(len(one.corrupt), 'node')} of the network and follows the protocol, reading its own traffic"
-        )
+        nodes = _count(len(one.corrupt), "node")
+        parts.append(f"is {nodes} of the network and follows the protocol, reading its own traffic")
     return "; ".join(parts) or "hears nothing"
 
 

@@ -11,40 +11,52 @@ from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering.html import svg
 from leakaudit.rendering.html.shades import STEPS
-from leakaudit.trace import Json
+from leakaudit.results.model import TraceSummary, given
 
-MOST, NUMBERED, CAREFUL = (
-    150,
-    60,
-    40,
-)  # nodes that are drawn, that bear numbers, and whose layout is the slow one
-SIDE, ROOM = 420.0, 28.0
+MOST = 150  # nodes that are drawn; more cannot be told apart on a page
+NUMBERED = 60  # nodes that bear numbers
+CAREFUL = 40  # nodes whose layout is the slow one, which takes cubic time
+SIDE = 420.0  # of the drawing, in pixels
+ROOM = 28.0  # around the nodes
+SMALL_NODE, NODE = 5.0, 14.0  # radii, without and with a number
 
 Point = tuple[float, float]
+Edge = Sequence[int]
 
 
 def parsed(adversary: str) -> Adversary | None:
-    """Return who listens, None for a name that does not say."""
+    """Read the name of an adversary.
+
+    Args:
+        adversary: As it stands in a record.
+
+    Returns:
+        Who listens; None for a name that does not say.
+    """
     try:
         return Adversary.parse(adversary)
     except (LeakauditError, ValueError):
         return None
 
 
-def network(trace: Mapping[str, Json], adversary: str, steps: Mapping[int, int]) -> Markup | None:
-    """Draw the network as one adversary hears it, None where it is not known or too large.
+def network(trace: TraceSummary, adversary: str, steps: Mapping[int, int]) -> Markup | None:
+    """Draw the network as one adversary hears it.
 
-    steps: node -> what it gave away, of `shades.STEPS`; a node that is not there was not attacked.
+    Args:
+        trace: The network.
+        adversary: Who hears.
+        steps: What each node gave away, a place in `shades.STEPS`; a node that is not there was not attacked.
+
+    Returns:
+        The drawing; None if the network is not known in full, or too large.
     """
-    links, nodes = trace.get("links"), trace["nodes"]
-    if (
-        not links
-        or len(links) < trace["edges"]
-        or not 1 < nodes <= MOST
-        or max(map(max, links)) >= nodes
-    ):
+    links, nodes = given(trace.links, ()), trace.nodes
+    if not links or len(links) < trace.edges or not 1 < nodes <= MOST:
         return None
-    who, at = parsed(adversary), _layout(nodes, links)
+    if max(map(max, links)) >= nodes:
+        return None
+    who = parsed(adversary)
+    at = _layout(nodes, links)
     small = nodes > NUMBERED
     parts = [_wire(edge, at, who, steps) for edge in links]
     parts += [_node(n, at[n], who, steps.get(n), small) for n in range(nodes)]
@@ -55,19 +67,16 @@ def network(trace: Mapping[str, Json], adversary: str, steps: Mapping[int, int])
     return svg.drawing(SIDE, SIDE, parts, label)
 
 
-def _hears(who: Adversary | None, edge: Sequence[int]) -> bool:
+def _hears(who: Adversary | None, edge: Edge) -> bool:
     """Whether something of this wire is heard."""
-    i, j = edge
     if who is None:
         return False
-    tapped = who.hears == "all" or (
-        isinstance(who.hears, frozenset) and bool({(i, j), (j, i)} & who.hears)
-    )
-    return tapped or i in who.corrupt or j in who.corrupt
+    i, j = edge
+    return who.observes(i, j) or who.observes(j, i)
 
 
 def _wire(
-    edge: Sequence[int], at: Sequence[Point], who: Adversary | None, steps: Mapping[int, int]
+    edge: Edge, at: Sequence[Point], who: Adversary | None, steps: Mapping[int, int]
 ) -> Markup:
     """A wire that is heard is shaded by what the node at its worse end gave away."""
     (x1, y1), (x2, y2) = (at[n] for n in edge)
@@ -77,22 +86,25 @@ def _wire(
 
 
 def _node(n: int, at: Point, who: Adversary | None, step: int | None, small: bool) -> Markup:
-    corrupt = who is not None and n in who.corrupt
-    said = "the adversary's own" if corrupt else "not attacked" if step is None else STEPS[step]
-    radius = 5.0 if small else 14.0
-    shape = "node own" if corrupt else "node unknown" if step is None else f"node s{step}"
+    radius = SMALL_NODE if small else NODE
     x, y = at
-    title = f"node {n}: {said}"
-    body = (
-        svg.rectangle(x - radius, y - radius, 2 * radius, 2 * radius, shape, title)
-        if corrupt
-        else svg.circle(x, y, radius, shape, title)
-    )
-    ink = "number own" if corrupt else f"number s{step}" if step is not None else "number"
-    return body if small else body + svg.text(x, y + 4.5, n, ink)
+    if who is not None and n in who.corrupt:
+        ink = "number own"
+        title = f"node {n}: the adversary's own"
+        corner = x - radius, y - radius
+        body = svg.rectangle(*corner, 2 * radius, 2 * radius, "node own", title)
+    elif step is None:
+        ink = "number"
+        body = svg.circle(x, y, radius, "node unknown", f"node {n}: not attacked")
+    else:
+        ink = f"number s{step}"
+        body = svg.circle(x, y, radius, f"node s{step}", f"node {n}: {STEPS[step]}")
+    if small:
+        return body
+    return body + svg.text(x, y + 4.5, n, ink)
 
 
-def _layout(nodes: int, links: Sequence[Sequence[int]]) -> list[Point]:
+def _layout(nodes: int, links: Sequence[Edge]) -> list[Point]:
     """Places in pixels; the same for the same network."""
     import networkx as nx
 
@@ -103,13 +115,15 @@ def _layout(nodes: int, links: Sequence[Sequence[int]]) -> list[Point]:
         found = nx.kamada_kawai_layout(graph, pos=nx.circular_layout(graph))
     else:
         found = nx.spring_layout(graph, seed=0, iterations=100, k=1.6 / math.sqrt(nodes))
-    xs, ys = ([float(found[n][k]) for n in range(nodes)] for k in (0, 1))
+    xs = [float(found[n][0]) for n in range(nodes)]
+    ys = [float(found[n][1]) for n in range(nodes)]
     return list(zip(_spread(xs), _spread(ys), strict=True))
 
 
 def _spread(values: Sequence[float]) -> list[float]:
-    low, high = min(values), max(values)
-    wide = high - low
-    return [
-        SIDE / 2 if wide < 1e-9 else ROOM + (v - low) / wide * (SIDE - 2 * ROOM) for v in values
-    ]
+    """Stretch coordinates over the drawing; those that are all alike go to its middle."""
+    low = min(values)
+    wide = max(values) - low
+    if wide < 1e-9:
+        return [SIDE / 2] * len(values)
+    return [ROOM + (v - low) / wide * (SIDE - 2 * ROOM) for v in values]

@@ -1,4 +1,6 @@
-"""How a trace becomes bytes and comes back: strict reading of archives, streamed writing, shards, digests.
+"""How a trace becomes bytes and comes back.
 
-The doors are `leakaudit.traces.trace_file`, `leakaudit.traces.recorder`, `leakaudit.traces.trace_info` and `leakaudit.traces.convert`; nothing else opens these rooms.
+Strict reading of archives, streamed writing, shards, digests.
+
+The doors are the modules of `leakaudit.traces`; whoever reads or writes a trace goes through them.
 """

@@ -16,39 +16,57 @@ _Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def tensor(value: Any, what: str) -> Tensor:
-    """Return an array of torch, numpy or anything with DLPack or ``__array__`` as a tensor without a graph; what: its name in errors."""
+    """Return an array as a tensor without a graph; memory is shared if possible.
+
+    Args:
+        value: Of torch, numpy or anything with DLPack or ``__array__``.
+        what: Its name in errors.
+
+    Raises:
+        LeakauditError: It does not hold real numbers.
+    """
     if isinstance(value, Tensor):
         return value.detach()
     if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
-        with suppress(
-            BufferError, RuntimeError, TypeError
-        ):  # a device that torch does not know: by way of numpy
+        # An array on a device that torch does not know is taken by way of numpy.
+        with suppress(BufferError, RuntimeError, TypeError):
             return from_dlpack(value).detach()
     array = _array(value, what)
     if array.dtype.kind not in "fiub":
         raise LeakauditError(
-            f"{what}: expected an array of real numbers, got {type(value).__name__} of {array.dtype}"
+            f"{what}: expected an array of real numbers, "
+            f"got {type(value).__name__} of {array.dtype}"
         )
-    return torch.from_numpy(
-        array
-        if array.flags.writeable and array.dtype.isnative
-        else array.astype(array.dtype.newbyteorder("="))
-    )
+    if not (array.flags.writeable and array.dtype.isnative):
+        array = array.astype(array.dtype.newbyteorder("="))
+    return torch.from_numpy(array)
 
 
 def integers(value: Any, what: str, stop: int) -> _Integers:
-    """Return whole numbers in [0, stop) as one axis; raises LeakauditError for others."""
-    array = np.atleast_1d(
-        value.detach().cpu().numpy() if isinstance(value, Tensor) else _array(value, what)
-    )
+    """Return whole numbers as one axis.
+
+    Args:
+        value: One number or a row of them.
+        what: Their name in errors.
+        stop: All must lie in [0, stop).
+
+    Raises:
+        LeakauditError: They are not whole numbers in a row, or out of range.
+    """
+    if isinstance(value, Tensor):
+        array = np.atleast_1d(value.detach().cpu().numpy())
+    else:
+        array = np.atleast_1d(_array(value, what))
     if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
         raise LeakauditError(
             f"{what}: expected whole numbers in a row, got {array.dtype} of shape {array.shape}"
         )
-    if array.size and not 0 <= (low := int(array.min())) <= (high := int(array.max())) < stop:
-        raise LeakauditError(
-            f"{what}: there is no {low if low < 0 else high}; expected 0 to {stop - 1}"
-        )
+    if array.size:
+        low = int(array.min())
+        high = int(array.max())
+        if low < 0 or high >= stop:
+            wrong = low if low < 0 else high
+            raise LeakauditError(f"{what}: there is no {wrong}; expected 0 to {stop - 1}")
     return array.astype(np.int64, copy=False)
 
 
@@ -56,6 +74,7 @@ def _array(value: Any, what: str) -> np.ndarray[Any, Any]:
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
+        why = str(error).splitlines()[0]
         raise LeakauditError(
-            f"{what}: expected an array of numbers, got {type(value).__name__}: {str(error).splitlines()[0]}"
+            f"{what}: expected an array of numbers, got {type(value).__name__}: {why}"
         ) from None

@@ -1,13 +1,16 @@
 """Traces as .npz and .safetensors files, for programs that do not speak ours.
 
-Both hold the arrays ``round``, ``src``, ``dst`` (m,) and ``payload`` (rows, columns); optional are ``kind`` (m,), numbers that
-index ``kinds`` of the description, or text in .npz; ``secure`` (m,); ``row`` (m,), where a payload goes to several nodes; and
-``public.<name>``. The description is JSON text: an array ``meta`` in .npz, the entry ``meta`` of a .safetensors file's metadata.
+Both hold the arrays ``round``, ``src``, ``dst`` (m,) and ``payload`` (rows, columns); optional are
+``kind`` (m,), numbers that index ``kinds`` of the description, or text in .npz; ``secure`` (m,);
+``row`` (m,), if a payload goes to several nodes; and ``public.<name>``. The description is JSON
+text: an array ``meta`` in .npz, the entry ``meta`` of a .safetensors file's metadata.
 
-    {"protocol": "dpsgd", "params": {"alpha": 0.1}, "task": {"model": "mlp", …}, "graph": {"nodes": 3, "edges": [[0, 1], [1, 2]]},
+    {"protocol": "dpsgd", "params": {"alpha": 0.1}, "task": {"model": "mlp", …},
+     "graph": {"nodes": 3, "edges": [[0, 1], [1, 2]]},
      "layout": {"names": […], "shapes": [[…], …]}, "columns": [start, stop], "kinds": ["w"]}
 
-params, layout, columns and kinds may be left out: none, the task's own, all of them, and one kind called "message".
+params, layout, columns and kinds may be left out: none, the task's own, all of them, and one kind
+called "message".
 """
 
 from __future__ import annotations
@@ -26,31 +29,35 @@ from torch import Tensor
 
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
+from leakaudit.tasks.task import Task
 from leakaudit.trace import Json, TaskSpec, Trace
-from leakaudit.traces import trace_file
+from leakaudit.traces._storage import tree
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.sizes import human
 from leakaudit.traces._storage.wellformed import INDEX
 
 Arrays = Mapping[str, Any]
+_PUBLIC = "public."
 _MINIMUM = ("round", "src", "dst", "payload")
-_UNPACKED = 200  # times its size that an entry may unpack to
+# Against archives that unpack to much more than their size: an entry may unpack to 200 times its
+# size, or to 64 MiB whatever its size. Both are choices; float payloads hardly compress at all.
+_UNPACKED = 200
+_HARMLESS = 64 << 20
 
 
 def read_npz(path: Path, max_bytes: float) -> Trace:
-    """Read a trace from an .npz file, compressed or not; nothing is unpickled."""
+    """Read a trace from an .npz file, compressed or not; nothing is unpickled.
+
+    Args:
+        path: The file.
+        max_bytes: What it may unpack to.
+
+    Raises:
+        LeakauditError: It is too large, damaged, or not a trace.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
-            entries = archive.infolist()
-            size = sum(entry.file_size for entry in entries)
-            if size > max_bytes:
-                raise LeakauditError(
-                    f"{path} unpacks to {human(size)}; max_bytes allows {human(max_bytes)}"
-                )
-            if any(e.file_size > max(64 << 20, _UNPACKED * e.compress_size) for e in entries):
-                raise LeakauditError(
-                    f"{path} is refused: it unpacks to more than {_UNPACKED} times its size"
-                )
+            _check_unpacked(path, archive.infolist(), max_bytes)
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         meta = str(arrays.pop("meta").item()) if "meta" in arrays else ""
@@ -61,14 +68,39 @@ def read_npz(path: Path, max_bytes: float) -> Trace:
     return _trace(arrays, meta, path)
 
 
+def _check_unpacked(path: Path, entries: list[zipfile.ZipInfo], max_bytes: float) -> None:
+    """Raise LeakauditError for an archive that unpacks to too much."""
+    size = sum(entry.file_size for entry in entries)
+    if size > max_bytes:
+        raise LeakauditError(
+            f"{path} unpacks to {human(size)}; max_bytes allows {human(max_bytes)}"
+        )
+    for entry in entries:
+        if entry.file_size > max(_HARMLESS, _UNPACKED * entry.compress_size):
+            raise LeakauditError(
+                f"{path} is refused: it unpacks to more than {_UNPACKED} times its size"
+            )
+
+
 def read_safetensors(path: Path, max_bytes: float) -> Trace:
-    """Read a trace from a .safetensors file; raises LeakauditError where the package is not installed."""
+    """Read a trace from a .safetensors file.
+
+    Args:
+        path: The file.
+        max_bytes: What it may hold.
+
+    Raises:
+        LeakauditError: The package is not installed, or the file is too large, damaged, or not a
+            trace.
+    """
     package = _safetensors()
     try:
-        if (size := path.stat().st_size) > max_bytes:
+        size = path.stat().st_size
+        if size > max_bytes:
             raise LeakauditError(f"{path} holds {human(size)}; max_bytes allows {human(max_bytes)}")
         with package.safe_open(path, framework="pt") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dictionary)
+            names = list(file.keys())  # the file is no dictionary, it has no other way to list them
+            arrays = {name: file.get_tensor(name) for name in names}
             meta = (file.metadata() or {}).get("meta", "")
     except (OSError, package.SafetensorError) as error:
         raise LeakauditError(f"cannot read {path} as .safetensors: {_first_line(error)}") from None
@@ -76,26 +108,43 @@ def read_safetensors(path: Path, max_bytes: float) -> Trace:
 
 
 def write_npz(trace: Trace, path: Path) -> None:
-    """Write a trace as an .npz file, uncompressed; raises LeakauditError for bfloat16, which numpy does not have."""
+    """Write a trace as an .npz file, uncompressed.
+
+    Args:
+        trace: What is written.
+        path: The file; an older one is replaced.
+
+    Raises:
+        LeakauditError: The trace is in bfloat16, which numpy does not have.
+    """
     if trace.dtype == torch.bfloat16:
         raise LeakauditError(".npz cannot hold bfloat16; write .safetensors")
     arrays, meta = _arrays(trace)
-    named: dict[str, Any] = {
-        "meta": np.array(meta),
-        **{name: value.numpy() for name, value in arrays.items()},
-    }
+    named: dict[str, Any] = {"meta": np.array(meta)}
+    for name, value in arrays.items():
+        named[name] = value.numpy()
     with replacing(path) as file:
         np.savez(file, **named)
 
 
 def write_safetensors(trace: Trace, path: Path) -> None:
-    """Write a trace as a .safetensors file; raises LeakauditError where the package is not installed."""
-    package, (arrays, meta) = _safetensors(), _arrays(trace)
+    """Write a trace as a .safetensors file.
+
+    Args:
+        trace: What is written.
+        path: The file; an older one is replaced.
+
+    Raises:
+        LeakauditError: The package is not installed.
+    """
+    package = _safetensors()
+    arrays, meta = _arrays(trace)
     with replacing(path) as file:
         package.torch.save_file(arrays, file.name, metadata={"meta": meta})
 
 
 def _safetensors() -> Any:
+    """Return the package, which is optional and so is imported only when it is asked for."""
     try:
         import safetensors.torch
     except ImportError:
@@ -106,79 +155,91 @@ def _safetensors() -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _arrays(trace: Trace) -> tuple[dict[str, Tensor], str]:
-    """Return one array a column for all tables, and the description."""
+    """Return one array for each column, over all tables, and the description."""
     names = {kind: k for k, kind in enumerate(trace.kinds())}
     parts: dict[str, list[Tensor]] = {name: [] for name in (*INDEX, "secure", "payload")}
-    before = 0
+    rows = 0  # of the tables before
     for m in trace.messages:
-        own = torch.tensor([names[kind] for kind in m.kinds], dtype=torch.int32)
-        columns = (m.round, m.src, m.dst, own[m.kind.long()], m.row + before, m.secure, m.payload)
-        for part, column in zip(parts.values(), columns, strict=True):
-            part.append(column)
-        before += len(m.payload)
-    arrays = {
-        name: part[0].contiguous() if len(part) == 1 else torch.cat(part)
-        for name, part in parts.items()
-    }
-    head = trace_file.head(trace)
-    about = json.loads(head["meta"])
+        # Every table numbers its kinds and rows by itself; here they are numbered over all.
+        number = torch.tensor([names[kind] for kind in m.kinds], dtype=torch.int32)
+        parts["round"].append(m.round)
+        parts["src"].append(m.src)
+        parts["dst"].append(m.dst)
+        parts["kind"].append(number[m.kind.long()])
+        parts["row"].append(m.row + rows)
+        parts["secure"].append(m.secure)
+        parts["payload"].append(m.payload)
+        rows += len(m.payload)
+    arrays = {}
+    for name, part in parts.items():
+        arrays[name] = part[0].contiguous() if len(part) == 1 else torch.cat(part)
+    for name, value in trace.public.items():
+        arrays[_PUBLIC + name] = value.contiguous()
+    about = json.loads(tree.head(trace)["meta"])
     about["graph"] = {"nodes": about.pop("nodes"), "edges": trace.graph.edges}
     about |= {"kinds": list(names), "rounds": trace.rounds, "complete": trace.complete}
-    return arrays | {
-        f"public.{name}": value.contiguous() for name, value in trace.public.items()
-    }, json.dumps(about)
+    return arrays, json.dumps(about)
 
 
 def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
     """Put arrays into the form of a trace file, whose reader then checks them."""
     if missing := [name for name in _MINIMUM if name not in arrays]:
         raise LeakauditError(
-            f"{path} lacks {', '.join(missing)}; a trace needs the arrays round, src, dst (m,) and payload (rows, columns)"
+            f"{path} lacks {', '.join(missing)}; "
+            "a trace needs the arrays round, src, dst (m,) and payload (rows, columns)"
         )
-    about = _description(meta, path)
-    table = {name: _column(arrays, name, path) for name in ("round", "src", "dst")}
+    about, edges = _description(meta, path)
+    names, table = _table(arrays, about.pop("kinds", None), path)
     count = len(table["round"])
-    names, table["kind"] = _kinds(arrays, about.pop("kinds", None), count, path)
-    table["row"] = (
-        _column(arrays, "row", path) if "row" in arrays else torch.arange(count, dtype=torch.int32)
-    )
-    table["secure"] = (
-        tensor(arrays["secure"], "secure").bool()
-        if "secure" in arrays
-        else torch.zeros(count, dtype=torch.bool)
-    )
-    if uneven := [
-        f"{name} {len(column)}" for name, column in table.items() if len(column) != count
-    ]:
-        raise LeakauditError(
-            f"{path}: round has {count} entries, but {uneven[0]}; every message needs one of each"
-        )
+    for name, column in table.items():
+        if len(column) != count:
+            raise LeakauditError(
+                f"{path}: round has {count} entries, but {name} {len(column)}; "
+                "every message needs one of each"
+            )
     payload = tensor(arrays["payload"], "payload").contiguous()
-    rounds, complete = about.pop("rounds", 0), about.pop("complete", True)
-    written = torch.tensor(
-        [payload.shape[0] if payload.dim() else 0, count, int(rounds), int(complete is True)]
-    )
+    rounds = int(about.pop("rounds", 0))
+    complete = about.pop("complete", True) is True
+    rows = payload.shape[0] if payload.dim() else 0
     text = bytearray("".join(f"{name}\n" for name in names).encode() + b"\0")
     messages = {
         **table,
         "payload": payload,
-        "written": written,
+        "written": torch.tensor([rows, count, rounds, int(complete)]),
         "kinds": torch.frombuffer(text, dtype=torch.uint8),
     }
-    public = {
-        name.removeprefix("public."): tensor(value, name)
-        for name, value in arrays.items()
-        if name.startswith("public.")
+    public = {}
+    for name, value in arrays.items():
+        if name.startswith(_PUBLIC):
+            public[name.removeprefix(_PUBLIC)] = tensor(value, name)
+    content = {
+        "meta": json.dumps(about),
+        "topology": edges,
+        "public": public,
+        "messages": messages,
     }
-    edges = about.pop("edges")
-    return trace_file.decode(
-        {"meta": json.dumps(about), "topology": edges, "public": public, "messages": messages},
-        str(path),
-    )
+    return tree.decode(content, str(path))
+
+
+def _table(arrays: Arrays, kinds: Json, path: Path) -> tuple[list[str], dict[str, Tensor]]:
+    """Return the names of kinds and the columns of the messages, defaults filled in."""
+    table = {name: _column(arrays, name, path) for name in ("round", "src", "dst")}
+    count = len(table["round"])
+    names, table["kind"] = _kinds(arrays, kinds, count, path)
+    if "row" in arrays:
+        table["row"] = _column(arrays, "row", path)
+    else:
+        table["row"] = torch.arange(count, dtype=torch.int32)
+    if "secure" in arrays:
+        table["secure"] = tensor(arrays["secure"], "secure").bool()
+    else:
+        table["secure"] = torch.zeros(count, dtype=torch.bool)
+    return names, table
 
 
 def _column(arrays: Arrays, name: str, path: Path) -> Tensor:
@@ -188,9 +249,11 @@ def _column(arrays: Arrays, name: str, path: Path) -> Tensor:
 def _kinds(arrays: Arrays, names: Json, count: int, path: Path) -> tuple[list[str], Tensor]:
     """Return the names of kinds, and each message's."""
     if "kind" not in arrays:
-        return [str(n) for n in names or ["message"]][:1], torch.zeros(count, dtype=torch.int32)
-    if isinstance(arrays["kind"], np.ndarray) and arrays["kind"].dtype.kind == "U":
-        found, kind = np.unique(arrays["kind"], return_inverse=True)
+        only = [str(n) for n in names or ["message"]][:1]
+        return only, torch.zeros(count, dtype=torch.int32)
+    column = arrays["kind"]
+    if isinstance(column, np.ndarray) and column.dtype.kind == "U":
+        found, kind = np.unique(column, return_inverse=True)
         return found.tolist(), torch.from_numpy(kind.reshape(-1).astype(np.int32))
     if not isinstance(names, list):
         raise LeakauditError(
@@ -199,8 +262,21 @@ def _kinds(arrays: Arrays, names: Json, count: int, path: Path) -> tuple[list[st
     return [str(n) for n in names], _column(arrays, "kind", path)
 
 
-def _description(meta: str, path: Path) -> dict[str, Json]:
-    """Return the description, with what was left out filled in."""
+# What reading a description raises if a part is missing or of another type. RuntimeError comes from
+# torch, OverflowError from a number that its type cannot hold.
+_UNSOUND = (
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RuntimeError,
+    OverflowError,
+    RecursionError,
+)
+
+
+def _description(meta: str, path: Path) -> tuple[dict[str, Json], Tensor]:
+    """Return the description with what was left out filled in, and the edges (e, 2)."""
     try:
         about = {
             "params": {},
@@ -208,32 +284,19 @@ def _description(meta: str, path: Path) -> dict[str, Json]:
             "provenance": {"converted_from": path.name},
             **json.loads(meta),
         }
-        task, graph = TaskSpec.from_json(about["task"]), about.pop("graph")
-        about["nodes"], about["edges"] = (
-            graph["nodes"],
-            torch.tensor(graph["edges"], dtype=torch.int32).reshape(-1, 2),
-        )
-        about.setdefault("layout", None)
-        if about["layout"] is None:
-            from leakaudit.tasks.task import Task
-
+        task = TaskSpec.from_json(about["task"])
+        graph = about.pop("graph")
+        about["nodes"] = graph["nodes"]
+        edges = torch.tensor(graph["edges"], dtype=torch.int32).reshape(-1, 2)
+        if about.get("layout") is None:
             layout = Task.build(task).layout
             about["layout"] = {"names": layout.names, "shapes": layout.shapes}
-        about.setdefault(
-            "columns", [0, sum(math.prod(shape) for shape in about["layout"]["shapes"])]
-        )
+        if "columns" not in about:
+            about["columns"] = [0, sum(math.prod(shape) for shape in about["layout"]["shapes"])]
         int(about.get("rounds", 0))
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        RuntimeError,
-        OverflowError,
-        RecursionError,
-    ):
+    except _UNSOUND:
         form = '{"protocol": …, "task": {…}, "graph": {"nodes": n, "edges": [[i, j], …]}}'
         raise LeakauditError(
             f"{path} lacks a sound description; expected JSON text 'meta' like {form}"
         ) from None
-    return about
+    return about, edges

@@ -1,4 +1,11 @@
-"""A .pt file that is laid out first, sparse, and then filled in place through a shared memory map; it can be read at any time."""
+"""A .pt file that is laid out first, sparse, and then filled in place through a shared memory map.
+
+It can be read at any time. The idea: in the archive that `torch.save` writes, records are stored
+uncompressed, so the bytes of a tensor lie in the file as they lie in memory. A file can therefore
+be written with holes of zeros for its tensors, and messages written straight into the map of those
+holes; the system brings them to the disk in its own time, and a process that is killed loses
+nothing. The large tensor comes last, so that it can be cut to what was used.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ import shutil
 import sys
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -22,15 +29,14 @@ import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
-from leakaudit.traces._storage.archive import Writer
+from leakaudit.traces._storage.archive import Record, Writer
 from leakaudit.traces._storage.safe_reader import STORAGES
 
-AHEAD = (
-    32 << 20
-)  # bytes that are given blocks and pages before they are written, which doubles the speed
-BEHIND = 32 << 20  # bytes whose memory is handed back together
+# Bytes that are given blocks and pages before they are written, which doubles the speed.
+AHEAD = 32 << 20
+BEHIND = 32 << 20  # bytes whose memory is handed back together: a choice, as AHEAD
 COPY = 1 << 20  # bytes copied at a time
-POPULATE_WRITE = 23  # of madvise, Linux 5.14
+POPULATE_WRITE = 23  # of madvise, Linux 5.14; Python has no name for it
 _STORAGE = {dtype: getattr(torch, name) for name, dtype in STORAGES.items()}
 _REBUILD: Callable[..., Tensor] = torch._utils._rebuild_tensor_v2
 
@@ -39,7 +45,12 @@ Tree = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Hole:
-    """A tensor of zeros that takes no space before it is written."""
+    """A tensor of zeros that takes no space before it is written.
+
+    Attributes:
+        shape: Of the tensor.
+        dtype: Of its numbers.
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -51,89 +62,120 @@ class Hole:
 
 
 class MemoryFile:
-    """What `MapFile` is, without a file."""
+    """What `MapFile` is, without a file.
+
+    Attributes:
+        tree: Its content, writable.
+    """
 
     def __init__(self, tree: Tree) -> None:
-        """Allocate the holes of `tree`; memory that is never written is never taken."""
-        self.tree = _replace(
-            tree,
-            lambda leaf: (
-                torch.zeros(leaf.shape, dtype=leaf.dtype)
-                if isinstance(leaf, Hole)
-                else leaf.clone()
-            ),
-        )
+        """Allocate the holes; memory that is never written is never taken.
+
+        Args:
+            tree: Dictionaries of plain values, tensors (copied) and `Hole`s.
+        """
+        self.tree = _replace(tree, _allocated)
 
     def publish(self) -> None:
         """Show the file under its name."""
 
     def reserve(self, stop: int) -> None:
-        """Make sure that the first `stop` bytes of the last leaf can be written."""
+        """Make sure that the first `stop` bytes of the last leaf can be written.
+
+        Args:
+            stop: Number of bytes.
+        """
 
     def take(self, other: MemoryFile, stop: int) -> None:
-        """Copy the first `stop` bytes of the last leaf of another file with rows of the same size."""
-        mine, theirs = (
-            [*_leaves(file.tree)][-1].view(-1).view(torch.uint8) for file in (self, other)
-        )
+        """Copy the first bytes of the last leaf of another file with rows of the same size.
+
+        Args:
+            other: The file.
+            stop: How many bytes.
+        """
+        mine = _last_leaf(self.tree).view(-1).view(torch.uint8)
+        theirs = _last_leaf(other.tree).view(-1).view(torch.uint8)
         mine[:stop] = theirs[:stop]
 
     def release(self, stop: int) -> None:
-        """Hand back the memory behind the first `stop` bytes of the last leaf."""
+        """Hand back the memory behind the first `stop` bytes of the last leaf.
+
+        Args:
+            stop: Number of bytes.
+        """
 
     def finish(self, rows: int) -> None:
-        """Cut the last leaf to `rows` and write no more."""
+        """Cut the last leaf and write no more.
+
+        Args:
+            rows: How many of its rows are kept.
+        """
 
     def discard(self) -> None:
         """Give up before `publish`."""
 
 
 class MapFile(MemoryFile):
-    """The tensors of a new .pt file, writable in `tree`.
+    """The tensors of a new .pt file.
 
-    tree: dictionaries of plain values, tensors (copied in) and `Hole`s, of which the last is the large one.
-    The file stands at `path` from `publish` on; before, it has a temporary name beside it.
-    Raises LeakauditError where it cannot be created.
+    The file stands at its path from `publish` on; before, it has a temporary name beside it.
+
+    Attributes:
+        tree: Its content, writable.
+        path: Where it stands.
     """
 
     def __init__(self, path: Path, tree: Tree) -> None:
-        """Lay out the file."""
-        self.path, self._plan = (
-            path,
-            _replace(tree, lambda leaf: Hole(tuple(leaf.shape), leaf.dtype)),
-        )
+        """Lay out the file.
+
+        Args:
+            path: Where it will stand.
+            tree: Dictionaries of plain values, tensors (copied in) and `Hole`s, of which the last
+                is the large one.
+
+        Raises:
+            LeakauditError: It cannot be created.
+        """
+        self.path = path
+        self._plan = _replace(tree, lambda leaf: Hole(tuple(leaf.shape), leaf.dtype))
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
-        writer, tail, self._index_size = _lay_out(self._plan)
+        laid = _lay_out(self._plan)
+        self._index_size = laid.index_size
+        self._last = laid.tensors[-1]
+        size = laid.writer.at + len(laid.tail)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            self._fd = os.open(
-                self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666
-            )
+            self._fd = os.open(self._temporary, flags, 0o666)
         except OSError as error:
             raise LeakauditError(
                 f"cannot write {path}: {error.strerror}; choose another path"
             ) from None
-        self._last = [*writer.records.values()][-1]
         try:
-            os.ftruncate(self._fd, writer.at + len(tail))
+            os.ftruncate(self._fd, size)
             if sys.platform == "linux":
+                # All but the last leaf is certain to be written: take its blocks now.
                 os.posix_fallocate(self._fd, 0, self._last.start)
-            writer.write(self._fd)
-            os.pwrite(self._fd, tail, writer.at)
-            self._map = mmap.mmap(self._fd, writer.at + len(tail))
+            laid.writer.write(self._fd)
+            os.pwrite(self._fd, laid.tail, laid.writer.at)
+            self._map = mmap.mmap(self._fd, size)
         except OSError as error:
             self.discard()
             raise LeakauditError(
-                f"cannot write {path} ({writer.at} bytes): {error.strerror}"
+                f"cannot write {path} ({laid.writer.at} bytes): {error.strerror}"
             ) from None
-        starts = iter([r.start for name, r in writer.records.items() if name.startswith("data/")])
-        self.tree = _replace(tree, lambda leaf: self._view(leaf, next(starts)))
-        self._ready = self._released = 0
+        records = iter(laid.tensors)
+        self.tree = _replace(tree, lambda leaf: self._view(leaf, next(records).start))
+        # Bytes of the last leaf that have blocks, and whose memory was handed back.
+        self._ready = 0
+        self._released = 0
 
     def _view(self, leaf: Tensor | Hole, start: int) -> Tensor:
-        if not math.prod(leaf.shape):
+        """Return the tensor that lies in the map from `start` on."""
+        count = math.prod(leaf.shape)
+        if not count:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
-        view = torch.frombuffer(
-            self._map, dtype=leaf.dtype, count=math.prod(leaf.shape), offset=start
-        ).view(leaf.shape)
+        flat = torch.frombuffer(self._map, dtype=leaf.dtype, count=count, offset=start)
+        view = flat.view(leaf.shape)
         return view.copy_(leaf) if isinstance(leaf, Tensor) else view
 
     def publish(self) -> None:
@@ -147,7 +189,14 @@ class MapFile(MemoryFile):
             ) from None
 
     def reserve(self, stop: int) -> None:
-        """Give blocks of the disk to the first `stop` bytes of the last leaf; raises LeakauditError where there are none left."""
+        """Give blocks of the disk to the first bytes of the last leaf.
+
+        Args:
+            stop: How many bytes.
+
+        Raises:
+            LeakauditError: There are no blocks left.
+        """
         if stop <= self._ready:
             return
         free = self._ready + shutil.disk_usage(self.path.parent).free
@@ -170,7 +219,12 @@ class MapFile(MemoryFile):
         )
 
     def take(self, other: MemoryFile, stop: int) -> None:
-        """Copy through the system, which is faster than through the two maps."""
+        """Copy through the system, which is faster than through the two maps.
+
+        Args:
+            other: The file, a `MapFile` too.
+            stop: How many bytes of its last leaf.
+        """
         assert isinstance(other, MapFile)
         try:
             for at in range(0, stop, COPY):
@@ -178,33 +232,44 @@ class MapFile(MemoryFile):
                 os.pwrite(self._fd, piece, self._last.start + at)
         except OSError:
             self._no_room()
-        self._ready = self._released = stop
+        self._ready = stop
+        self._released = stop
 
     def release(self, stop: int) -> None:
-        """Take written pages out of this process; the system writes them to the disk in its own time."""
-        if stop - self._released >= BEHIND:
-            start, length = _pages(self._last.start + self._released, self._last.start + stop)
-            self._map.madvise(mmap.MADV_DONTNEED, start, length)
-            self._released = stop
+        """Take written pages out of this process; the system writes them in its own time.
+
+        Args:
+            stop: How many bytes of the last leaf have been written.
+        """
+        if stop - self._released < BEHIND:
+            return
+        start, length = _pages(self._last.start + self._released, self._last.start + stop)
+        self._map.madvise(mmap.MADV_DONTNEED, start, length)
+        self._released = stop
 
     def finish(self, rows: int) -> None:
-        """Cut the last leaf to `rows` in place and close; a reader finds a whole file at every moment."""
-        last = [*_leaves(self._plan)][-1]
-        shorter = _replace(
-            self._plan,
-            lambda hole: Hole((rows, *hole.shape[1:]), hole.dtype) if hole is last else hole,
-        )
-        writer, tail, index_size = _lay_out(shorter, self._index_size)
+        """Cut the last leaf in place and close; a reader finds a whole file at every moment.
+
+        An archive is read from its end, where the directory stands. So a second directory, for the
+        shorter tensor, is written into the part of that tensor that was not used, then the headers
+        are replaced by those of the same size for the shorter tensor, and the file is cut behind
+        the new directory. Until the cut, the old directory counts. If the new one does not fit, the
+        file keeps its length; `written` says how much of it counts.
+
+        Args:
+            rows: How many rows of the last leaf are kept.
+        """
+        last = _last_leaf(self._plan)
+        cut = Hole((rows, *last.shape[1:]), last.dtype)
+        shorter = _replace(self._plan, lambda hole: cut if hole is last else hole)
+        laid = _lay_out(shorter, self._index_size)
+        size = laid.writer.at + len(laid.tail)
+        room = self._last.start + self._last.size
         try:
-            if (
-                index_size == self._index_size
-                and writer.at + len(tail) <= self._last.start + self._last.size
-            ):
-                os.pwrite(
-                    self._fd, tail, writer.at
-                )  # the old directory still counts, and has room for the smaller tensor
-                writer.write(self._fd)
-                os.ftruncate(self._fd, writer.at + len(tail))
+            if laid.index_size == self._index_size and size <= room:
+                os.pwrite(self._fd, laid.tail, laid.writer.at)
+                laid.writer.write(self._fd)
+                os.ftruncate(self._fd, size)
         except OSError:
             self._no_room()
         finally:
@@ -220,6 +285,8 @@ class MapFile(MemoryFile):
 
 
 class _Store(NamedTuple):
+    """A record of the archive, to be pickled as torch pickles its storages."""
+
     key: str
     hole: Hole
 
@@ -244,8 +311,28 @@ class _Pickler(pickle.Pickler):
         return _REBUILD, (self.stores[-1], 0, obj.shape, strides, False, OrderedDict())
 
 
-def _lay_out(plan: Tree, index_size: int = 0) -> tuple[Writer, bytes, int]:
-    """Return the records, what stands behind them, and the size of the index, padded to `index_size`."""
+class _Laid(NamedTuple):
+    """A file that is laid out.
+
+    Attributes:
+        writer: Holds its records.
+        tail: What stands behind them.
+        index_size: Bytes of the index.
+        tensors: The records of tensors, in the order of the leaves of the tree.
+    """
+
+    writer: Writer
+    tail: bytes
+    index_size: int
+    tensors: list[Record]
+
+
+def _lay_out(plan: Tree, index_size: int = 0) -> _Laid:
+    """Lay out the file of a tree of holes.
+
+    The index is padded to `index_size`, so that records keep their places when a shape gets
+    shorter.
+    """
     out = io.BytesIO()
     pickler = _Pickler(out)
     pickler.dump(plan)
@@ -257,33 +344,41 @@ def _lay_out(plan: Tree, index_size: int = 0) -> tuple[Writer, bytes, int]:
     writer = Writer()
     for name, data in small.items():
         writer.add(name, len(data), data)
-    for key, hole in pickler.stores:
-        writer.add(f"data/{key}", hole.nbytes)
-    return (
-        writer,
-        writer.directory({name: zlib.crc32(data) for name, data in small.items()}),
-        len(small["data.pkl"]),
-    )
+    tensors = [writer.add(f"data/{key}", hole.nbytes) for key, hole in pickler.stores]
+    checksums = {name: zlib.crc32(data) for name, data in small.items()}
+    return _Laid(writer, writer.directory(checksums), len(small["data.pkl"]), tensors)
+
+
+def _allocated(leaf: Tensor | Hole) -> Tensor:
+    if isinstance(leaf, Hole):
+        return torch.zeros(leaf.shape, dtype=leaf.dtype)
+    return leaf.clone()
 
 
 def _replace(tree: Tree, new: Callable[[Any], Any]) -> dict[str, Any]:
     """Copy the dictionaries of `tree` with new(leaf) for every tensor and hole, in order."""
-    return {
-        key: _replace(value, new)
-        if isinstance(value, Mapping)
-        else new(value)
-        if isinstance(value, Tensor | Hole)
-        else value
-        for key, value in tree.items()
-    }
+    copy: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            copy[key] = _replace(value, new)
+        elif isinstance(value, Tensor | Hole):
+            copy[key] = new(value)
+        else:
+            copy[key] = value
+    return copy
 
 
-def _leaves(tree: Tree) -> Any:
+def _leaves(tree: Tree) -> Iterator[Any]:
+    """Yield every tensor and hole, in order."""
     for value in tree.values():
         if isinstance(value, Mapping):
             yield from _leaves(value)
         elif isinstance(value, Tensor | Hole):
             yield value
+
+
+def _last_leaf(tree: Tree) -> Any:
+    return [*_leaves(tree)][-1]
 
 
 def _pages(start: int, stop: int) -> tuple[int, int]:

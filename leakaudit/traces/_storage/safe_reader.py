@@ -1,8 +1,11 @@
-"""Read a .pt file that a stranger made: all of it is checked before any of it is believed, and nothing in it is ever run.
+"""Read a .pt file that a stranger made.
 
-`torch.load(weights_only=True)` refuses code, but not an archive or an index that takes all memory, and it cannot open a file
-larger than the memory (its private mapping reserves the whole of it). So torch never sees the file: its index is read here, against
-the few things that `torch.save` writes for dictionaries of tensors, and the tensors are views of the memory-mapped file.
+All of it is checked before any of it is believed, and nothing in it is ever run.
+
+`torch.load(weights_only=True)` refuses code, but not an archive or an index that takes all memory,
+and it cannot open a file larger than the memory (its private mapping reserves the whole of it). So
+torch never sees the file: its index is read here, against the few things that `torch.save` writes
+for dictionaries of tensors, and the tensors are views of the memory-mapped file.
 """
 
 from __future__ import annotations
@@ -36,48 +39,26 @@ STORAGES = {
     "LongStorage": torch.int64,
     "BoolStorage": torch.bool,
 }
-OPCODES = {
-    *(
-        "PROTO",
-        "STOP",
-        "MARK",
-        "EMPTY_DICT",
-        "EMPTY_LIST",
-        "EMPTY_TUPLE",
-        "TUPLE",
-        "TUPLE1",
-        "TUPLE2",
-        "TUPLE3",
-    ),
-    *(
-        "SETITEM",
-        "SETITEMS",
-        "APPEND",
-        "APPENDS",
-        "NONE",
-        "NEWTRUE",
-        "NEWFALSE",
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG1",
-        "BINFLOAT",
-    ),
-    *(
-        "BINUNICODE",
-        "BINPUT",
-        "LONG_BINPUT",
-        "BINGET",
-        "LONG_BINGET",
-        "GLOBAL",
-        "REDUCE",
-        "BINPERSID",
-    ),
-}
-MAX_INDEX, MAX_STEPS, MAX_DEPTH, MAX_INT = 8 << 20, 50_000, 8, 1 << 48
-NORESERVE = getattr(
-    mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0
-)  # Python has the name since 3.13
+_CONTAINERS = (
+    "PROTO STOP MARK EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 "
+    "SETITEM SETITEMS APPEND APPENDS"
+)
+_VALUES = "NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE"
+_MEMO = "BINPUT LONG_BINPUT BINGET LONG_BINGET"
+_TENSORS = "GLOBAL REDUCE BINPERSID"
+OPCODES = frozenset(f"{_CONTAINERS} {_VALUES} {_MEMO} {_TENSORS}".split())
+
+# Limits on what an index may ask for, choices far above what a trace needs: that of a small trace
+# has 1,400 bytes and 340 steps, and only public tensors and states add to it.
+MAX_INDEX = 8 << 20  # bytes
+MAX_STEPS = 50_000
+MAX_DEPTH = 8
+MAX_INT = 1 << 48
+
+# Map without reserving memory, so that a file may be larger than it. Python has the name since
+# 3.13.
+_LINUX_NORESERVE = 0x4000 if sys.platform == "linux" else 0
+NORESERVE = getattr(mmap, "MAP_NORESERVE", _LINUX_NORESERVE)
 
 
 class _Store(NamedTuple):
@@ -95,10 +76,19 @@ class _Shell(NamedTuple):
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the file's dictionary: plain Python values, dicts and lists of them, and tensors mapped copy-on-write.
+    """Return the file's dictionary.
 
-    Memory and time do not depend on the size of the tensors. Raises LeakauditError, in one line, for anything
-    that `torch.save` would not have written for such a dictionary.
+    Memory and time do not depend on the size of the tensors.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Plain Python values, dicts and lists of them, and tensors mapped copy-on-write.
+
+    Raises:
+        LeakauditError: In one line, for anything that `torch.save` would not have written for such
+            a dictionary.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a named pipe must not block
@@ -115,6 +105,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _read(fd: int) -> dict[str, Any]:
+    """Check the archive, then the index, then build the tree."""
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         refuse("it is not a regular file")
@@ -122,11 +113,10 @@ def _read(fd: int) -> dict[str, Any]:
         refuse("the file is empty")
     records = directory(fd, status.st_size)
     order = records.get("byteorder")
-    if (
-        order is not None
-        and os.pread(fd, min(order.size, 16), order.start) != sys.byteorder.encode()
-    ):
-        refuse(f"it was not written on a {sys.byteorder}-endian machine")
+    if order is not None:
+        said = os.pread(fd, min(order.size, 16), order.start)
+        if said != sys.byteorder.encode():
+            refuse(f"it was not written on a {sys.byteorder}-endian machine")
     size = records["data.pkl"].size
     if size > MAX_INDEX:
         refuse(f"its index takes {size} bytes, at most {MAX_INDEX} are expected")
@@ -138,11 +128,17 @@ def _read(fd: int) -> dict[str, Any]:
         prot=mmap.PROT_READ | mmap.PROT_WRITE,
     )
     built = _Builder(records, data).build(tree, 0)
-    return built if isinstance(built, dict) else refuse("it holds no dictionary of named values")
+    if not isinstance(built, dict):
+        refuse("it holds no dictionary of named values")
+    return built
 
 
 def _parse(index: bytes) -> Any:
-    """Return the index with a `_Shell` for every tensor; what reaches the unpickler can call nothing but the functions below."""
+    """Return the index with a `_Shell` for every tensor.
+
+    Every opcode is looked at before any is executed. What then reaches the unpickler can call
+    nothing but the functions of `_NAMES`.
+    """
     try:
         end = 0
         for count, (op, arg, at) in enumerate(pickletools.genops(index)):
@@ -158,11 +154,13 @@ def _parse(index: bytes) -> Any:
 
 
 def _allow(opcode: str, arg: Any, count: int) -> None:
+    """Raise `Refused` unless a trace may hold this step of a pickle."""
     if opcode not in OPCODES:
         refuse(f"its index uses {opcode}, which a trace does not need")
     if opcode == "GLOBAL" and arg not in _NAMES:
         refuse(
-            f"its index names {short(arg)}; a trace holds plain tensors and values only, and runs no code"
+            f"its index names {short(arg)}; "
+            "a trace holds plain tensors and values only, and runs no code"
         )
     if count > MAX_STEPS or ("PUT" in opcode and arg > MAX_STEPS):
         refuse("its index has too many parts")
@@ -178,22 +176,20 @@ def _shell(
     *_: object,
 ) -> _Shell:
     """Stand in for `torch._utils._rebuild_tensor_v2`."""
-    if (
-        not isinstance(store, _Store)
-        or not _is_count(offset)
-        or not isinstance(shape, tuple)
-        or not isinstance(stride, tuple)
-    ):
-        refuse("its index describes a tensor in a way that torch does not")
-    if (
-        len(shape) != len(stride)
-        or len(shape) > MAX_DEPTH
-        or not all(map(_is_count, (*shape, *stride)))
-    ):
-        refuse("its index describes a tensor in a way that torch does not")
+    odd = "its index describes a tensor in a way that torch does not"
+    if not isinstance(store, _Store) or not _is_count(offset):
+        refuse(odd)
+    if not isinstance(shape, tuple) or not isinstance(stride, tuple):
+        refuse(odd)
+    if len(shape) != len(stride) or len(shape) > MAX_DEPTH:
+        refuse(odd)
+    if not all(map(_is_count, (*shape, *stride))):
+        refuse(odd)
     numel = math.prod(shape)
     if offset + numel > store.numel:
         refuse(f"a tensor of shape {shape} claims more numbers than the file holds")
+    # Contiguous: the last axis has stride 1, each other one the product of the lengths behind it.
+    # Axes of length 1, and tensors without numbers, may have any.
     step = 1
     for length, jump in zip(reversed(shape), reversed(stride), strict=True):
         if numel and length != 1 and jump != step:
@@ -223,23 +219,25 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, described: Any) -> _Store:
         kind, dtype, key, _, numel = described
-        if (
-            kind != "storage"
-            or not isinstance(dtype, torch.dtype)
-            or type(key) is not str
-            or not _is_count(numel)
-        ):
+        sound = kind == "storage" and isinstance(dtype, torch.dtype) and type(key) is str
+        if not sound or not _is_count(numel):
             refuse("its index describes a storage in a way that torch does not")
         return _Store(dtype, key, numel)
 
 
 class _Builder:
-    """Turns shells into views of the mapped file; counts its steps, because a small index can share its parts without end."""
+    """Turns shells into views of the mapped file.
+
+    It counts its steps, because a small index can share its parts without end.
+    """
 
     def __init__(self, records: dict[str, Record], data: mmap.mmap) -> None:
-        self.records, self.data, self.steps = records, data, 0
+        self.records = records
+        self.data = data
+        self.steps = 0
 
     def build(self, value: Any, depth: int) -> Any:
+        """Return a value with its tensors; a tuple becomes a list."""
         self.steps += 1
         if self.steps > MAX_STEPS or depth > MAX_DEPTH:
             refuse("its values are nested too deep, or repeat without end")
@@ -251,22 +249,20 @@ class _Builder:
             return {key: self.build(part, depth + 1) for key, part in value.items()}
         if isinstance(value, list) or type(value) is tuple:
             return [self.build(part, depth + 1) for part in value]
-        return (
-            value
-            if value is None or type(value) in (bool, int, float, str)
-            else refuse("it holds something that is no plain value")
-        )
+        if value is not None and type(value) not in (bool, int, float, str):
+            refuse("it holds something that is no plain value")
+        return value
 
     def _tensor(self, shell: _Shell) -> Tensor:
-        (dtype, key, numel), offset, shape = shell
+        dtype, key, numel = shell.store
         record = self.records.get(f"data/{key}")
         if record is None or numel * dtype.itemsize > record.size:
             refuse(f"record {short(key)} lies about its size: {numel} numbers are announced")
         if record.start % dtype.itemsize:
             refuse(f"record {short(key)} is not aligned")
-        count = math.prod(shape)
+        count = math.prod(shell.shape)
         if not count:
-            return torch.empty(shape, dtype=dtype)
-        return torch.frombuffer(
-            self.data, dtype=dtype, count=count, offset=record.start + offset * dtype.itemsize
-        ).view(shape)
+            return torch.empty(shell.shape, dtype=dtype)
+        start = record.start + shell.offset * dtype.itemsize
+        flat = torch.frombuffer(self.data, dtype=dtype, count=count, offset=start)
+        return flat.view(shell.shape)

@@ -1,4 +1,8 @@
-"""A large recording as a folder: ``manifest.json`` and ``shards/r000000.pt``, each a trace file of its own, named by its first round."""
+"""A large recording as a folder.
+
+``manifest.json`` names the shards ``shards/r000000.pt``, each a trace file of its own, named by its
+first round.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,10 @@ from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json
 from leakaudit.traces._storage import sidecar
 
-FORMAT, VERSION = "leakaudit.trace.folder", 1
-MAX_BYTES = 16 << 20
-_FILE = re.compile(r"shards/r\d{6,10}\.pt")
+FORMAT = "leakaudit.trace.folder"
+VERSION = 1
+MAX_BYTES = 16 << 20  # of a manifest: a choice, room for about 100,000 shards
+_FILE = re.compile(r"shards/r(\d{6,10})\.pt")
 _SHA = re.compile(r"[0-9a-f]{64}")
 
 
@@ -24,8 +29,10 @@ _SHA = re.compile(r"[0-9a-f]{64}")
 class Manifest:
     """What is in a folder.
 
-    meta: the description that every shard carries. files: names relative to the folder -> sha256, None while it is
-    being written. complete: whether the recording came to its end.
+    Attributes:
+        meta: The description that every shard carries.
+        files: sha256 by name relative to the folder, None while it is being written.
+        complete: Whether the recording came to its end.
     """
 
     meta: Mapping[str, Json] = field(default_factory=dict)
@@ -33,11 +40,14 @@ class Manifest:
     complete: bool = False
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's manifest."""
-        shards = [
-            {"file": name, "round": int(name[8:-3]), "sha256": sha}
-            for name, sha in self.files.items()
-        ]
+        """Replace the folder's manifest.
+
+        Args:
+            folder: The folder.
+        """
+        shards = []
+        for name, sha in self.files.items():
+            shards.append({"file": name, "round": _first_round(name), "sha256": sha})
         value = {
             "format": FORMAT,
             "version": VERSION,
@@ -50,40 +60,50 @@ class Manifest:
 
 
 def place(folder: Path) -> Path:
-    """Return where the manifest of a folder stands."""
+    """Return where the manifest of a folder stands.
+
+    Args:
+        folder: The folder.
+    """
     return folder / "manifest.json"
 
 
 def name(round: int) -> str:
-    """Return the name of the shard that starts with this round."""
+    """Return the name of a shard.
+
+    Args:
+        round: Its first round.
+    """
     return f"shards/r{round:06d}.pt"
 
 
+def _first_round(name: str) -> int:
+    """Return the first round of a shard; the inverse of `name`."""
+    found = _FILE.fullmatch(name)
+    assert found is not None, name
+    return int(found[1])
+
+
 def read(folder: Path) -> Manifest:
-    """Read and check a manifest; raises LeakauditError for one that is unsound or points out of its folder."""
+    """Read and check a manifest.
+
+    Args:
+        folder: That holds it.
+
+    Raises:
+        LeakauditError: It is malformed or points out of its folder.
+    """
     path = place(folder)
-    try:
-        if path.is_symlink() or not path.is_file():
-            raise LeakauditError(
-                f"{folder} is a folder without a manifest.json; expected a trace file or a folder that a recording made"
-            )
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        value = json.loads(text) if len(text) <= MAX_BYTES else None
-    except OSError as error:
-        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError):
-        value = None
-    if (
-        not isinstance(value, dict)
-        or value.get("format") != FORMAT
-        or not isinstance(value.get("shards"), list)
-    ):
+    value = _json(path, folder)
+    sound = isinstance(value, dict) and value.get("format") == FORMAT
+    if not sound or not isinstance(value.get("shards"), list):
         _refuse(path, "it is no manifest of a trace")
-    if value.get("version") != VERSION:
+    version = value.get("version")
+    if version != VERSION:
         _refuse(
             path,
-            f"it has format version {ascii(value.get('version'))[:20]}, this program reads version {VERSION}; update leakaudit",
+            f"it has format version {ascii(version)[:20]}, "
+            f"this program reads version {VERSION}; update leakaudit",
         )
     files = {}
     for entry in value["shards"]:
@@ -97,16 +117,33 @@ def read(folder: Path) -> Manifest:
     return Manifest(meta if isinstance(meta, dict) else {}, files, value.get("complete") is True)
 
 
+def _json(path: Path, folder: Path) -> Json:
+    """Return what a manifest holds, None if it is too long or not JSON."""
+    try:
+        if path.is_symlink() or not path.is_file():
+            raise LeakauditError(
+                f"{folder} is a folder without a manifest.json; "
+                "expected a trace file or a folder that a recording made"
+            )
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        return json.loads(text) if len(text) <= MAX_BYTES else None
+    except OSError as error:
+        raise LeakauditError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        return None
+
+
 def _entry(folder: Path, entry: Any) -> tuple[str, str | None]:
+    """Return the name and the sha256 of one shard, checked."""
     path = place(folder)
-    name, sha = (
-        (entry.get("file"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
-    )
+    if not isinstance(entry, dict):
+        entry = {}
+    name = entry.get("file")
+    sha = entry.get("sha256")
     if not isinstance(name, str) or not _FILE.fullmatch(name):
-        _refuse(
-            path,
-            f"it names the shard {ascii(name)[:60]}; expected shards/r000000.pt, inside the folder",
-        )
+        wanted = "expected shards/r000000.pt, inside the folder"
+        _refuse(path, f"it names the shard {ascii(name)[:60]}; {wanted}")
     if sha is not None and not (isinstance(sha, str) and _SHA.fullmatch(sha)):
         _refuse(path, f"the sha256 of {name} is none")
     if (folder / "shards").is_symlink() or (folder / name).is_symlink():
@@ -119,7 +156,16 @@ def _entry(folder: Path, entry: Any) -> tuple[str, str | None]:
 
 
 def check(folder: Path, manifest: Manifest, verify: bool | None) -> None:
-    """Compare the manifest and all shards with their sha256, as `sidecar.check` does for a file."""
+    """Compare the manifest and all shards with their sha256, as `sidecar.check` does for a file.
+
+    Args:
+        folder: The folder.
+        manifest: What `read` returned.
+        verify: Whether to do so; None does if the shards are small.
+
+    Raises:
+        LeakauditError: A file differs from its sha256, or has none and `verify` is True.
+    """
     sidecar.check(place(folder), verify)
     size = sum((folder / name).stat().st_size for name in manifest.files)
     if verify is False or (verify is None and size >= sidecar.AUTOMATIC):
@@ -129,12 +175,20 @@ def check(folder: Path, manifest: Manifest, verify: bool | None) -> None:
             sidecar.compare(folder / name, sha)
         elif verify:
             raise LeakauditError(
-                f"{folder} has no sha256 of {name}; if you trust it, write one with 'leakaudit trace verify --write'"
+                f"{folder} has no sha256 of {name}; if you trust it, "
+                "write one with 'leakaudit trace verify --write'"
             )
 
 
 def seal(folder: Path) -> str:
-    """Hash all shards into the manifest, write the manifest's own sha256 beside it, and return that."""
+    """Hash all shards into the manifest, and write the manifest's own sha256 beside it.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The sha256 of the manifest.
+    """
     manifest = read(folder)
     manifest.files = {name: sidecar.digest(folder / name) for name in manifest.files}
     manifest.write(folder)

@@ -1,4 +1,8 @@
-"""The sha256 beside a file, in the format of sha256sum: the only thing that notices a flipped byte in a tensor."""
+"""The sha256 beside a file, in the format of sha256sum.
+
+Tensors carry no checksum of their own (`leakaudit.traces._storage.archive`), so this is the only
+thing that notices a flipped byte in one.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,34 @@ from pathlib import Path
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 
-AUTOMATIC = 1 << 30  # bytes below which a reader compares unasked
-LARGE = 4 << 30  # bytes above which a writer hashes only when asked
+AUTOMATIC = 1 << 30  # bytes below which a reader compares unasked: a choice, a second or two
+LARGE = 4 << 30  # bytes above which a writer hashes only when asked: a choice
 CHUNK = 1 << 20
+_LINE = re.compile(rb"\\?([0-9a-f]{64})\b")  # sha256sum escapes odd file names by a backslash
+_LINE_BYTES = 4096
 
 
 def beside(path: Path) -> Path:
-    """Return where the sha256 of `path` stands."""
+    """Return where the sha256 of a file stands.
+
+    Args:
+        path: The file.
+    """
     return path.with_name(path.name + ".sha256")
 
 
 def digest(path: Path) -> str:
-    """Hash a file in pieces; raises LeakauditError where it cannot be read."""
-    sha, piece, done = hashlib.sha256(), memoryview(bytearray(CHUNK)), 0
+    """Return the sha256 of a file, read in pieces.
+
+    Args:
+        path: The file.
+
+    Raises:
+        LeakauditError: It cannot be read.
+    """
+    sha = hashlib.sha256()
+    piece = memoryview(bytearray(CHUNK))
+    done = 0
     try:
         with path.open("rb", buffering=0) as file:
             size = path.stat().st_size
@@ -35,23 +54,39 @@ def digest(path: Path) -> str:
 
 
 def recorded(path: Path) -> str | None:
-    """Return the sha256 that stands beside `path`, None where there is none; raises LeakauditError where it is not one."""
+    """Return the sha256 that stands beside a file, None if there is none.
+
+    Args:
+        path: The file.
+
+    Raises:
+        LeakauditError: What stands there is not a sha256.
+    """
     try:
         with beside(path).open("rb") as file:
-            text = file.read(4096)
+            text = file.read(_LINE_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise LeakauditError(f"cannot read {beside(path)}: {error.strerror}") from None
-    if (match := re.match(rb"\\?([0-9a-f]{64})\b", text)) is None:
+    match = _LINE.match(text)
+    if match is None:
         raise LeakauditError(
-            f"{beside(path)} holds no sha256; if you trust the trace, remove it and use 'leakaudit trace verify --write'"
+            f"{beside(path)} holds no sha256; if you trust the trace, "
+            "remove it and use 'leakaudit trace verify --write'"
         )
     return match[1].decode()
 
 
 def write(path: Path) -> str:
-    """Hash `path`, write the result beside it and return it."""
+    """Hash a file and write the result beside it.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The sha256.
+    """
     sha = digest(path)
     try:
         beside(path).write_text(f"{sha}  {path.name}\n", encoding="utf-8")
@@ -61,21 +96,39 @@ def write(path: Path) -> str:
 
 
 def check(path: Path, verify: bool | None) -> None:
-    """Compare `path` with the sha256 beside it; verify: None where there is one and the file is small, True always, False never."""
+    """Compare a file with the sha256 beside it.
+
+    Args:
+        path: The file.
+        verify: Whether to do so; None does if there is a sha256 and the file is small.
+
+    Raises:
+        LeakauditError: They differ, or there is no sha256 and `verify` is True.
+    """
     if verify is False or not path.is_file():
         return
     expected = recorded(path)
     if expected is None and verify:
         raise LeakauditError(
-            f"{path} has no sha256 beside it; if you trust it, write one with 'leakaudit trace verify --write'"
+            f"{path} has no sha256 beside it; if you trust it, "
+            "write one with 'leakaudit trace verify --write'"
         )
     if expected is not None and (verify or path.stat().st_size < AUTOMATIC):
         compare(path, expected)
 
 
 def compare(path: Path, expected: str) -> None:
-    """Raise LeakauditError unless the file hashes to `expected`."""
+    """Refuse a file that has changed.
+
+    Args:
+        path: The file.
+        expected: Its sha256.
+
+    Raises:
+        LeakauditError: The file has another.
+    """
     if digest(path) != expected:
         raise LeakauditError(
-            f"{path} was changed after it was recorded: it does not match its sha256; get it again where it was made"
+            f"{path} was changed after it was recorded: it does not match its sha256; "
+            "get it again where it was made"
         )

@@ -7,22 +7,36 @@ import torch
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph, Layout
 
-INDEX = 5 * 4 + 1  # bytes of a message beside its payload
-HEAD = 16 << 10
+INDEX = 5 * 4 + 1  # bytes of a message beside its payload: five int32 columns and a bool
+HEAD = 16 << 10  # bytes allowed for the description and the archive's own records: a choice
 
 
 def human(size: float) -> str:
-    """Bytes in words: ``3.9 GB`` (powers of 1000)."""
+    """Return bytes in words, such as ``3.9 GB`` (powers of 1000).
+
+    Args:
+        size: In bytes.
+    """
     for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 999.5:
+        if size < 999.5:  # above, three digits would round up to 1000
             return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.3g} TB" if size < 1000 else f"{size:,.0f} TB"
 
 
 def plan_size(messages: int, columns: int, dtype: torch.dtype, rows: int | None = None) -> int:
-    """Bytes of a recording; rows: payloads, fewer than messages where broadcasts are stored once."""
-    return HEAD + messages * INDEX + (messages if rows is None else rows) * columns * dtype.itemsize
+    """Return the bytes of a recording.
+
+    Args:
+        messages: How many.
+        columns: Numbers in a payload.
+        dtype: Of these numbers.
+        rows: How many payloads, fewer than messages if broadcasts are stored once; by default as
+            many.
+    """
+    if rows is None:
+        rows = messages
+    return HEAD + messages * INDEX + rows * columns * dtype.itemsize
 
 
 def estimate(
@@ -36,17 +50,30 @@ def estimate(
     rows: int | None = None,
     max_bytes: float = 4e9,
 ) -> dict[str, int]:
-    """Bytes of a recording as it was asked for, first, and of smaller ones: by name, in words.
+    """Return the bytes of a recording as it was asked for, and of smaller ones.
 
-    One node's wires are those of the node with most neighbours; the first layer is all parameters beside the first.
+    Args:
+        messages: How many.
+        columns: Numbers in a payload.
+        dtype: Of these numbers.
+        graph: The network; the wires of one node are those of the node with most neighbours.
+        layout: Of the model; the first layer is all parameters of the module that comes first.
+        rounds: How many; None if that is not known.
+        rows: How many payloads; by default as many as messages.
+        max_bytes: What a recording of fewer rounds has to fit into.
+
+    Returns:
+        Bytes by name, in words; the recording as asked for comes first.
     """
-    rows = messages if rows is None else rows
+    if rows is None:
+        rows = messages
     whole = plan_size(messages, columns, dtype, rows)
     found = {"all of it": whole}
     if rounds and rounds > 1 and whole > HEAD:
-        fewer = max(1, min(rounds - 1, int(rounds * (max_bytes - HEAD) / (whole - HEAD))))
+        affordable = int(rounds * (max_bytes - HEAD) / (whole - HEAD))
+        fewer = max(1, min(rounds - 1, affordable))
         found[f"{fewer} of {rounds} rounds"] = plan_size(
-            -(-messages * fewer // rounds), columns, dtype, -(-rows * fewer // rounds)
+            _ceil(messages * fewer, rounds), columns, dtype, _ceil(rows * fewer, rounds)
         )
     if len(graph.edges) > 1:
         share = max(map(len, graph.neighbours)) / len(graph.edges)
@@ -54,17 +81,36 @@ def estimate(
             found["one node's wires"] = plan_size(
                 int(messages * share), columns, dtype, int(rows * share)
             )
-    module = layout.names[0].rpartition(".")[0]
-    first = sum(
-        s.stop - s.start for n, s in layout.slices.items() if n.rpartition(".")[0] == module
-    )
+    first = _first_layer(layout)
     if first < columns:
         found["the first layer only"] = plan_size(messages, first, dtype, rows)
     return found
 
 
+def _ceil(numerator: int, denominator: int) -> int:
+    return -(-numerator // denominator)
+
+
+def _first_layer(layout: Layout) -> int:
+    """Return how many numbers the parameters of the first module have."""
+    module = layout.names[0].rpartition(".")[0]
+    total = 0
+    for name, columns in layout.slices.items():
+        if name.rpartition(".")[0] == module:
+            total += columns.stop - columns.start
+    return total
+
+
 def refuse_above(max_bytes: float, sizes: dict[str, int]) -> None:
-    """Raise LeakauditError, naming the smaller recordings of `estimate`, where the first of `sizes` is above `max_bytes`."""
+    """Refuse a recording that is too large, naming smaller ones.
+
+    Args:
+        max_bytes: The largest that is allowed.
+        sizes: What `estimate` returned.
+
+    Raises:
+        LeakauditError: The first of `sizes` is above `max_bytes`.
+    """
     (_, whole), *smaller = sizes.items()
     if whole > max_bytes:
         others = "; ".join(f"{name} {human(size)}" for name, size in smaller)

@@ -1,8 +1,13 @@
-"""One growing table of messages, in a file or in memory: rows are written first, then the counter that makes them count."""
+"""One growing table of messages, in a file or in memory.
+
+Rows are written first, then the counter that makes them count. A reader, or a crash, may come at
+any moment in between and finds the messages of whole rounds only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,52 +16,95 @@ import torch
 from torch import Tensor
 
 from leakaudit.errors import LeakauditError
+from leakaudit.traces._storage import sizes
 from leakaudit.traces._storage.mapped_file import Hole, MapFile, MemoryFile
-from leakaudit.traces._storage.sizes import INDEX as INDEX_BYTES
 from leakaudit.traces._storage.sizes import human, plan_size
 from leakaudit.traces._storage.wellformed import INDEX, KINDS
 
 MOST = (1 << 31) - 1  # what an index column can count
-START, SPARSE = (
-    1024,
-    256 << 20,
-)  # rows at first, where nothing is known, but no more than so many bytes; they take no space yet
+# Rows of a new table whose size is not known. They take no space before they are written, so both
+# numbers are a choice: few enough that a small recording never grows past its need by much.
+START = 1024
+SPARSE = 256 << 20  # bytes of payload that a new table has at most
 
 
-class Tape:
-    """A table that takes appended messages.
+@dataclass(frozen=True)
+class TableFormat:
+    """What all tables of one recording have in common.
 
-    path: where the file stands from the first moment on, None for memory. head: what stands before the messages.
-    size: messages and rows to begin with, where known; it grows by doubling, up to `limit` bytes.
-    Raises LeakauditError where the file cannot be created.
+    Attributes:
+        head: What stands in a file before the messages.
+        width: Columns of a payload.
+        dtype: Of the payloads.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        head: Mapping[str, Any],
-        width: int,
-        dtype: torch.dtype,
-        size: tuple[int | None, int | None],
-        limit: float,
-    ) -> None:
-        self._path, self._head, self._width, self._dtype, self._limit = (
-            path,
-            head,
-            width,
-            dtype,
-            limit,
-        )
-        self.row_bytes = width * dtype.itemsize
-        start = max(
-            1, int(min(START, SPARSE // self.row_bytes, limit // (self.row_bytes + INDEX_BYTES)))
-        )
-        self.messages = self.rows = self._committed = 0
+    head: Mapping[str, Any]
+    width: int
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one payload."""
+        return self.width * self.dtype.itemsize
+
+    def size(self, messages: int, rows: int) -> int:
+        """Return the bytes of a table.
+
+        Args:
+            messages: Its messages.
+            rows: Its payloads.
+        """
+        return plan_size(messages, self.width, self.dtype, rows)
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How many messages and payload rows something holds.
+
+    Attributes:
+        messages: Number of messages; None if it is not known.
+        rows: Number of payloads; None if it is not known.
+    """
+
+    messages: int | None
+    rows: int | None
+
+
+class MessageTable:
+    """A table that takes appended messages.
+
+    Attributes:
+        messages: How many have been appended.
+        rows: How many payloads they have.
+    """
+
+    def __init__(self, path: Path | None, format: TableFormat, size: Extent, limit: float) -> None:
+        """Create the table.
+
+        Args:
+            path: Where the file stands from the first moment on; None for memory.
+            format: Of the recording.
+            size: To begin with; it grows by doubling.
+            limit: Bytes up to which it grows.
+
+        Raises:
+            LeakauditError: The file cannot be created.
+        """
+        self._path = path
+        self._format = format
+        self._limit = limit
+        self.messages = 0
+        self.rows = 0
+        self._committed = 0
         self._kinds: dict[str, int] = {}
-        self._late: list[
-            tuple[int, int, Tensor]
-        ] = []  # rows handed out before the file grew, to be fetched from the old one
-        messages, rows = (start if n is None else n for n in size)
+        # Rows (first, stop) that were handed out before the file grew, still to be fetched from the
+        # old file's memory, because their owner may write into it until the round ends.
+        self._late: list[tuple[int, int, Tensor]] = []
+        row_bytes = format.row_bytes
+        affordable = limit // (row_bytes + sizes.INDEX)
+        start = max(1, int(min(START, SPARSE // row_bytes, affordable)))
+        messages = start if size.messages is None else size.messages
+        rows = start if size.rows is None else size.rows
         self._file = self._new(messages, rows)
         self._file.publish()
         self._bind()
@@ -64,7 +112,7 @@ class Tape:
     @property
     def bytes(self) -> int:
         """Bytes in use."""
-        return plan_size(self.messages, self._width, self._dtype, self.rows)
+        return self._format.size(self.messages, self.rows)
 
     @property
     def tree(self) -> Mapping[str, Any]:
@@ -72,79 +120,102 @@ class Tape:
         return self._file.tree
 
     def _new(self, messages: int, rows: int) -> MemoryFile:
-        index = {name: Hole((messages,), torch.int32) for name in INDEX}
-        counters = {"written": Hole((4,), torch.int64), "kinds": Hole((KINDS,), torch.uint8)}
+        """Create an empty file of this capacity."""
         table = {
-            **counters,
-            **index,
+            "written": Hole((4,), torch.int64),
+            "kinds": Hole((KINDS,), torch.uint8),
+            **{name: Hole((messages,), torch.int32) for name in INDEX},
             "secure": Hole((messages,), torch.bool),
-            "payload": Hole((rows, self._width), self._dtype),
+            "payload": Hole((rows, self._format.width), self._format.dtype),
         }
-        tree = {**self._head, "messages": table}
-        return MemoryFile(tree) if self._path is None else MapFile(self._path, tree)
+        tree = {**self._format.head, "messages": table}
+        if self._path is None:
+            return MemoryFile(tree)
+        return MapFile(self._path, tree)
 
     def _bind(self) -> None:
+        """Take hold of the columns of the current file."""
         table = self._file.tree["messages"]
         self._index = [table[name].numpy() for name in (*INDEX, "secure")]
         self._payload: Tensor = table["payload"]
         self._written: np.ndarray[Any, np.dtype[np.int64]] = table["written"].numpy()
 
     def kind(self, name: str) -> int:
-        """Return the number of a kind of messages, a new one where it was not there."""
-        if name not in self._kinds:
-            text = "".join(f"{n}\n" for n in (*self._kinds, name)).encode()
-            if (
-                not isinstance(name, str)
-                or not 1 <= len(name) <= 200
-                or not name.isprintable()
-                or len(text) > KINDS
-            ):
-                raise LeakauditError(
-                    f"kind {name!r}: expected a short printable name, and at most {KINDS} bytes of names in all"
-                )
-            self._file.tree["messages"]["kinds"][: len(text)].copy_(
-                torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        """Return the number of a kind of messages; a new kind gets the next one.
+
+        Args:
+            name: Of the kind.
+
+        Raises:
+            LeakauditError: The file cannot hold the name.
+        """
+        if name in self._kinds:
+            return self._kinds[name]
+        text = "".join(f"{n}\n" for n in (*self._kinds, name)).encode()
+        sound = isinstance(name, str) and 1 <= len(name) <= 200 and name.isprintable()
+        if not sound or len(text) > KINDS:
+            raise LeakauditError(
+                f"kind {name!r}: expected a short printable name, "
+                f"and at most {KINDS} bytes of names in all"
             )
-            self._kinds[name] = len(self._kinds)
+        names = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self._file.tree["messages"]["kinds"][: len(text)].copy_(names)
+        self._kinds[name] = len(self._kinds)
         return self._kinds[name]
 
     def append(self, count: int, rows: int, values: tuple[Any, ...]) -> Tensor:
-        """Add `count` messages with `rows` new payloads, and return these (rows, width) to be written before `commit`.
+        """Add messages with new payloads.
 
-        values: what stands in the columns round, src, dst, kind, row (counted from the first of these rows) and secure.
+        Args:
+            count: How many messages.
+            rows: How many payloads.
+            values: What stands in the columns round, src, dst, kind, row (counted from the first of
+                the new payloads) and secure.
+
+        Returns:
+            (rows, width) The new payloads, to be written before `commit`.
         """
-        stop, end = self.messages + count, self.rows + rows
+        stop = self.messages + count
+        end = self.rows + rows
         if stop > len(self._index[0]) or end > len(self._payload):
             self._grow(stop, end)
-        self._file.reserve(end * self.row_bytes)
+        self._file.reserve(end * self._format.row_bytes)
+        new = slice(self.messages, stop)
         for column, value in zip(self._index, values, strict=True):
-            column[self.messages : stop] = value
-        self._index[4][self.messages : stop] += self.rows
+            column[new] = value
+        self._index[INDEX.index("row")][new] += self.rows
         payload = self._payload[self.rows : end]
-        self.messages, self.rows = stop, end
+        self.messages = stop
+        self.rows = end
         return payload
 
     def _grow(self, messages: int, rows: int) -> None:
-        """Go on in a file of twice the size, that takes the name of this one when it holds all that this one does."""
-        needed = plan_size(messages, self._width, self._dtype, rows)
+        """Go on in a file of twice the size.
+
+        It takes the name of this one only when it holds all that this one does, so a program that
+        is killed in between leaves the old file whole.
+        """
+        needed = self._format.size(messages, rows)
         if needed > self._limit or max(messages, rows) > MOST:
-            allowed = f"max_bytes allows {human(self._limit)} here"
             raise LeakauditError(
-                f"the recording reached {human(needed)}, {allowed}; what was recorded up to here can be read"
+                f"the recording reached {human(needed)}, "
+                f"max_bytes allows {human(self._limit)} here; "
+                "what was recorded up to here can be read"
             )
         factor = min(2, self._limit / needed, MOST / max(messages, rows))
-        want = (
-            max(int(messages * factor), len(self._index[0])),
-            max(int(rows * factor), len(self._payload)),
-        )
-        old, payload, index = self._file, self._payload, self._index
-        counters, kinds = self._written.copy(), old.tree["messages"]["kinds"]
-        self._file = self._new(*want)
+        capacity = max(int(messages * factor), len(self._index[0]))
+        row_capacity = max(int(rows * factor), len(self._payload))
+        old = self._file
+        payload = self._payload
+        index = self._index
+        counters = self._written.copy()
+        kinds = old.tree["messages"]["kinds"]
+        self._file = self._new(capacity, row_capacity)
         try:
             self._bind()
             for new, column in zip(self._index, index, strict=True):
                 new[: self.messages] = column[: self.messages]
-            self._file.take(old, self.rows * self.row_bytes)
+            self._file.take(old, self.rows * self._format.row_bytes)
             self._file.tree["messages"]["kinds"].copy_(kinds)
             self._written[:] = counters
             self._file.publish()
@@ -158,19 +229,29 @@ class Tape:
         self._late.append((first, self.rows, payload))
 
     def commit(self, round: int) -> None:
-        """Make all that was appended count, up to this round."""
+        """Make all that was appended count.
+
+        Args:
+            round: The last round that is over.
+        """
         for first, stop, payload in self._late:
             self._payload[first:stop] = payload[first:stop]
         self._late.clear()
         self._committed = self.rows
-        for place, value in enumerate(
-            (self.rows, self.messages, round)
-        ):  # in this order: a reader may come in between
-            self._written[place] = value
-        self._file.release(self.rows * self.row_bytes)
+        # In this order, each by itself: a reader may come in between.
+        self._written[0] = self.rows
+        self._written[1] = self.messages
+        self._written[2] = round
+        self._file.release(self.rows * self._format.row_bytes)
 
     def finish(self, rounds: int | None) -> None:
-        """Cut the table to its content and write no more; rounds: of a recording that came to its end."""
+        """Cut the table to its content and write no more.
+
+        Args:
+            rounds: Of a recording that came to its end; None for one that did not.
+        """
+        rows = self._committed
         if rounds is not None:
+            rows = self.rows
             self._written[2:4] = rounds, 1
-        self._file.finish(self.rows if rounds is not None else self._committed)
+        self._file.finish(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,12 +15,25 @@ from leakaudit.trace import Json, TaskSpec, Truth
 from leakaudit.traces._storage.arrays import integers, tensor
 from leakaudit.traces._storage.sizes import human
 
+LAST_INDEX = 1 << 62  # rows in a data set; a choice, beyond what int64 needs
+LAST_ROUND = 1 << 31
 
-class TruthKeeper:
+
+@dataclass(frozen=True)
+class _Part:
+    """Samples of one node: x (b, *shape), and y, node and index (b,)."""
+
+    x: Tensor
+    y: Tensor
+    node: Tensor
+    index: Tensor
+
+
+class TruthBuilder:
     """Data, labels and private states of the nodes of one run.
 
-    limit: bytes of private states that are kept in memory. provenance: plain values that must not stand in the trace. check: whether
-    inputs and labels are held against what the task can hold. samples: how many records a node may have, 0 for any number.
+    Attributes:
+        changed: Whether anything came since it was last set to False.
     """
 
     def __init__(
@@ -31,89 +45,153 @@ class TruthKeeper:
         check: bool = True,
         samples: int = 0,
     ) -> None:
-        """Start empty."""
-        self._check, self._samples = check, samples
-        self._told: dict[int, int] = {}
+        """Start empty.
+
+        Args:
+            task: What inputs and labels must fit.
+            nodes: Of the network.
+            limit: Bytes of private states that are kept in memory.
+            provenance: Plain values that must not stand in the trace.
+            check: Whether inputs and labels are compared with what the task can hold.
+            samples: How many records a node may have; 0 for any number.
+        """
+        self._task = task
+        self._nodes = nodes
+        self._limit = limit
         self._provenance = dict(provenance)
-        self._task, self._nodes, self._limit = task, nodes, limit
-        self._parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self._check = check
+        self._samples = samples
+        self._told: dict[int, int] = {}  # records by node
+        self._parts: list[_Part] = []
         self._pool = torch.empty(0, *task.shape)
         self._states: dict[str, dict[int, Tensor]] = {}
-        self._bytes: dict[str, int] = {}
+        self._bytes: dict[str, int] = {}  # by state
         self.changed = False
 
     def add(self, node: int, x: Any, y: Any, index: Any = None) -> None:
-        """Keep samples of a node: x (b, *shape) or one (*shape), y (b,), index (b,) rows in the data set, -1 where not given."""
+        """Keep samples of a node.
+
+        Args:
+            node: Their owner.
+            x: (b, *shape) Inputs, or one (*shape).
+            y: (b,) Labels.
+            index: (b,) Rows in the data set; None stores -1.
+
+        Raises:
+            LeakauditError: They do not fit the task or each other, or there are too many.
+        """
         (owner,) = integers(node, "node", self._nodes)
-        x, y = self._inputs(x, "x"), tensor(y, "y").cpu()
-        y = y.reshape(1) if y.dim() == 0 else y
-        rows = (
-            torch.full((len(x),), -1)
-            if index is None
-            else torch.from_numpy(integers(index, "index", 1 << 62))
-        )
+        x = self._inputs(x, "x")
+        y = tensor(y, "y").cpu()
+        if y.dim() == 0:
+            y = y.reshape(1)
+        if index is None:
+            rows = torch.full((len(x),), -1)
+        else:
+            rows = torch.from_numpy(integers(index, "index", LAST_INDEX))
         if len(y) != len(x) or len(rows) != len(x):
             raise LeakauditError(
-                f"node {owner}: expected a label and an index for each of {len(x)} samples, got {len(y)} and {len(rows)}"
+                f"node {owner}: expected a label and an index for each of {len(x)} samples, "
+                f"got {len(y)} and {len(rows)}"
             )
         y = y.clone() if y.is_floating_point() else y.long()
         if self._check:
-            self._told[int(owner)] = self._told.get(int(owner), 0) + len(x)
-            if self._samples and self._told[int(owner)] > self._samples:
-                raise LeakauditError(
-                    f"node {owner}: expected the truth of samples = {self._samples} records, got {self._told[int(owner)]}; "
-                    "samples is how many records a node holds, and batch how many of them a gradient is of"
-                )
+            self._count(int(owner), len(x))
             inputs(x, self._task, f"truth of node {owner}")
             labels(y, self._task, f"truth of node {owner}")
-        self._parts.append((x, y, torch.full((len(x),), int(owner)), rows))
+        self._parts.append(_Part(x, y, torch.full((len(x),), int(owner)), rows))
         self.changed = True
 
+    def _count(self, node: int, more: int) -> None:
+        """Raise LeakauditError if a node has more records than it may have."""
+        total = self._told.get(node, 0) + more
+        self._told[node] = total
+        if self._samples and total > self._samples:
+            raise LeakauditError(
+                f"node {node}: expected the truth of samples = {self._samples} records, "
+                f"got {total}; samples is how many records a node holds, "
+                "and batch how many of them a gradient is of"
+            )
+
     def pool(self, x: Any) -> None:
-        """Keep the data set's other records, (p, *shape), for identification."""
-        self._pool, self.changed = self._inputs(x, "pool"), True
+        """Keep the data set's other records, for identification.
+
+        Args:
+            x: (p, *shape) Inputs.
+
+        Raises:
+            LeakauditError: They do not fit the task.
+        """
+        self._pool = self._inputs(x, "pool")
+        self.changed = True
         if self._check:
             inputs(self._pool, self._task, "pool")
 
     def state(self, name: str, round: int, value: Any) -> None:
-        """Keep a private vector of a round; a later one of the same round replaces it."""
+        """Keep a private vector of a round; a later one of the same round replaces it.
+
+        Args:
+            name: Of the vector.
+            round: Its round.
+            value: Of one shape in all rounds.
+
+        Raises:
+            LeakauditError: It has another shape or no such round, or states exceed the limit.
+        """
         value = tensor(value, f"state {name}").cpu().clone()
         rounds = self._states.setdefault(name, {})
-        if rounds and (first := next(iter(rounds.values()))).shape != value.shape:
+        first = next(iter(rounds.values()), value)
+        if first.shape != value.shape:
             raise LeakauditError(
-                f"state {name!r}: expected shape {tuple(first.shape)} as in the round before, got {tuple(value.shape)}"
+                f"state {name!r}: expected shape {tuple(first.shape)} as in the round before, "
+                f"got {tuple(value.shape)}"
             )
-        if not 0 <= round < 1 << 31:
+        if not 0 <= round < LAST_ROUND:
             raise LeakauditError(f"state {name!r}: expected a round from 0 on, got {round}")
-        rounds[int(round)], self.changed = value, True
+        rounds[int(round)] = value
+        self.changed = True
+        # A state is written with a row for every round up to its last, given or not.
         self._bytes[name] = (max(rounds) + 1) * value.nbytes
         if sum(self._bytes.values()) > self._limit:
             del rounds[int(round)]
             raise LeakauditError(
-                f"private states take more than {human(self._limit)}; record without them or raise max_bytes"
+                f"private states take more than {human(self._limit)}; "
+                "record without them or raise max_bytes"
             )
 
     def _inputs(self, value: Any, what: str) -> Tensor:
-        x, shape = tensor(value, what).cpu(), self._task.shape
-        x = x[None] if tuple(x.shape) == shape else x
+        """Return a copy of samples (b, *shape) as floats."""
+        x = tensor(value, what).cpu()
+        shape = self._task.shape
+        if tuple(x.shape) == shape:
+            x = x[None]
         if tuple(x.shape[1:]) != shape or x.dim() != len(shape) + 1:
             raise LeakauditError(
                 f"{what}: expected samples of shape {shape} as the task says, got {tuple(x.shape)}"
             )
-        if not x.is_floating_point() and self._task.is_image:
+        if x.is_floating_point():
+            return x.clone()
+        if self._task.is_image:
             raise LeakauditError(
-                f"{what}: expected images as floats in [0, 1], got {x.dtype}; divide by their levels"
+                f"{what}: expected images as floats in [0, 1], got {x.dtype}; "
+                "divide by their levels"
             )
-        return x.clone() if x.is_floating_point() else x.float()
+        return x.float()
 
     def build(self, id: str) -> Truth:
-        """Return what was kept; states have a row a round, NaN in rounds that were not given."""
-        none = torch.empty(0, dtype=torch.int64)
-        x, y, node, index = (
-            (torch.cat(c) for c in zip(*self._parts, strict=True))
-            if self._parts
-            else (self._pool[:0], none, none, none)
-        )
+        """Return what was kept; states have a row for each round, NaN in rounds without a value.
+
+        Args:
+            id: Of the recording.
+        """
+        if self._parts:
+            x = torch.cat([part.x for part in self._parts])
+            y = torch.cat([part.y for part in self._parts])
+            node = torch.cat([part.node for part in self._parts])
+            index = torch.cat([part.index for part in self._parts])
+        else:
+            x = self._pool[:0]
+            y = node = index = torch.empty(0, dtype=torch.int64)
         states = {name: _stack(rounds) for name, rounds in self._states.items()}
         return Truth(id, self._task, x, y, node, index, self._pool, states, self._provenance)
 

@@ -1,1 +1,1 @@
-"""The folder that a tapped program finds first on its path; it holds `sitecustomize` and nothing else."""
+"""The folder that a tapped program finds first on its path; it holds only `sitecustomize`."""

@@ -1,4 +1,9 @@
-"""Runs at the start of every Python process of a tapped program: starts the tap, then whatever `sitecustomize` stood there before."""
+"""Run at the start of every Python process of a tapped program.
+
+Python imports the first module called `sitecustomize` on its path, and
+`leakaudit.capture.tap.launch` puts this folder first. The module starts the tap, and then runs the
+`sitecustomize` that it shadows.
+"""
 
 import importlib.util
 import os
@@ -8,24 +13,35 @@ from importlib.machinery import PathFinder
 
 def _start() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != here]
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     if "LEAKAUDIT_TAP" in os.environ:
-        home = os.path.abspath(
-            os.path.join(here, *[os.pardir] * 4)
-        )  # above leakaudit/capture/tap/site
-        sys.path.insert(0, home)  # the program may run in an environment that has no leakaudit
-        try:
-            from leakaudit.capture.tap.hooks import install
+        _install_tap(here)
+    _run_shadowed()
 
-            install()
-        except Exception as error:
-            sys.stderr.write(f"leakaudit tap: this process is not tapped: {error}\n")
-        finally:
-            sys.path.remove(home)
+
+def _install_tap(here: str) -> None:
+    """Start the tap, with leakaudit on the path only meanwhile: the environment may lack it."""
+    above_package = os.path.join(here, os.pardir, os.pardir, os.pardir, os.pardir)
+    home = os.path.abspath(above_package)  # this folder is leakaudit/capture/tap/site
+    sys.path.insert(0, home)
+    try:
+        from leakaudit.capture.tap.hooks import install
+
+        install()
+    except Exception as error:
+        sys.stderr.write(f"leakaudit tap: this process is not tapped: {error}\n")
+    finally:
+        sys.path.remove(home)
+
+
+def _run_shadowed() -> None:
+    """Run the `sitecustomize` that Python would have imported without the tap, if there is one."""
     spec = PathFinder.find_spec("sitecustomize", sys.path)
-    if spec is not None and spec.loader is not None:
-        sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
 
 
 _start()

@@ -1,0 +1,176 @@
+"""The one bisection of the house: where a condition begins to hold.
+
+The caller names the side of the last bracket that is returned. Every inversion of a bound goes
+through here: the epsilon of a curve, the noise of a claim, the trials of a test. Such a condition
+is monotone: false below one crossing and true from there on. A bisection ends with two values
+around the crossing, and only the caller knows which of the two is safe. An epsilon that is
+published must not be too small, so it is the upper one; a mu that measured counts refute must not
+be too large, so it is the lower one.
+
+>>> def enough(x):
+...     return x * x >= 2
+>>> crossing(enough, 1.0, 2.0, side="above")
+1.4142135623730951
+>>> crossing(enough, 1.0, 2.0, side="below")
+1.414213562373095
+>>> bracket(enough)
+(1.0, 2.0)
+>>> crossing_integer(lambda n: n * n >= 50, 0, 100)
+8
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+from leakaudit.errors import LeakauditError
+
+Side = Literal["above", "below"]
+
+# A bracket of floats that differ by a factor below 2^147 ends at two neighbouring floats after 200
+# halvings: 53 for the digits of the result, the rest to come down from the upper end.
+HALVINGS = 200
+
+
+def crossing(
+    holds: Callable[[float], bool],
+    low: float,
+    high: float,
+    *,
+    side: Side,
+    halvings: int = HALVINGS,
+    tolerance: float = 0.0,
+    middle: Callable[[float, float], float] | None = None,
+) -> float:
+    """Return where a monotone condition begins to hold, rounded to the side that the caller names.
+
+    The ends are not evaluated: the condition counts as false at `low` and as true at `high`. Hence,
+    if it holds nowhere between, `side="above"` returns a value next to `high`, and if it holds
+    everywhere, `side="below"` returns one next to `low`. A condition that is not monotone has
+    several crossings; one of them is found.
+
+    Args:
+        holds: The condition, false below the crossing and true from there on.
+        low: Lower end of the bracket. With an infinite end nothing is halved, and the end of the
+            chosen side comes back.
+        high: Upper end of the bracket.
+        side: `"above"`: the least value at which the condition was seen to hold, or `high`.
+            `"below"`: the largest value at which it was seen not to hold, or `low`. The true
+            crossing lies between the two.
+        halvings: How many there are at most. By default enough for two neighbouring floats.
+        tolerance: Stop once the bracket is narrower than this share of its upper end; 0 goes on to
+            neighbouring floats.
+        middle: Returns the next point to look at; `arithmetic` by default, `geometric` if the scale
+            of the crossing is unknown.
+
+    Returns:
+        The end of the last bracket on the chosen side.
+
+    Raises:
+        LeakauditError: The bracket is empty or not a number.
+    """
+    if not low <= high:
+        raise LeakauditError(f"bisection: expected low <= high, got {low} and {high}")
+    between = middle or arithmetic
+    for _ in range(halvings):
+        at = between(low, high)
+        if not low < at < high or high - low < tolerance * high:
+            break
+        if holds(at):
+            high = at
+        else:
+            low = at
+    return high if side == "above" else low
+
+
+def crossing_integer(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the least integer at which a monotone condition holds.
+
+    Args:
+        holds: The condition, false below the crossing and true from there on.
+        low: An integer at which it does not hold; not evaluated.
+        high: An integer at which it holds; not evaluated.
+
+    Returns:
+        The least integer above `low` at which the condition holds.
+
+    Raises:
+        LeakauditError: `low` is not below `high`.
+    """
+    if not low < high:
+        raise LeakauditError(f"bisection: expected low < high, got {low} and {high}")
+    while high - low > 1:
+        at = (low + high) // 2
+        if holds(at):
+            high = at
+        else:
+            low = at
+    return high
+
+
+def bracket(holds: Callable[[float], bool], high: float = 1.0) -> tuple[float, float]:
+    """Double the upper end of a bracket that begins at 0 until the condition holds there.
+
+    Args:
+        holds: The condition, false below the crossing and true from there on.
+        high: The first upper end, above 0.
+
+    Returns:
+        Two ends, such as `crossing` takes. The upper one is inf if the condition holds at none of
+        the doubled values.
+    """
+    low = 0.0
+    while high < math.inf and not holds(high):
+        low = high
+        high = 2 * high
+    return low, high
+
+
+def bracket_integer(
+    holds: Callable[[int], bool], most: int, high: int = 1
+) -> tuple[int, int] | None:
+    """Double the upper end of a bracket that begins at 0 until the condition holds there.
+
+    Args:
+        holds: The condition, false below the crossing and true from there on.
+        most: The largest upper end that may be looked at.
+        high: The first upper end, at least 1.
+
+    Returns:
+        Two ends, such as `crossing_integer` takes, or None if the condition does not hold up to
+        `most`.
+    """
+    low = 0
+    while not holds(high):
+        low = high
+        high = 2 * high
+        if high > most:
+            return None
+    return low, high
+
+
+def arithmetic(low: float, high: float) -> float:
+    """Return the mean of the two ends, also if their sum overflows.
+
+    Args:
+        low: Lower end of the bracket.
+        high: Upper end of the bracket.
+    """
+    mean = (low + high) / 2
+    if math.isinf(mean):
+        return low / 2 + high / 2
+    return mean
+
+
+def geometric(low: float, high: float) -> float:
+    """Return the geometric mean of two ends above 0.
+
+    It takes as many halvings for each factor of ten of the bracket.
+
+    Args:
+        low: Lower end of the bracket, above 0.
+        high: Upper end of the bracket.
+    """
+    return math.sqrt(low * high)

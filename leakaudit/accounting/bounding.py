@@ -1,0 +1,74 @@
+"""What a bound is asked for: a protocol over all its rounds, and limits that make sense."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+from leakaudit.errors import LeakauditError
+from leakaudit.protocols.declared import Protocol, played
+from leakaudit.protocols.scenario import Scenario
+from leakaudit.trace import Trace
+from leakaudit.traces import trace_file
+
+
+def check(
+    sensitivity: float | None,
+    smoothness: float | None,
+    delta: float | None,
+    epsilon: float | None,
+) -> None:
+    """Refuse numbers for which no bound is defined.
+
+    Args:
+        sensitivity: Euclidean norm; above 0 and finite.
+        smoothness: Lipschitz constant; at least 0 and finite.
+        delta: Between 0 and 1.
+        epsilon: Above 0 and finite. Any of the four may be None: not given.
+
+    Raises:
+        LeakauditError: One of them is out of its range.
+    """
+    if smoothness is not None and not 0 <= smoothness < math.inf:
+        raise LeakauditError(f"expected --smoothness >= 0 and finite, got {smoothness}")
+    given = [value for value in (sensitivity, epsilon) if value is not None]
+    positive = all(0 < value < math.inf for value in given)
+    if not positive or not (delta is None or 0 < delta < 1):
+        raise LeakauditError(
+            "expected --sensitivity and --epsilon > 0 and 0 < --delta < 1, "
+            f"got {sensitivity}, {epsilon} and {delta}"
+        )
+
+
+def protocol_of(
+    source: Trace | Scenario | str | os.PathLike[str],
+    data_root: Path | None = None,
+    download: bool = False,
+) -> tuple[Protocol, int]:
+    """Return the protocol that a source declares.
+
+    Args:
+        source: A trace, whose messages are not read, a scenario, or a file of either.
+        data_root: Folder of data sets that are not bundled, for scenarios.
+        download: Whether data sets that are missing may be downloaded.
+
+    Returns:
+        The protocol over all rounds, and the number of nodes that hold data: the first ones.
+
+    Raises:
+        LeakauditError: The source cannot be read, or the scenario cannot run.
+    """
+    if not isinstance(source, Trace | Scenario):
+        path = Path(source)
+        is_scenario = path.suffix == ".toml"
+        source = Scenario.from_toml(path) if is_scenario else trace_file.load(path)
+    if isinstance(source, Trace):
+        protocol = played(source)
+        return protocol, protocol.graph.nodes - protocol.victim.centralised
+    from leakaudit.protocols import recording  # data sets and models, which a trace needs not
+
+    plan = recording.plan(source, data_root=data_root, download=download)
+    rounds = plan.scenario.rounds
+    public = plan.victim.schedule(plan.graph, rounds, plan.random["schedule"])
+    return Protocol(plan.victim, plan.graph, rounds, public), plan.scenario.nodes

@@ -1,0 +1,328 @@
+"""The messages of a log that is not described: what is sent, and what in it should be gradients."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from leakaudit.capture.tap import fit
+from leakaudit.capture.tap.reading import RankLog
+from leakaudit.capture.tap.streams import FLOATS, POINT, Message, Wire, assemble
+from leakaudit.errors import LeakauditError
+from leakaudit.protocols.mixing import metropolis
+from leakaudit.tasks.task import Task
+from leakaudit.trace import Graph
+
+Payload: TypeAlias = Literal["weights", "gradients", "duals"]
+
+# Models of ranks that train together have a cosine near 1 and move by a small part of their length.
+# Gradients of different ranks have a small cosine, and replace each other from round to round. What
+# two neighbours' duals add is opposite, cosine -1 up to the difference of two models. The
+# thresholds between are choices; the answer says how sure it is, and the user confirms it.
+ALIKE = 0.9  # cosine of messages above which they may be models
+CLEARLY_ALIKE = 0.99
+OPPOSED = -0.9  # cosine of what two messages add, below which they are duals
+MOVE = 0.5  # of its length, by which a model moves in a round at most
+
+SOME = 6  # rounds or samples that are used: a choice that bounds the time
+PAIRS = 60  # pairs of messages that are compared: the same
+LONGEST = 500  # tensors of one message, beyond which no period is looked for
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Messages by wire, as vectors.
+
+    Attributes:
+        streams: the messages that were kept, by wire.
+        slices: where each parameter lies in a vector.
+        sizes: lengths of the parameters, followed by the model's own length.
+        graph: of the ranks that exchange messages one to one.
+    """
+
+    streams: Mapping[Wire, list[Message]]
+    slices: list[slice]
+    sizes: tuple[int, ...]
+    graph: Graph
+
+    def value(self, message: Message) -> Tensor:
+        """Return the vector (d,) of a message.
+
+        Args:
+            message: of one of the streams.
+        """
+        return message.value(self.slices)
+
+    @property
+    def own(self) -> dict[int, list[Message]]:
+        """Rank -> what it sends to its first receiver, or to all."""
+
+        def key(wire: Wire) -> tuple[int, int]:
+            src, dst, _ = wire
+            return src, -1 if dst is None else dst
+
+        out: dict[int, list[Message]] = {}
+        for wire in sorted(self.streams, key=key):
+            src, _, op = wire
+            if op not in ("recv", "model"):
+                out.setdefault(src, self.streams[wire])
+        return out
+
+
+@dataclass(frozen=True)
+class PayloadGuess:
+    """What is sent.
+
+    Attributes:
+        payload: weights, gradients or duals.
+        sure: how sure that is, in one word.
+        why: the evidence, in one line.
+    """
+
+    payload: Payload
+    sure: Literal["sure", "likely", "unsure"]
+    why: str
+
+
+def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
+    """Put the log's tensors together into messages.
+
+    Args:
+        logs: one for each rank.
+        task: whose model is sent; None takes the sizes of tensors that repeat.
+
+    Raises:
+        LeakauditError: the log holds no vectors, or none of the size of the model.
+    """
+    if task is not None:
+        slices = task.layout.slices.values()
+        sizes = (*(part.stop - part.start for part in slices), task.layout.size)
+    else:
+        sizes = _sizes(logs)
+    streams: dict[Wire, list[Message]] = {}
+    for wire, stream in assemble(logs, sizes).messages.items():
+        kept = [message for message in stream if message.kept]
+        if kept:
+            streams[wire] = kept
+    if not streams:
+        raise LeakauditError(
+            f"no message of {sizes[-1]} numbers, the model's size, is in the log; "
+            "name the model that was trained"
+        )
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    places = [slice(begin, end) for begin, end in pairwise(starts)]
+    return Observed(streams, places, sizes, _graph(streams))
+
+
+def _graph(wires: Mapping[Wire, object]) -> Graph:
+    """Return the graph of the ranks that exchange messages one to one."""
+    last = 0
+    edges: set[tuple[int, int]] = set()
+    for src, dst, op in wires:
+        last = max(last, src)
+        if dst is None:
+            continue
+        last = max(last, dst)
+        if op in POINT and src != dst:
+            edges.add((min(src, dst), max(src, dst)))
+    return Graph(1 + last, tuple(sorted(edges)))
+
+
+def _sizes(logs: Sequence[RankLog]) -> tuple[int, ...]:
+    """Return the lengths of the tensors that repeat on most wires, and their sum.
+
+    Each wire votes for its shortest period with as many votes as it carries numbers. A hook of
+    DistributedDataParallel notes the sizes itself, which counts twice.
+    """
+    wires: dict[Any, list[int]] = defaultdict(list)
+    votes = Counter[tuple[int, ...]]()
+    for log in logs:
+        for event in log.events:
+            noted = [n for n in event.notes.get("sizes", ()) if type(n) is int]
+            if noted:
+                votes[*noted, sum(noted)] += 2 * sum(noted)
+            elif event.dtype in FLOATS and event.shape and "parameters" not in event.notes:
+                wires[event.rank, event.peer, event.op].append(event.numel)
+    for numels in wires.values():
+        period = _period(numels)
+        if period:
+            once = numels[:period]
+            votes[*once, sum(once)] += sum(numels)
+    if not votes:
+        raise LeakauditError(
+            "the log holds no tensors of floating point, so there is nothing to describe"
+        )
+    return votes.most_common(1)[0][0]
+
+
+def _period(numels: Sequence[int]) -> int:
+    """Return after how many lengths a sequence repeats, 0 if after none up to LONGEST."""
+    for period in range(1, min(len(numels), LONGEST) + 1):
+        if all(a == b for a, b in zip(numels, numels[period:], strict=False)):
+            return period
+    return 0
+
+
+def payload(seen: Observed) -> PayloadGuess:
+    """Return what is sent, by how messages of different ranks and rounds lie to each other.
+
+    Args:
+        seen: the messages.
+    """
+    across = _median(list(_across(seen)), 0.0)
+    move = _median(list(_moves(seen)), 1.0)
+    swaps: list[float] = []
+    if across < ALIKE:
+        swaps = list(_swaps(seen))
+    opposed = _median(swaps, 0.0)
+    if opposed < OPPOSED:
+        why = (
+            "what two nodes add to each other's last message is opposite "
+            f"(cosine {opposed:.3f}), as in PDMM and ECL"
+        )
+        return PayloadGuess("duals", "sure", why)
+    facts = (
+        f"messages of different ranks have cosine {across:.3f}, "
+        f"and move by {move:.2g} of their length a round"
+    )
+    if across > ALIKE and move < MOVE:
+        sure: Literal["sure", "likely"] = "sure" if across > CLEARLY_ALIKE else "likely"
+        return PayloadGuess("weights", sure, f"{facts}: models that stay together")
+    if across < ALIKE:
+        return PayloadGuess("gradients", "likely", f"{facts}: each rank's own direction")
+    return PayloadGuess("weights", "unsure", facts)
+
+
+def _across(seen: Observed) -> Iterator[float]:
+    """Yield cosines of messages that two ranks send at the same place on their wires."""
+    own = list(seen.own.values())
+    pairs: list[tuple[Message, Message]] = []
+    for one in own:
+        for other in own:
+            if other is not one:
+                pairs.extend(zip(one[:SOME], other[:SOME], strict=False))
+    for one_message, other_message in pairs[:PAIRS]:
+        yield _cosine(seen.value(one_message), seen.value(other_message))
+
+
+def _moves(seen: Observed) -> Iterator[float]:
+    """Yield by how much of its length a message differs from the one before it on its wire."""
+    for stream in seen.own.values():
+        for before, after in islice(pairwise(stream), SOME):
+            old = seen.value(before)
+            move = seen.value(after) - old
+            yield float(move.norm() / old.norm().clamp_min(1e-30))
+
+
+def _swaps(seen: Observed) -> Iterator[float]:
+    """Yield the cosines of z_ji(t+1) - z_ij(t) and z_ij(t+1) - z_ji(t).
+
+    PDMM makes them 2 rho w_i and -2 rho w_j.
+    """
+    for i, j in seen.graph.edges:
+        there = seen.streams.get((i, j, "send"), [])
+        back = seen.streams.get((j, i, "send"), [])
+        for t in range(min(len(there), len(back), SOME) - 1):
+            one = seen.value(there[t + 1]) - seen.value(back[t])
+            two = seen.value(back[t + 1]) - seen.value(there[t])
+            yield _cosine(one, two)
+
+
+def same_start(seen: Observed) -> bool:
+    """Return whether all ranks begin with the same message.
+
+    Args:
+        seen: the messages.
+    """
+    starts = [stream[0] for stream in seen.own.values()]
+    firsts = [seen.value(message) for message in starts if message.index == 0]
+    return len(firsts) > 1 and all(torch.equal(firsts[0], value) for value in firsts)
+
+
+def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
+    """Return vectors that should be gradients, of the first rounds of several ranks.
+
+    Args:
+        seen: the messages.
+        payload: what is sent; duals need `duals.solve` instead, so they give none.
+    """
+    if payload == "gradients":
+        return list(_gradients(seen))[:SOME]
+    if payload == "weights" and seen.graph.edges:
+        return list(_steps(seen))[: 2 * SOME]
+    return []
+
+
+def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
+    """Yield each rank's first two messages, at the models that were logged with them."""
+    models: list[Message] = []
+    for (_, _, op), stream in seen.streams.items():
+        if op == "model":
+            models = stream
+            break
+    for stream in seen.own.values():
+        for message in stream[:2]:
+            near = [model for model in models if model.index == message.index]
+            points = {}
+            if near:
+                points["model"] = seen.value(near[0])
+            yield fit.GradientSample(seen.value(message), points)
+
+
+def _steps(seen: Observed) -> Iterator[fit.GradientSample]:
+    """Yield what decentralised SGD with Metropolis weights W subtracts in its first two rounds.
+
+    w_i(t+1) = sum_j W_ij w_j(t) - alpha g_i, where g_i is taken at w_i(t) (combine) or at the sum
+    (adapt).
+    """
+    weights = metropolis(seen.graph)
+    own = seen.own
+    for i, neighbours in enumerate(seen.graph.neighbours):
+        around = [i, *neighbours]
+        shortest = min((len(own.get(j, [])) for j in around), default=0)
+        for t in range(min(2, shortest - 1)):
+            if any(own[j][t].index != t for j in around):
+                continue
+            now = {j: seen.value(own[j][t]).double() for j in around}
+            mean = torch.stack([float(weights[i, j]) * now[j] for j in around]).sum(0)
+            step = mean - seen.value(own[i][t + 1]).double()
+            yield fit.GradientSample(step, {"combine": now[i], "adapt": mean})
+
+
+def agreed(samples: Sequence[fit.GradientSample], sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Return the widths of the networks that most samples show.
+
+    Args:
+        samples: vectors that should be gradients.
+        sizes: lengths of the parameters if they were sent one by one, followed by the model's own.
+
+    Returns:
+        Up to two tuples (inputs, hidden, outputs) or (inputs, outputs).
+    """
+    some = [sample for sample in samples[:SOME] if bool(sample.value.any())]
+    one_by_one = sizes[:-1] if len(sizes) > 2 else ()
+    if one_by_one and not some:
+        return list(islice(fit.widths(sizes[-1], one_by_one), 1))
+    votes = Counter[tuple[int, ...]]()
+    for sample in some:
+        votes.update(islice(fit.layers(sample.value, one_by_one), 3))
+    return [widths for widths, count in votes.most_common(2) if 2 * count >= len(some)]
+
+
+def _median(values: Sequence[float], none: float) -> float:
+    if not values:
+        return none
+    return float(np.median(values))
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    a = a.double()
+    b = b.double()
+    return float(a @ b / (a.norm() * b.norm()).clamp_min(1e-300))

@@ -1,0 +1,82 @@
+"""How much of the truth's gradients is in the messages: a coefficient with its standard error.
+
+A message less the gradients of the truth is noise. If the messages hold c times these gradients
+instead, the rest holds c - 1 times them. Regressing the rest on the gradients gives c - 1, and
+since the noise has variance 1 in its own units, the regression's standard error is known: it needs
+no estimate of the noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from scipy.stats import norm
+
+from leakaudit.gate.substitute import Noise
+
+# Shifts of the coefficient up to this are none. A gradient that another framework computed in
+# float32 agrees to about 1e-5; a wrong constant moves the coefficient by as much as it is wrong,
+# such as a tenth if a step of 0.11 is declared as 0.1. Half of that lies far from both.
+CLOSE = 0.05
+
+
+@dataclass
+class Fit:
+    """How the noise of a node, or of all nodes, goes along with the gradients.
+
+    Attributes:
+        along: sum of <rest, signal>, whose variance is `power` if the rest is noise.
+        power: sum of |signal|^2.
+        beyond: sum of <rest, better>, whose variance is `margin` if the rest is noise.
+        margin: sum of |better|^2.
+    """
+
+    along: float = 0.0
+    power: float = 0.0
+    beyond: float = 0.0
+    margin: float = 0.0
+
+    def add(self, one: Noise) -> None:
+        """Add the noise of a node in one recording.
+
+        Args:
+            one: the noise.
+        """
+        self.along += float((one.rest * one.signal).sum())
+        self.power += float((one.signal**2).sum())
+        self.beyond += float((one.rest * one.better).sum())
+        self.margin += float((one.better**2).sum())
+
+    @classmethod
+    def total(cls, some: Iterable[Fit]) -> Fit:
+        """Return the sum of several.
+
+        Args:
+            some: of different nodes.
+        """
+        found = cls()
+        for one in some:
+            found.along += one.along
+            found.power += one.power
+            found.beyond += one.beyond
+            found.margin += one.margin
+        return found
+
+    @property
+    def shift(self) -> float:
+        """By how much the coefficient of the gradients differs from 1."""
+        return self.along / self.power if self.power > 0 else 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the coefficient, 0 without noise."""
+        return 1 / math.sqrt(self.power) if self.power > 0 else 0.0
+
+    @property
+    def chance(self) -> float:
+        """Probability that noise alone shifts the coefficient as far; 1 up to `CLOSE`."""
+        if not abs(self.shift) > CLOSE:
+            return 1.0
+        return 2 * float(norm.sf(abs(self.shift) / self.error))

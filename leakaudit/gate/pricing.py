@@ -1,0 +1,158 @@
+"""Epsilon of the declared protocol in every view, and how far the recordings support it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from leakaudit.accounting.pricing import Price, price
+from leakaudit.adversary import Adversary
+from leakaudit.extraction import hearing
+from leakaudit.gate.priced import Doubt, Epsilon, Priced
+from leakaudit.protocols.declared import Protocol, clipped, played
+
+if TYPE_CHECKING:
+    from leakaudit.gate.config import Check
+    from leakaudit.gate.fidelity import Fidelity
+    from leakaudit.gate.runs import Recorded
+
+ROUNDING = 1e-6  # of a sensitivity that is written with six digits
+# Standard error of the gradients' coefficient from which on the recordings leave doubt. At 0.2 a
+# coefficient of 0, noise without any gradient, is five standard errors from the expected 1.
+BLUNT = 0.2
+# Standard errors above the measured coefficient up to which epsilon is computed then. A choice: the
+# coefficient is larger with a probability of 0.1 %.
+LIMIT = 3.0
+
+
+def price_views(
+    check: Check, made: Recorded, shown: Fidelity, *, own_code: bool, most: int
+) -> tuple[int, dict[str, Priced]]:
+    """Compute epsilon of one record in the view of each adversary of a check.
+
+    Args:
+        check: with its sensitivity, delta and smoothness.
+        made: its first recording.
+        shown: what all its recordings showed.
+        own_code: whether the program is one of leakaudit's own victims, whose recordings need no
+            support.
+        most: recordings that a check may make at most.
+
+    Returns:
+        The number of rounds that were priced, and a value for each adversary. An adversary is left
+        out if no node is to be attacked.
+    """
+    protocol = played(made.trace)
+    clip: float = getattr(protocol.victim, "clip", 0.0)
+    short = _too_small(check, made, clip)
+    views: dict[str, Priced] = {}
+    for who in check.adversaries:
+        if short:
+            views[who] = Priced(why=short)
+            continue
+        adversary = Adversary.parse(who)
+        nodes = check.nodes or hearing.targets(made.trace, adversary)
+        prices = _prices(check, protocol, adversary, nodes, check.sensitivity)
+        missing = next((one for one in prices if one.epsilon is None), None)
+        if missing is not None:
+            views[who] = Priced(why=_unpriced(missing, check), node=missing.node)
+        elif prices:
+            value, node = max((_epsilon(one), one.node) for one in prices)
+            doubt = None
+            if not own_code:
+                doubt = _doubt(check, protocol, adversary, nodes, shown, most)
+            views[who] = Priced(epsilon=Epsilon(value, node), doubt=doubt)
+    return protocol.rounds, views
+
+
+def _prices(
+    check: Check,
+    protocol: Protocol,
+    adversary: Adversary,
+    nodes: Sequence[int],
+    sensitivity: float,
+) -> list[Price]:
+    return list(price(protocol, adversary, nodes, sensitivity, check.delta, check.smoothness))
+
+
+def _epsilon(price: Price) -> float:
+    return math.inf if price.epsilon is None else price.epsilon
+
+
+def _largest(prices: Iterable[Price]) -> float:
+    return max(map(_epsilon, prices), default=math.inf)
+
+
+def _doubt(
+    check: Check,
+    protocol: Protocol,
+    adversary: Adversary,
+    nodes: Sequence[int],
+    shown: Fidelity,
+    most: int,
+) -> Doubt | None:
+    """Return what epsilon may be as far as the recordings tell; None if they support it.
+
+    Noise so loud that even `most` recordings could not tell gradients from none is no reason for
+    doubt: nothing that a program can do would end it, and the rule about the recordings says how
+    little they told.
+    """
+    if protocol.turns is not None and not shown.compared:
+        unordered = replace(protocol, ordered=False)
+        why = (
+            "if records come in mini-batches in another order than declared, "
+            "which no recording shows"
+        )
+        return Doubt(_largest(_prices(check, unordered, adversary, nodes, check.sensitivity)), why)
+    fit = shown.fit
+    # The standard error falls with the square root of the number of recordings.
+    needed = math.ceil(len(shown.seeds) * (fit.error / BLUNT) ** 2)
+    if fit.error <= BLUNT or needed > most:
+        return None
+    times = max(1.0, 1 + fit.shift + LIMIT * fit.error)
+    why = (
+        f"if the messages hold {times:.2g} times the declared gradients, "
+        f"which the noise of {len(shown.seeds)} recordings hides; seeds = {needed} would tell"
+    )
+    # Gradients that are so many times larger move as many times further with one record.
+    larger = _prices(check, protocol, adversary, nodes, check.sensitivity * times)
+    return Doubt(_largest(larger), why)
+
+
+def _too_small(check: Check, made: Recorded, clip: float) -> str:
+    """Say that the check's sensitivity is too small for the declared clip, and which is needed.
+
+    Returns "" if it is not. `declared.clipped` says how far one record for another moves a
+    gradient.
+    """
+    if not clip > 0:
+        return ""
+    counts = made.truth.node.bincount()
+    samples = int(made.trace.params.get("samples") or counts[counts > 0].min())
+    batch = int(made.trace.params.get("batch") or 0)
+    needed = clipped(clip, samples, batch).sensitivity
+    if check.sensitivity >= needed * (1 - ROUNDING):
+        return ""
+    parts = 2 * clip / needed
+    moves = f"one record for another moves a gradient by up to 2 * clip / {parts:g} = {needed:g}"
+    return (
+        f"sensitivity = {check.sensitivity:g}, but with clip = {clip:g} {moves}; "
+        f"set sensitivity = {needed:g} in [check.{check.name}]"
+    )
+
+
+def _unpriced(missing: Price, check: Check) -> str:
+    """Say why a node has no epsilon for records, and what to add."""
+    if missing.refused:
+        return f"node {missing.node}: {missing.refused}"
+    says = (
+        f"node {missing.node} has no epsilon for records, since what it sends "
+        "does not determine the models where gradients are taken"
+    )
+    if check.smoothness is None:
+        constant = "a Lipschitz constant of a node's gradients"
+        return f"{says}; add smoothness = L, {constant}, to [check.{check.name}]"
+    level = missing.level.partition(":")[0]
+    return f"{says}, and smoothness = {check.smoothness:g} does not bound them ({level} level only)"

@@ -1,0 +1,143 @@
+"""Inputs that leave the gradients that leaked: the search that DLG and iDLG share.
+
+Dummy inputs, and with DLG dummy labels too, are moved by L-BFGS until their gradients are those of
+the leak. Several leaks of one shape are searched together, and each from more starts as long as it
+does not fit. The two attacks differ only in what is searched beside the inputs, and hand that over
+as functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from leakaudit.inversion.search import batched_search, objectives
+from leakaudit.inversion.search.batched_search import ENOUGH, FORMATS, Schedule
+from leakaudit.inversion.search.cosine_transform import Spectrum
+from leakaudit.inversion.search.evaluate import Problems
+from leakaudit.inversion.search.objectives import Gradients, Target
+from leakaudit.inversion.search.optimise import Point, Run
+
+if TYPE_CHECKING:
+    from leakaudit.tasks.task import Task
+
+Space = Literal["spectrum", "pixels"]
+Format = Literal["mixed", "float32", "float64"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """How gradients are matched.
+
+    Attributes:
+        steps: L-BFGS steps of 20 iterations, at most, from each start.
+        restarts: Starting points, at most.
+        goal: Relative residual at which a search stops.
+        space: Coordinates in which an image moves: scaled frequencies, or pixels.
+        dtype: Number format; ``mixed`` is float32 and then float64.
+    """
+
+    steps: int
+    restarts: int
+    goal: float
+    space: Space
+    dtype: Format
+
+
+@dataclass(frozen=True)
+class Unknowns:
+    """What is searched, and which labels belong to it.
+
+    Attributes:
+        start: Draws a new start for a leak, given its place: the inputs (b, *shape), and after them
+            any other tensors that are searched.
+        constants: For the places of some leaks, tensors with one row per leak that the labels need.
+        labels: Labels, from those constants and from the other tensors that are searched.
+    """
+
+    start: Callable[[int], Point]
+    constants: Callable[[list[int]], Point]
+    labels: Callable[[Point, Point], Tensor]
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The best search for one leak.
+
+    Attributes:
+        place: Of the leak.
+        x: (b, *shape) the inputs in the data's units.
+        others: The other tensors that were searched.
+        run: How the search went.
+    """
+
+    place: int
+    x: Tensor
+    others: Point
+    run: Run
+
+
+def matched(
+    task: Task,
+    targets: Sequence[Target],
+    sizes: Sequence[int],
+    search: Search,
+    unknowns: Unknowns,
+    what: str,
+) -> Iterator[Matched]:
+    """Search the inputs of several leaks, those of one shape together.
+
+    Args:
+        task: What is trained.
+        targets: What each leak's gradients are compared with.
+        sizes: Samples behind each leak's gradients.
+        search: How it goes.
+        unknowns: What is searched.
+        what: Name for reports of progress.
+
+    Yields:
+        Each leak's best search, as soon as it is settled.
+    """
+    space = Spectrum.of(task.spec.shape, task.device) if search.space == "spectrum" else None
+    schedule = Schedule(search.steps, formats=FORMATS[search.dtype])
+    for group in objectives.alike(targets, sizes):
+        chosen = [targets[k] for k in group]
+        # No search can fit better than the leak's own noise. Objectives are squared residuals.
+        goals = [max(search.goal, target.noise) ** 2 for target in chosen]
+        problems = Problems(
+            task,
+            partial(_objective, chosen[0].columns, space, unknowns.labels),
+            (*objectives.stacked(chosen), *unknowns.constants(group)),
+            torch.tensor(goals, dtype=torch.float64, device=task.device),
+        )
+
+        def draw(place: int, group: list[int] = group) -> Point:
+            x, *others = unknowns.start(group[place])
+            return (x if space is None else space.coordinates(x), *others)
+
+        found = batched_search.restarted(problems, draw, search.restarts, ENOUGH, schedule, what)
+        for place, run in found:
+            z, *others = run.point
+            x = z if space is None else space.image(z)
+            yield Matched(group[place], x, tuple(others), run)
+
+
+def _objective(
+    columns: slice,
+    space: Spectrum | None,
+    labels: Callable[[Point, Point], Tensor],
+    gradients: Gradients,
+    given: Point,
+    point: Point,
+) -> Tensor:
+    """Squared relative residual of each problem (see `Problems`)."""
+    theta, mixing, aim, *constants = given
+    z, *others = point
+    x = z if space is None else space.image(z)
+    y = labels(tuple(constants), tuple(others))
+    return objectives.squared(gradients, columns, theta, mixing, aim, x, y)

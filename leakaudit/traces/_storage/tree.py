@@ -1,0 +1,231 @@
+"""A trace or a truth as the nested dictionary that its file holds, and back.
+
+Version 1 of a trace file, as `torch.load` shows it:
+
+    format "leakaudit.trace", version 1
+    meta (JSON text): protocol, params, task, nodes, layout {names, shapes}, columns, id, provenance
+    topology (edges, 2) int32; public {name: tensor}
+    messages {written (4,) int64: rows, messages, last round, closed;
+              kinds (4096,) uint8: names, one a line;
+              round, src, dst, kind, row (capacity,) int32; secure (capacity,) bool;
+              payload (capacity, columns)}
+
+`written` is set after what it counts, so that a recording that was killed ends with its last whole
+round. Unknown keys are ignored; a change that older programs would misread raises the version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leakaudit.errors import LeakauditError
+from leakaudit.trace import Json, Trace, Truth
+from leakaudit.traces._storage import safe_reader, wellformed
+from leakaudit.traces._storage.wellformed import Bad
+
+VERSION = 1
+TRACE = "leakaudit.trace"
+TRUTH = "leakaudit.truth"
+_WORDS = {TRACE: "a trace", TRUTH: "a truth file"}
+_FOREIGN = "no file of leakaudit"
+
+
+def read(path: Path, kind: str) -> dict[str, Any]:
+    """Read a file and check its format and version.
+
+    Args:
+        path: The file.
+        kind: `TRACE` or `TRUTH`.
+
+    Returns:
+        Its tree, of which nothing else has been checked.
+
+    Raises:
+        LeakauditError: It is not a file of this kind, or its version is not read here.
+    """
+    tree = safe_reader.read(path)
+    found = tree.get("format")
+    if found != kind:
+        what = _FOREIGN
+        if isinstance(found, str):
+            what = _WORDS.get(found, _FOREIGN)
+        raise LeakauditError(f"{path} is {what}, {_WORDS[kind]} is expected here")
+    version = tree.get("version")
+    if type(version) is not int or version != VERSION:
+        raise LeakauditError(
+            f"{path} has format version {ascii(version)[:20]}, "
+            f"this program reads version {VERSION}; update leakaudit"
+        )
+    return tree
+
+
+def to_json(value: Json) -> str:
+    """Return JSON text.
+
+    Args:
+        value: Plain values; scalars of numpy and torch become numbers.
+
+    Raises:
+        LeakauditError: JSON cannot hold the value.
+    """
+    try:
+        return json.dumps(value, default=lambda scalar: scalar.item(), allow_nan=False)
+    except (TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
+        raise LeakauditError(
+            f"a trace is described in numbers, text, lists and dictionaries of them: {error}"
+        ) from None
+
+
+def head(trace: Trace) -> dict[str, Any]:
+    """Return what stands in a trace file before the messages.
+
+    Args:
+        trace: Its messages are not looked at.
+
+    Raises:
+        LeakauditError: It could not be read again.
+    """
+    about = {
+        "protocol": trace.protocol,
+        "params": trace.params,
+        "task": trace.task.to_json(),
+        "nodes": trace.graph.nodes,
+        "layout": {"names": trace.layout.names, "shapes": trace.layout.shapes},
+        "columns": trace.columns,
+        "id": trace.id,
+        "provenance": trace.provenance,
+    }
+    edges = torch.tensor(trace.graph.edges, dtype=torch.int32).reshape(-1, 2)
+    tree = {
+        "format": TRACE,
+        "version": VERSION,
+        "meta": to_json(about),
+        "topology": edges,
+        "public": dict(trace.public),
+    }
+    try:
+        _without_messages(tree)
+    except Bad as why:
+        raise LeakauditError(f"this cannot be recorded: {why}") from None
+    return tree
+
+
+def decode(tree: Mapping[str, Any], where: str) -> Trace:
+    """Turn what stands in a trace file into a `Trace`.
+
+    Args:
+        tree: The dictionary. Rows and messages that were never committed are left out.
+        where: Names the file in errors.
+
+    Raises:
+        LeakauditError: Anything in it is out of range.
+    """
+    try:
+        trace = _without_messages(tree)
+        table = tree.get("messages")
+        if not isinstance(table, dict):
+            table = {}
+        width = trace.columns[1] - trace.columns[0]
+        messages, rounds, closed = wellformed.messages(table, trace.graph.nodes, width)
+    except Bad as why:
+        raise LeakauditError(f"{where} is refused: {why}") from None
+    return replace(trace, messages=(messages,), rounds=rounds, complete=closed)
+
+
+def _without_messages(tree: Mapping[str, Any]) -> Trace:
+    """Return the description as a trace without messages; raises `Bad`."""
+    about = wellformed.meta(tree, "trace")
+    layout = wellformed.layout(about["layout"])
+    task = wellformed.spec(about["task"])
+    edges = wellformed.tensor(tree, "topology", (torch.int32, torch.int64), 2)
+    return Trace(
+        protocol=about["protocol"],
+        params=about["params"],
+        task=task,
+        graph=wellformed.graph(about["nodes"], edges),
+        layout=layout,
+        columns=wellformed.columns(about["columns"], layout.size),
+        rounds=0,
+        messages=(),
+        public=wellformed.tensors(tree, "public"),
+        id=about["id"],
+        provenance=about["provenance"],
+    )
+
+
+def truth_tree(truth: Truth) -> dict[str, Any]:
+    """Return what stands in a truth file.
+
+    Args:
+        truth: Its tensors are copied, because `torch.save` writes the whole storage of a view.
+
+    Raises:
+        LeakauditError: JSON cannot hold its provenance.
+    """
+    own = {
+        "x": truth.x,
+        "y": truth.y,
+        "node": truth.node,
+        "index": truth.index,
+        "pool": truth.pool,
+    }
+    about = {"id": truth.id, "task": truth.task.to_json(), "provenance": dict(truth.provenance)}
+    return {
+        "format": TRUTH,
+        "version": VERSION,
+        "meta": to_json(about),
+        **_copied(own),
+        "states": _copied(truth.states),
+    }
+
+
+def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+
+
+def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
+    """Turn what stands in a truth file into a `Truth`.
+
+    Args:
+        tree: The dictionary.
+        where: Names the file in errors.
+
+    Raises:
+        LeakauditError: Anything in it is out of range.
+    """
+    numbers = (*wellformed.FLOATS, torch.int64)
+    try:
+        about = wellformed.meta(tree, "truth")
+        truth = Truth(
+            id=about["id"],
+            task=wellformed.spec(about["task"]),
+            x=wellformed.tensor(tree, "x", wellformed.FLOATS),
+            y=wellformed.tensor(tree, "y", numbers),
+            node=wellformed.tensor(tree, "node", (torch.int64,), 1),
+            index=wellformed.tensor(tree, "index", (torch.int64,), 1),
+            pool=wellformed.tensor(tree, "pool", wellformed.FLOATS),
+            states=wellformed.tensors(tree, "states"),
+            provenance=about.get("provenance", {}),
+        )
+        _check_records(truth)
+    except Bad as why:
+        raise LeakauditError(f"{where} is refused: {why}") from None
+    return truth
+
+
+def _check_records(truth: Truth) -> None:
+    """Raise `Bad` unless every record has one of each, in the shape of the task."""
+    lengths = {t.shape[:1] for t in (truth.x, truth.y, truth.node, truth.index)}
+    shapes = {tuple(t.shape[1:]) for t in (truth.x, truth.pool)}
+    if len(lengths) != 1 or shapes != {tuple(truth.task.shape)}:
+        came = ", ".join(
+            f"{name} {tuple(t.shape)}"
+            for name, t in (("x", truth.x), ("y", truth.y), ("pool", truth.pool))
+        )
+        wellformed.bad(f"its records do not agree: {came}, inputs of shape {truth.task.shape}")

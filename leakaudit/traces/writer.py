@@ -1,0 +1,131 @@
+"""The files of one recording: its messages, its truth, and a sha256 beside each.
+
+A `leakaudit.traces.recorder.Recorder` decides what is recorded and when a round is over; this
+module decides in which order that reaches the disk. A run may be killed at any moment, so the
+truth that is known when the first message arrives is written before that message.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from leakaudit.trace import Trace, Truth
+from leakaudit.traces import trace_file
+from leakaudit.traces._storage import sidecar
+from leakaudit.traces._storage.recording_file import RecordingFile
+from leakaudit.traces._storage.tree import decode
+from leakaudit.traces._storage.truth_file import TruthBuilder
+
+Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+
+
+class RecordingWriter:
+    """Writes one recording, in memory or on disk.
+
+    Attributes:
+        truth: What goes into the truth file; changes are written when recording starts and when it
+            ends.
+        pending: Whether there are messages that do not count yet, because their round is not over.
+    """
+
+    def __init__(
+        self,
+        messages: RecordingFile,
+        truth: TruthBuilder,
+        truth_path: Path | None,
+        id: str,
+        hash: bool | None,
+    ) -> None:
+        """Create nothing yet.
+
+        Args:
+            messages: The tables of messages, not started.
+            truth: Collects the private side of the run.
+            truth_path: Where the truth is written; None for nowhere.
+            id: Of the recording.
+            hash: Whether a sha256 is written beside each file; None does so up to 4 GiB.
+        """
+        self.truth = truth
+        self._messages = messages
+        self._truth_path = truth_path
+        self._truth_written = False
+        self._id = id
+        self._hash = hash
+        self.pending = False
+
+    @property
+    def started(self) -> bool:
+        """Whether any file of messages was created."""
+        return self._messages.started
+
+    def append(
+        self, round: int, src: Integers, dst: Integers, kind: str, row: Integers, secure: bool
+    ) -> Tensor:
+        """Add messages of one round.
+
+        Args:
+            round: Their round, not before that of earlier messages.
+            src: (k,) Senders, or (1,) of all.
+            dst: (k,) Receivers.
+            kind: Name of their kind.
+            row: (k,) Which of the new payloads each carries, counted from 0.
+            secure: Whether they travel encrypted.
+
+        Returns:
+            (rows, columns) The new payloads, to be written before the round is committed.
+        """
+        self.begin()
+        table = self._messages.table(round)
+        rows = int(row.max()) + 1 if len(row) else 0
+        values = (round, src, dst, table.kind(kind), row, secure)
+        payload = table.append(len(dst), rows, values)
+        self.pending = True
+        return payload
+
+    def commit(self, round: int) -> None:
+        """Make all messages count, up to this round, whatever happens to the program.
+
+        Args:
+            round: The last round that is over.
+        """
+        self._messages.commit(round)
+        self.pending = False
+
+    def begin(self) -> None:
+        """Write the truth that is known when recording starts, so that a killed run has it."""
+        if not self.started:
+            self._write_truth()
+
+    def finish(self, rounds: int | None) -> None:
+        """Close all files and hash them.
+
+        Args:
+            rounds: How many rounds the recording has; None if it was cut short.
+        """
+        self._messages.finish(rounds)
+        self._messages.seal(self._hash)
+        self._write_truth()
+        if self._truth_path is not None and self._truth_written and self._hash is not False:
+            sidecar.write(self._truth_path)
+
+    def trace(self) -> Trace:
+        """Return what was recorded, after `finish`."""
+        if self._messages.path is None:
+            return decode(self._messages.table(0).tree, "recording")
+        return trace_file.load(self._messages.path, verify=False)
+
+    def truth_record(self) -> Truth:
+        """Return the truth that was collected."""
+        return self.truth.build(self._id)
+
+    def _write_truth(self) -> None:
+        if self._truth_path is None or not self.truth.changed:
+            return
+        # A sha256 of the file that is about to be replaced would refuse the new one.
+        sidecar.beside(self._truth_path).unlink(missing_ok=True)
+        trace_file.save_truth(self.truth_record(), self._truth_path)
+        self.truth.changed = False
+        self._truth_written = True

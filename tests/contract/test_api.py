@@ -1,0 +1,141 @@
+"""Every verb of the command line has its function, and gives the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import leakaudit as la
+from leakaudit.attacks.analytic import Analytic
+from leakaudit.attacks.dlg import Dlg
+from leakaudit.cli import main
+
+SCENARIO = la.Scenario(
+    victim="dpsgd",
+    nodes=4,
+    graph="ring",
+    rounds=3,
+    data="gaussians",
+    model="logistic",
+    set={"order": "adapt", "noise": "message", "sigma": 0.5, "clip": 1.0},
+)
+AUDIT = """
+[audit]
+epsilon = [8.0]
+attacks = ["analytic"]
+seeds = 2
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def test_a_recording_in_memory_is_the_one_on_disk(place: Path) -> None:
+    trace, truth = la.record(SCENARIO)
+    la.record(SCENARIO, place / "trace.pt")
+    stored = la.load(place / "trace.pt")
+    (sent,), (read) = trace.messages, stored.messages[0]
+    assert torch.equal(sent.payload, read.payload)
+    assert torch.equal(truth.x, la.load_truth(place / "trace.truth.pt").x)
+    assert trace.id != stored.id
+
+
+def test_an_attack_is_a_value_or_a_name() -> None:
+    trace, truth = la.record(SCENARIO)
+    leaks = la.leaks(trace, la.Adversary.parse("node:1"), nodes=[0])
+    by_name = la.attack(leaks, "analytic", generator=generator(), numbers=10_000)
+    by_value = la.attack(leaks, Analytic(numbers=10_000), generator=generator())
+    assert torch.equal(by_name[0].x, by_value[0].x)
+    assert by_value[0].attack == "analytic"
+    (score,) = la.score(by_value, truth)
+    assert isinstance(score, la.Score)
+    assert isinstance(by_value[0].certificate, la.Certificate)
+
+
+def test_settings_belong_to_a_name(place: Path) -> None:
+    trace, _ = la.record(SCENARIO)
+    leaks = la.leaks(trace, nodes=[0])
+    with pytest.raises(la.LeakauditError, match="given as a value, so give it steps"):
+        la.attack(leaks, Dlg(), generator=generator(), steps=3)
+
+
+def test_a_bound_is_that_of_the_command_line(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "scenario.toml").write_text(SCENARIO.to_toml())
+    assert main(["bound", "scenario.toml", "-f", "json", "-q"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    for source in (SCENARIO, "scenario.toml", la.record(SCENARIO)[0]):
+        found = la.bound(source)
+        assert [one.to_json()["mu"] for one in found] == [one["mu"] for one in printed]
+    (named,) = la.bound(SCENARIO, [la.Adversary.parse("node:1")], [0])
+    assert named.price.node == 0
+    with pytest.raises(la.LeakauditError, match="--delta < 1"):
+        la.bound(SCENARIO, delta=2.0)
+
+
+def test_an_explanation_is_that_of_the_command_line(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, _ = la.record(SCENARIO, "trace.pt")
+    assert main(["explain", "trace.pt", "--as", "node:1", "-f", "json", "-q"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    found = la.explain(trace, la.Adversary.parse("node:1"))
+    assert json.loads(json.dumps([one.to_json() for one in found])) == printed
+
+
+def test_an_audit_writes_what_it_returns(place: Path) -> None:
+    (place / "audit.toml").write_text(
+        f"[scenario]\n{SCENARIO.to_toml()}".replace("[set]", "[scenario.set]") + AUDIT
+    )
+    found = la.audit("audit.toml", "out")
+    assert found["kind"] == "audit"
+    assert json.loads((place / "out/results.json").read_text())["audit"] == found["audit"]
+
+
+def test_a_gate_and_a_claim_and_a_sweep_run(place: Path) -> None:
+    assert main(["init", "--no-baseline", "-q"]) == 0
+    text = (place / "leakaudit.toml").read_text().replace("seeds = 16", "seeds = 2")
+    (place / "leakaudit.toml").write_text(
+        text.replace('baseline = "leakage-baseline.json"', 'baseline = ""')
+    )
+    judged = la.check(".")
+    assert judged.code in (0, 1, 3)
+    assert [cell.check.name for cell in judged.cells] == ["main"]
+    (claim,) = la.claims(rows=[1])
+    assert claim.row.number == 1
+    plan = f"[scenario]\n{SCENARIO.to_toml()}".replace("[set]", "[scenario.set]")
+    (place / "sweep.toml").write_text(f'{plan}\n[sweep]\nattacks = ["analytic"]\nseeds = 2\n')
+    swept = la.sweep("sweep.toml", "swept", workers=0)
+    assert swept.cells == 2
+    assert swept.left == 0
+
+
+@pytest.mark.parametrize("verb", ["bound", "explain"])
+def test_theory_loads_no_scores(place: Path, verb: str) -> None:
+    la.record(SCENARIO, "trace.pt")
+    code = (
+        "import sys; from leakaudit.cli import main; "
+        f"assert main(['{verb}', 'trace.pt', '-q']) == 0; "
+        "heavy = ('leakaudit.scoring', 'leakaudit.results', 'leakaudit.inversion', 'skimage', 'lpips'); "
+        "print('loaded', [m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("loaded []\n"), done.stdout + done.stderr
+
+
+def test_the_attacks_are_reached_from_the_package() -> None:
+    assert la.attacks.dlg.Dlg is Dlg

@@ -1,4 +1,7 @@
-"""How much noise an epsilon needs: mu falls as one over the scale of all Gaussian noise, so one exact view gives every other."""
+"""How much noise an epsilon needs.
+
+mu falls as one over the scale of all Gaussian noise, so one exact view gives every other.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,12 @@ CLOSE = 1e-6  # relative; of the mu that was asked for and the mu that the recom
 
 @dataclass(frozen=True)
 class Louder:
-    """The declaration of a victim, with its noise scaled."""
+    """The declaration of a victim, with its noise scaled.
+
+    Attributes:
+        victim: Whose declaration it is.
+        factor: Of every standard deviation.
+    """
 
     victim: Victim
     factor: float
@@ -38,7 +46,13 @@ class Louder:
         return self.victim.turns(rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the victim's relations with every noise `factor` times as loud."""
+        """Declare the victim's relations with every noise scaled by `factor`.
+
+        Args:
+            graph: As for the victim.
+            rounds: As for the victim.
+            public: As for the victim.
+        """
         p = self.victim.relations(graph, rounds, public)
         p.vectors[:] = [
             replace(v, std=v.std * self.factor) if v.kind == "noise" else v for v in p.vectors
@@ -50,9 +64,16 @@ class Louder:
 class Advice:
     """The noise that gives an epsilon to one view.
 
-    factor: of all noise in the run; inf where a combination is on the wire without noise, so that none helps. noise: name -> lowest
-    and highest standard deviation of the node's own noise (of all noise, where it adds none) after that. mu, reached: asked for, and
-    computed anew at that noise. leaking: what no noise of these places hides.
+    Attributes:
+        epsilon: Asked for.
+        delta: Asked for.
+        factor: Of all noise in the run; inf if a combination is on the wire without noise, so that
+            none helps.
+        noise: Name -> lowest and highest standard deviation of the node's own noise (of all noise,
+            if it adds none) after that.
+        mu: Asked for.
+        reached: Computed anew at that noise.
+        leaking: What no noise of these places hides.
     """
 
     epsilon: float
@@ -78,11 +99,9 @@ class Advice:
         levels = ", ".join(
             f"{name} {_range(low, high)}" for name, (low, high) in self.noise.items()
         )
-        return (
-            f"{levels} (x{self.factor:.4g})"
-            if self.holds
-            else f"{levels} (x{self.factor:.4g}, not confirmed)"
-        )
+        if self.holds:
+            return f"{levels} (x{self.factor:.4g})"
+        return f"{levels} (x{self.factor:.4g}, not confirmed)"
 
     def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
@@ -100,10 +119,22 @@ def advise(
     delta: float,
     smoothness: float | None,
 ) -> Advice | None:
-    """Return the noise that makes this view (epsilon, delta)-DP and no more; None if the view has no epsilon for records."""
+    """Return the noise that makes this view (epsilon, delta)-DP; None if there is no mu.
+
+    Args:
+        protocol: With its constants and graph.
+        listener: The adversary and the node.
+        found: The bound on its view.
+        epsilon: Wanted.
+        delta: Wanted.
+        smoothness: As for `price`.
+    """
     if found.mu is None:
         return None
-    wanted = gaussian.least_mu(epsilon, delta) if 0 < delta < 1 else 0.0 if delta == 0 else math.inf
+    if 0 < delta < 1:
+        wanted = gaussian.least_mu(epsilon, delta)
+    else:
+        wanted = 0.0 if delta == 0 else math.inf
     if found.mu == math.inf or (not wanted and found.mu):
         return Advice(epsilon, delta, math.inf, {}, wanted, None, found.leaking)
     factor = found.mu / wanted if found.mu else 0.0

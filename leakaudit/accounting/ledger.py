@@ -1,4 +1,7 @@
-"""The price of every adversary's view beside the paper's claim: mu, epsilon, their ratio, and the noise that the claim needs."""
+"""Every adversary's exact view beside the paper's claim.
+
+A row has mu, epsilon, their ratio to the claim, and the noise that the claim needs.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,11 @@ from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 from leakaudit.victim import Claim
 
-DELTA, SENSITIVITY = 1e-5, 1.0  # where neither the caller nor a claim says otherwise
+# If neither the caller nor a claim says otherwise.
+DELTA = 1e-5
+SENSITIVITY = 1.0
+
+# Relative; by which a computed epsilon or mu may exceed another one and still count as equal.
 ROUNDING = 1e-9
 
 
@@ -25,10 +32,18 @@ ROUNDING = 1e-9
 class Entry:
     """One view of one node.
 
-    claim: the strongest one that speaks of this view. exact, least: epsilon of a record at the
-    claim's delta, as an upper value, and as linear (and quadratic) losses reach it; None if there
-    is none. ratio: exact over claimed. why: of the verdict. like: the listener whose view is the
-    same by symmetry. moved: where the price's sensitivity comes from, in words.
+    Attributes:
+        listener: The adversary and the node.
+        price: The bound on its view.
+        claim: The strongest one that speaks of this view.
+        verdict: On the claim.
+        why: Of the verdict.
+        exact: Epsilon of a record at the claim's delta, as an upper value; None if there is none.
+        least: The same, as linear (and quadratic) losses reach it.
+        ratio: Exact over claimed.
+        advice: The noise that the claim needs.
+        like: The adversary whose view is the same by symmetry.
+        moved: Where the sensitivity comes from, in words.
     """
 
     listener: Listener
@@ -46,9 +61,14 @@ class Entry:
     def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
         c = self.claim
-        claim = (
-            None if c is None else {k: v for k, v in asdict(c).items() if k not in ("pair", "met")}
-        )
+        claim: dict[str, Json] | None = None
+        if c is not None:
+            claim = asdict(c)
+            del claim["pair"]
+            del claim["met"]
+        same_as: dict[str, Json] | None = None
+        if self.like is not None:
+            same_as = {"node": self.like.node, "adversary": str(self.like.adversary)}
         rest = {"exact": self.exact, "least": self.least, "ratio": self.ratio}
         return {
             **self.price.to_json(),
@@ -59,15 +79,19 @@ class Entry:
             "verdict": self.verdict.name,
             "why": self.why,
             "recommended": None if self.advice is None else self.advice.to_json(),
-            "same_as": None
-            if self.like is None
-            else {"node": self.like.node, "adversary": str(self.like.adversary)},
+            "same_as": same_as,
         }
 
 
 @dataclass(frozen=True)
 class Moved:
-    """How far a record moves a gradient (Euclidean norm), where that comes from, and whether claims are judged at it."""
+    """How far a record moves a gradient.
+
+    Attributes:
+        sensitivity: In Euclidean norm.
+        words: Where it comes from.
+        comparable: Whether claims are judged at it.
+    """
 
     sensitivity: float
     words: str
@@ -89,7 +113,10 @@ def assumed(protocol: Protocol, claims: Sequence[Claim], asked: float | None) ->
     if claim is not None and claim.sensitivity:
         words = "as the claim assumes"
         if clipped is not None and clipped.sensitivity > claim.sensitivity * (1 + ROUNDING):
-            words += f"; the run allows {clipped.sensitivity:.6g}, since {clipped.words} (--sensitivity prices that)"
+            words += (
+                f"; the run allows {clipped.sensitivity:.6g}, since {clipped.words} "
+                "(--sensitivity prices that)"
+            )
         return Moved(claim.sensitivity, words, True)
     if clipped is not None:
         return Moved(clipped.sensitivity, clipped.words, False)
@@ -109,11 +136,18 @@ def entries(
     epsilon: float | None = None,
     smoothness: float | None = None,
 ) -> Iterator[Entry]:
-    """Yield the entry of every listener; those that are the same by symmetry are computed once.
+    """Yield the entry of every adversary; those that are the same by symmetry are computed once.
 
-    sensitivity: as `pricing.price`, or with its origin; if it is not given, `assumed` chooses it. delta: as `pricing.price`; if it is not
-    given, that of the claim, else 1e-5. epsilon: for which noise is recommended, the claim's where not given. Raises LeakauditError as
-    `pricing.price` does.
+    Args:
+        protocol: With its constants and graph.
+        listeners: The adversaries, each with a node.
+        sensitivity: As for `price`, or with its origin; by default `assumed` chooses it.
+        delta: As for `price`; by default that of the claim, else 1e-5.
+        epsilon: For which noise is recommended; by default the claim's.
+        smoothness: As for `price`.
+
+    Raises:
+        LeakauditError: As for `price`.
     """
     claims = tuple(
         c
@@ -154,26 +188,32 @@ def _entry(
     epsilon: float | None,
     smoothness: float | None,
 ) -> Entry:
-    at = delta if delta is not None else (claim.delta if claim and claim.delta else DELTA)
+    if delta is not None:
+        at = delta
+    else:
+        at = claim.delta if claim and claim.delta else DELTA
     (found,) = price(protocol, one.adversary, [one.node], moved.sensitivity, at, smoothness)
-    target = (
-        epsilon if epsilon is not None else claim.epsilon if claim and moved.comparable else None
-    )
+    target = epsilon
+    if epsilon is None and claim and moved.comparable:
+        target = claim.epsilon
     level = at if epsilon is not None or claim is None or claim.delta is None else claim.delta
-    advice = (
-        None
-        if target is None or target == math.inf
-        else advise(protocol, one, found, target, level, smoothness)
-    )
+    advice = None
+    if target is not None and target != math.inf:
+        advice = advise(protocol, one, found, target, level, smoothness)
     unjudged = Entry(one, found, claim, Verdict.UNCLAIMED, "", advice=advice, moved=moved.words)
     return judged(unjudged, moved.comparable)
 
 
 def judged(entry: Entry, comparable: bool) -> Entry:
-    """Return the entry with its verdict. comparable: whether it is known how far a gradient moves between the claim's neighbours.
+    """Return the entry with its verdict.
 
-    REFUTED asks that losses of one kind exceed the claim: with constant gradients, or quadratic ones within the smoothness, for a
-    record in as many gradients as one can enter. NOT_REFUTED asks that no loss does.
+    REFUTED requires that losses of one kind exceed the claim: with constant gradients, or quadratic
+    ones within the smoothness, for a record in as many gradients as one can enter. NOT_REFUTED
+    requires that no loss does.
+
+    Args:
+        entry: Without a verdict.
+        comparable: Whether it is known how far a gradient moves between the claim's neighbours.
     """
     claim, found = entry.claim, entry.price
     if claim is None or claim.epsilon is None or claim.delta is None:
@@ -217,7 +257,11 @@ def _between(entry: Entry) -> str:
 
 
 def worst(found: Sequence[Entry]) -> list[Entry]:
-    """Return, for each node and kind of listener, the first entry with the largest mu."""
+    """Return, for each node and kind of adversary, the first entry with the largest mu.
+
+    Args:
+        found: All entries.
+    """
     best: dict[tuple[int, str, bool], Entry] = {}
     for one in found:
         key = one.price.node, one.listener.kind, one.price.mu is None
@@ -229,7 +273,11 @@ def worst(found: Sequence[Entry]) -> list[Entry]:
 
 
 def alike(found: Sequence[Entry]) -> dict[int, int]:
-    """Return the nodes of which every view is, by symmetry, a view of one other node: node -> that node."""
+    """Return the nodes of which every view is, by symmetry, one of another node: node -> that node.
+
+    Args:
+        found: All entries.
+    """
     likes: dict[int, set[int | None]] = {}
     for one in found:
         likes.setdefault(one.price.node, set()).add(

@@ -1,4 +1,4 @@
-"""Who may listen to a node: the outsider, one tapped wire, each neighbour, and coalitions of other nodes."""
+"""The adversaries of a node: outsider, one tapped wire, each neighbour, coalitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ MOST = 5000  # views that are priced at once
 
 @dataclass(frozen=True)
 class Listener:
-    """Somebody who listens to one node. kind: of `KINDS`."""
+    """An adversary of one node.
+
+    Attributes:
+        node: Whose data is looked for.
+        kind: Of `KINDS`.
+        adversary: What it observes.
+    """
 
     node: int
     kind: str
@@ -31,9 +37,17 @@ class Listener:
 
 
 def around(graph: Graph, nodes: Sequence[int], size: int) -> list[Listener]:
-    """Return who may listen to each of these nodes, with coalitions of up to `size` other nodes; a lone neighbour is listed as such.
+    """Return the adversaries of each of some nodes.
 
-    Raises LeakauditError for a node that is not there and for more than `MOST` views.
+    A single neighbour is listed as such, not as a coalition.
+
+    Args:
+        graph: Of the network.
+        nodes: To be looked at.
+        size: Largest coalition of other nodes.
+
+    Raises:
+        LeakauditError: A node does not exist, or there are more than `MOST` views.
     """
     if size < 0:
         raise LeakauditError(f"--coalitions: expected at least 0, got {size}")
@@ -46,7 +60,8 @@ def around(graph: Graph, nodes: Sequence[int], size: int) -> list[Listener]:
     )
     if views > MOST:
         raise LeakauditError(
-            f"{views} views of {len(nodes)} nodes are more than {MOST}; lower --coalitions, or choose nodes with --node"
+            f"{views} views of {len(nodes)} nodes are more than {MOST}; "
+            "lower --coalitions, or choose nodes with --node"
         )
     return [one for node in nodes for one in _of(graph, node, size)]
 
@@ -54,7 +69,13 @@ def around(graph: Graph, nodes: Sequence[int], size: int) -> list[Listener]:
 def named(
     adversaries: Sequence[Adversary], nodes: Sequence[int] | None, last: int
 ) -> list[Listener]:
-    """Return listeners that were named, to each of these nodes; by default to all of the first `last` that are not their own."""
+    """Return adversaries that were named, for each of some nodes.
+
+    Args:
+        adversaries: As they were named.
+        nodes: To be looked at; by default all of the first `last` that are not the adversary's own.
+        last: How many nodes hold data.
+    """
     return [
         Listener(node, "named", who)
         for who in adversaries

@@ -1,4 +1,11 @@
-"""What theory allows: the mu, and epsilon, of what an adversary sees of each node, behind `leakaudit bound`."""
+"""What theory allows: the mu, and epsilon, of what an adversary sees of each node.
+
+The adversary's own view is computed first. If it sees every model at which the node takes gradients
+(certificate 2), its mu holds for one record. If not, the views of stronger adversaries are tried,
+of which its own view is a function, so that their mu is an upper value; and with a smoothness, the
+drift of the gradients is bounded. The least upper value counts. What constant and quadratic losses
+reach is computed beside it, so that the truth lies between.
+"""
 
 from __future__ import annotations
 
@@ -28,34 +35,60 @@ from leakaudit.relations import (
 )
 from leakaudit.trace import Json
 
-CLOSE = 1e-9  # of two mu that are one but for rounding
-DRIFTED = (
-    16  # choices of batches for which a drift is computed; above, a record counts in every gradient
+# Relative distance of two mu that count as equal; a choice, well above rounding.
+CLOSE = 1e-9
+
+# Choices of batches for which a drift is computed; above, a record counts in every gradient, which
+# is an upper value. A choice: each costs a pass over the declaration.
+DRIFTED = 16
+
+SEEN = (
+    "the models are functions of what is seen, so one changed record moves each gradient by the "
+    "sensitivity only"
 )
-SEEN = "the models are functions of what is seen, so one changed record moves each gradient by the sensitivity only"
 MESSAGES = "every message that the node sends or receives"
 MODELS = "the models at which it takes gradients"
 NODE = (
-    "node: no epsilon for records, because a changed record moves the models, and with them later gradients by more than the "
-    "sensitivity; give a smoothness. The node's epsilon holds if any two gradients of the node, at any two models, differ by the "
+    "node: no epsilon for records, because a changed record moves the models, and with them later "
+    "gradients by more than the "
+    "sensitivity; give a smoothness. The node's epsilon holds if any two gradients of the node, at "
+    "any two models, differ by the "
     "sensitivity at most"
 )
-NONE = "none: noise that this listener does not see steers the models, so there is no epsilon for records or for the node"
+NONE = (
+    "none: noise that this listener does not see steers the models, so there is no epsilon for "
+    "records or for the node"
+)
 IDLE = "record: the node takes no gradient in these rounds"
 LEAKS = "record: a combination of gradients is on the wire without noise"
 
 
 @dataclass(frozen=True)
 class Price:
-    """What one adversary's view may tell about one node.
+    """The bound on what one adversary's view may tell about one node.
 
-    mu, epsilon: at record level, of Gaussian differential privacy and at `delta`; certified upper values. None if there is none, as
-    `level` says. node_mu, node_epsilon: if all data of the node change, and any two of its gradients, wherever taken, differ by the
-    sensitivity at most. attained: reached by changes that may differ from round to round, None if `mu` is an upper value only.
-    linear: reached by a record whose gradients are constant and move by the sensitivity. reached: as `linear`, also by quadratic
-    losses within the smoothness that was given. level: whose change is bounded, and for whom. leaking: combinations without noise,
-    if mu is inf. enters, gradients: how many of the node's gradients one record enters at most. rounds_priced: the rounds that these
-    figures are about. refused: why there are none, in words.
+    Attributes:
+        node: That the data belongs to.
+        adversary: As text.
+        sensitivity: How far one gradient moves.
+        delta: At which epsilons are given.
+        mu: At record level, of Gaussian differential privacy; a certified upper value. None if
+            there is none, as `level` says.
+        attained: Reached by changes that may differ from round to round; None if `mu` is an upper
+            value only.
+        linear: Reached by a record whose gradients are constant and move by the sensitivity.
+        reached: As `linear`, also by quadratic losses within the smoothness that was given.
+        epsilon: Of `mu`.
+        node_mu: If all data of the node change, and any two of its gradients, wherever taken,
+            differ by at most the sensitivity.
+        node_epsilon: Of `node_mu`.
+        level: Whose change is bounded, and for whom.
+        certificate: Of every gradient, see `leakaudit.relations.Bound`.
+        leaking: Combinations of gradients without noise, if mu is inf.
+        enters: How many of the node's gradients one record enters at most.
+        gradients: How many gradients the node takes.
+        rounds_priced: The rounds that these values are about.
+        refused: Why there are none, in words.
     """
 
     node: int
@@ -98,11 +131,20 @@ def price(
     delta: float = 1e-5,
     smoothness: float | None = None,
 ) -> Iterator[Price]:
-    """Yield the price of every node, over all rounds of the protocol.
+    """Yield the bound of every node, over all rounds of the protocol.
 
-    sensitivity: how far one gradient moves in Euclidean norm when a record changes and the model does not. smoothness: Lipschitz
-    constant of the node's gradients, for record level if the protocol does not release the models. Raises LeakauditError for a node
-    or edge that is not there.
+    Args:
+        protocol: With its constants and graph.
+        adversary: Who observes it.
+        nodes: To be bounded.
+        sensitivity: How far one gradient moves in Euclidean norm when a record changes and the
+            model does not.
+        delta: At which epsilons are given.
+        smoothness: Lipschitz constant of the node's gradients, for record level if the protocol
+            does not release the models.
+
+    Raises:
+        LeakauditError: A node or edge does not exist.
     """
     adversary.check(protocol.graph)
     for k, node in enumerate(nodes):
@@ -121,7 +163,14 @@ def price(
 
 @dataclass(frozen=True)
 class _View:
-    """What somebody sees of a node, with its price at sensitivity 1. says: who that is, if not the listener that was asked for."""
+    """What somebody sees of a node, with its bound at sensitivity 1.
+
+    Attributes:
+        knowledge: What is known.
+        targets: The node's gradients that are not known.
+        bound: At sensitivity 1.
+        says: Who that is, if not the adversary that was asked for.
+    """
 
     knowledge: Knowledge
     targets: Sequence[Expression]
@@ -137,8 +186,8 @@ class _View:
     def lowest(self) -> int:
         """The lowest certificate.
 
-        A gradient that no message shows leaves the view as it is, wherever it was taken; so its 1 counts for nothing. Its 0 counts:
-        another node's gradient, which is shown, may react to it.
+        A gradient that no message shows leaves the view as it is, wherever it was taken; so its 1
+        counts for nothing. Its 0 counts: another node's gradient, which is shown, may react to it.
         """
         levels = self.bound.certificate
         if self.bound.fisher is not None:
@@ -152,7 +201,8 @@ class _View:
 def _price(
     protocol: Protocol, adversary: Adversary, asked: Price, smoothness: float | None
 ) -> Price:
-    node, moved = asked.node, asked.sensitivity
+    node = asked.node
+    moved = asked.sensitivity
     if node in adversary.corrupt:
         raise LeakauditError("the adversary is this node")
     if secretless(protocol.start, node):
@@ -180,9 +230,9 @@ def _price(
         asked, certificate=own.bound.certificate, gradients=len(every), enters=len(every)
     )
     if own.bound.leaking:
-        linear = moved * _quadratic(
-            own, every, 0.0
-        )  # constant gradients: a difference of two of them hides these
+        # Constant gradients: a difference of two of them, which may be what leaks, tells nothing of
+        # these.
+        linear = moved * _quadratic(own, every, 0.0)
         leaks = replace(
             found,
             mu=math.inf,
@@ -194,15 +244,18 @@ def _price(
         )
         return _with_epsilons(replace(leaks, leaking=tuple(map(str, own.bound.leaking))))
     entered: Sequence[int] = every
-    least = (
-        math.sqrt(max(float(own.bound.fisher.sum()), 0.0)) if own.bound.fisher is not None else 0.0
-    )
+    least = 0.0
+    if own.bound.fisher is not None:
+        # All gradients move by one vector of length 1: mu^2 is the sum of M. Rounding may leave it
+        # below 0.
+        least = math.sqrt(max(float(own.bound.fisher.sum()), 0.0))
     if turns and own.bound.fisher is not None:
         least, _, entered = largest(own.bound.fisher, turns)
     found = replace(
         found, linear=moved * least, reached=moved * least, enters=_most(turns, len(every))
     )
     if smoothness:
+        # Quadratic losses of the largest curvature that the smoothness allows, concave and convex.
         least = max(least, *(_quadratic(own, entered, bend) for bend in (-smoothness, smoothness)))
         found = replace(found, reached=moved * least)
     views = [own] if own.lowest == 2 else [own, *_stronger(protocol, node)]
@@ -214,9 +267,10 @@ def _price(
 def _levelled(
     found: Price, views: Sequence[_View], turns: Turns | None, smoothness: float | None
 ) -> Price:
-    """Return the price with the least upper value of all views that have one, for records and for the node.
+    """Return the bound with the least upper value of all views, for records and for the node.
 
-    The listener's view is a function of each of these views, so a price of any of them is an upper value of its own.
+    The listener's view is a function of each of these views, so a price of any of them is an upper
+    value of its own.
     """
     records: list[tuple[float, str]] = []
     whole: list[float] = []
@@ -239,7 +293,8 @@ def _levelled(
     mu, level = min(records, key=lambda one: one[0], default=(math.inf, ""))
     node_mu = min(whole, default=math.inf)
     if mu == math.inf:
-        level = (NODE if node_mu < math.inf else NONE) + why
+        level = NODE if node_mu < math.inf else NONE
+        level += why
     moved = found.sensitivity
     return _with_epsilons(
         replace(
@@ -273,10 +328,10 @@ def _recorded(view: _View, turns: Turns | None) -> float:
 
 
 def _drifted(view: _View, turns: Turns | None, smoothness: float) -> float:
-    """Return the mu at record level of a view that has no model, for Lipschitz gradients, at sensitivity 1.
+    """Return the mu at record level of a view without the models, for Lipschitz gradients.
 
-    A record of a mini-batch enters some gradients only; if there are few choices each is priced, else it counts in all of them,
-    which is an upper value.
+    It is at sensitivity 1. A record of a mini-batch enters some gradients only; if there are few
+    choices each is priced, else it counts in all of them, which is an upper value.
     """
     every = tuple(range(len(view.targets)))
     patterns: list[tuple[int, ...]] = [every]
@@ -292,7 +347,10 @@ def _drifted(view: _View, turns: Turns | None, smoothness: float) -> float:
 
 
 def _quadratic(view: _View, entered: Sequence[int], curvature: float) -> float:
-    """Return what least squares of this curvature reach; 0 if that cannot be computed, which claims nothing."""
+    """Return what least squares of this curvature reach.
+
+    It is 0, which claims nothing, if that cannot be computed.
+    """
     try:
         return reached(view.knowledge, view.targets, entered, curvature)
     except LeakauditError:
@@ -300,14 +358,17 @@ def _quadratic(view: _View, entered: Sequence[int], curvature: float) -> float:
 
 
 def _stronger(protocol: Protocol, node: int) -> tuple[_View, ...]:
-    """Return views of which every listener's is a function, unless the node itself listens: computed once a node."""
+    """Return views of which every adversary's is a function, unless it is the node itself.
+
+    They are computed once for each node.
+    """
     if node not in protocol.stronger:
         protocol.stronger[node] = tuple(_made_stronger(protocol, node))
     return protocol.stronger[node]
 
 
 def _made_stronger(protocol: Protocol, node: int) -> Iterator[_View]:
-    """Yield the view of one who hears all messages of the node, then those of one who sees models besides."""
+    """Yield the view of one who hears all messages of the node, then with models besides."""
     heard = _alone(protocol, node)
     if heard is None:
         return
@@ -327,7 +388,10 @@ def _made_stronger(protocol: Protocol, node: int) -> Iterator[_View]:
 
 
 def _alone(protocol: Protocol, node: int) -> Knowledge | None:
-    """Return `alone` over all rounds; those of a protocol whose rounds are alike are copies of the last declared ones."""
+    """Return `alone` over all rounds.
+
+    If all rounds of a protocol are alike, later ones are copies of the last declared ones.
+    """
     start = alone(protocol.start, node)
     if start is None or protocol.start.round >= protocol.rounds:
         return start
@@ -337,9 +401,10 @@ def _alone(protocol: Protocol, node: int) -> Knowledge | None:
 
 
 def _elsewhere(protocol: Protocol, asked: Price, smoothness: float | None, why: str) -> Price:
-    """Return the price for one who hears all messages of the node, when the listener's own view cannot be priced.
+    """Return the bound for one who hears all messages of the node.
 
-    No value is known to be reached then. Raises LeakauditError, which says why, if there is no price either.
+    It is used if the adversary's own view cannot be bounded. No value is known to be reached then.
+    Raises LeakauditError, which says why, if there is no price either.
     """
     views = [view for view in _stronger(protocol, asked.node) if not view.bound.leaking]
     if not views:
@@ -358,9 +423,9 @@ def _faulty(
 ) -> Price:
     """Return the price of a run in which messages were lost, over all its rounds.
 
-    Each step of the node is as declared, except for received vectors: a lost one is replaced by another that is known. So what the
-    node sends is priced for one who hears all its messages, lost ones included (`relations.alone`). A listener of the run without
-    the fault never has more.
+    Each step of the node is as declared, except for received vectors: a lost one is replaced by
+    another that is known. So what the node sends is priced for one who hears all its messages, lost
+    ones included (`relations.alone`). A listener of the run without the fault never has more.
     """
     why = f"{protocol.missing}, so every message of the node counts as heard"
     try:
@@ -377,7 +442,7 @@ def _faulty(
 
 
 def _turns(protocol: Protocol, view: _View) -> Turns | None:
-    """Return which gradients a record can enter, None if it is in all of them or that is not declared."""
+    """Return which gradients a record can enter; None if all of them, or if not declared."""
     declared = protocol.turns
     if declared is None:
         return None
@@ -403,10 +468,11 @@ def _most(turns: Turns | None, every: int) -> int:
 
 
 def _knowledge(protocol: Protocol, node: int, adversary: Adversary) -> Knowledge:
-    """Return what an adversary knows, own private vectors included, over all relations that say something of the node.
+    """Return what an adversary knows, over all relations that say something of the node.
 
-    Only those of the node if all its messages are heard and they allow, over the first rounds, what those of the whole network
-    allow: the same mu, leaks and certificates.
+    Private vectors of its own nodes are included. Only those of the node if all its messages are
+    heard and they allow, over the first rounds, what those of the whole network allow: the same mu,
+    leaks and certificates.
     """
     if protocol.repeats and protocol.rounds > DECLARED:
         start = know(protocol.start, adversary)
@@ -429,7 +495,7 @@ def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
 
 
 def _targets(knowledge: Knowledge, node: int) -> list[Expression]:
-    """Return the node's gradients that the adversary does not know; raises LeakauditError if there are none."""
+    """Return the node's gradients that the adversary does not know; refuse a node without any."""
     targets = [g for g in knowledge.declared.gradients(node) if g.vector not in knowledge.known]
     if not targets:
         raise LeakauditError("its data does not enter by gradients, so there is nothing to price")

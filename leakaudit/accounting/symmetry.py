@@ -1,7 +1,13 @@
-"""Views that are equal by symmetry, proved: a renaming of the nodes that gives back the declared relations, up to signs.
+"""Views that are equal by symmetry, which is proved.
 
-mu asks for spans and Euclidean norms alone, so a vector and its negative are one. A renaming that carries one node and its listener
-to others and keeps every relation makes both views one; none that is only likely to is used.
+mu is a matter of spans and Euclidean norms only, so a vector and its negative are the same. If a
+renaming of the nodes carries one node and its adversary to others and gives back every declared
+relation, up to the sign of each vector, both views have the same mu. Candidates come from
+isomorphisms of the graph, with the target, the tapped wires and the corrupt nodes marked. Each
+candidate is then checked on the relations themselves: their terms are matched by the vectors in
+them, all ratios of coefficients must have one size, and their signs must be the product of a sign
+for each relation and one for each vector. Whether such signs exist is a two-colouring, decided by a
+search along the ties (`_Signs`). A renaming that is only likely to work is never used.
 """
 
 from __future__ import annotations
@@ -18,14 +24,21 @@ from leakaudit.relations import Relations, Vector
 from leakaudit.trace import Graph
 
 Renaming = tuple[int, ...]
-PATIENCE = 12  # renamings that fail before the search for others ends
+# Renamings that fail, without one that holds, before the search ends: a choice, time against luck.
+PATIENCE = 12
 
 
 class Symmetry:
-    """Finds, for a listener, an earlier one whose view is provably the same. relations: of the whole network."""
+    """Finds, for an adversary, an earlier one whose view is provably the same.
+
+    Args:
+        graph: Of the network.
+        relations: Of the whole network.
+    """
 
     def __init__(self, graph: Graph, relations: Relations) -> None:
-        self.graph, self.relations = graph, relations
+        self.graph = graph
+        self.relations = relations
         self._first = defaultdict[tuple[object, ...], list[Listener]](list)
         self._proved: dict[Renaming, bool] = {}
 
@@ -34,9 +47,8 @@ class Symmetry:
         marked = self._marked(one)
         same = self._first[self._key(one, marked)]
         for other in same:
-            if (found := self._renaming(self._marked(other), marked)) is not None and self._holds(
-                found
-            ):
+            renaming = self._renaming(self._marked(other), marked)
+            if renaming is not None and self._holds(renaming):
                 return other
         same.append(one)
         return None
@@ -70,18 +82,21 @@ class Symmetry:
 
     def _renaming(self, old: nx.Graph, new: nx.Graph) -> Renaming | None:
         matcher = GraphMatcher(old, new, node_match=categorical_node_match("part", None))
-        return (
-            tuple(matcher.mapping[n] for n in range(self.graph.nodes))
-            if matcher.is_isomorphic()
-            else None
-        )
+        if not matcher.is_isomorphic():
+            return None
+        return tuple(matcher.mapping[n] for n in range(self.graph.nodes))
 
 
 def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> bool:
-    """Whether renaming node i to renaming[i] gives the same relations and points of gradients, up to the sign of every vector.
+    """Whether a renaming gives back the same relations and points of gradients, up to signs.
 
-    by_node: the index of a vector is a node and is renamed too. Relations that cannot be told apart by the vectors in them count as
+    Node i becomes renaming[i]. Relations that cannot be told apart by the vectors in them count as
     not the same.
+
+    Args:
+        relations: Of the whole network.
+        renaming: (N,) A permutation of the nodes.
+        by_node: Whether the index of a vector is a node and is renamed too.
     """
     place = {_name(v): k for k, v in enumerate(relations.vectors)}
     to = [place.get(_name(_renamed(v, renaming, by_node))) for v in relations.vectors]
@@ -108,7 +123,10 @@ def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> b
 
 
 def _forms(relations: Relations) -> dict[tuple[int | None, frozenset[int]], Mapping[int, Fraction]]:
-    """All linear forms by what they belong to, a gradient or an opaque vector, None for a relation, and the vectors in them."""
+    """All linear forms, by what they belong to and the vectors in them.
+
+    A form belongs to a gradient, to an opaque vector, or, if None, to a relation.
+    """
     found: dict[tuple[int | None, frozenset[int]], Mapping[int, Fraction]] = {}
     for r in relations.relations:
         found[None, frozenset(r.terms)] = r.terms
@@ -127,11 +145,9 @@ def _name(v: Vector) -> tuple[object, ...]:
 
 def _renamed(v: Vector, renaming: Sequence[int], by_node: bool) -> Vector:
     owner = None if v.owner is None else renaming[v.owner]
-    index = (
-        renaming[v.index]
-        if by_node and v.index is not None and v.index < len(renaming)
-        else v.index
-    )
+    index = v.index
+    if by_node and index is not None and index < len(renaming):
+        index = renaming[index]
     return Vector(
         v.kind,
         v.name,

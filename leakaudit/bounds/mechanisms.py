@@ -157,7 +157,7 @@ class Additive:
         return -math.expm1(math.fsum(math.log1p(-o) for o in outside))
 
     def release(self, epsilon: float, shift: float, adjacency: Adjacency) -> Approximate:
-        """Return the (epsilon, delta) of one coordinate that moves by up to `shift`; delta is exact.
+        """Return the (epsilon, delta) of one coordinate that moves by `shift` at most; exact.
 
         Args:
             epsilon: At least 0.

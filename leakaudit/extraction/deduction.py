@@ -1,8 +1,9 @@
 """What a view determines of a node's gradients, by the relations of the protocol.
 
-The whole network is declared for a few rounds; what surrounds the node is then continued over the rounds that are needed
-(docs/relations.md, reuse). Where every message of the node is heard, its own relations decide. Else those within a growing distance
-are solved, and what they give is a lower bound on what leaks.
+The whole network is declared for a few rounds; the part around the node is then continued over the
+rounds that are needed (docs/relations.md, reuse). If every message of the node is heard, its own
+relations decide. Otherwise those within a growing distance are solved, and what they give is a
+lower bound on what leaks.
 """
 
 from __future__ import annotations
@@ -21,18 +22,25 @@ from leakaudit.relations.estimate import recorded
 from leakaudit.trace import Graph, Trace
 from leakaudit.traces import gaps
 
-ROWS = 12_000  # relations that are solved together where messages are missing
-REACH = 2  # least distance of the nodes whose relations are used there
-MARGIN = 2  # rounds heard after the last gradient that is asked for
+ROWS = 12_000  # relations that are solved together if messages are missing; a choice
+REACH = 2  # least distance of the nodes whose relations are used then; a choice
+# Rounds heard after the last gradient that is asked for: a gradient shows in the next message, or
+# the one after.
+MARGIN = 2
 
 
 @dataclass(frozen=True)
 class Determined:
     """What a view determines of one node, over relations that were chosen for it.
 
-    knowledge: those relations, and what is heard. rows: a basis of the combinations of its gradients, noise-free ones first; noisy:
-    how many of them hold up to noise alone. reach: distance of the nodes whose relations are in use, None where its own decide. assumed:
-    constants that were taken at their defaults. limit: why later rounds are left out, empty where none are.
+    Attributes:
+        node: Whose gradients they are.
+        knowledge: The relations in use, and what is heard.
+        rows: A basis of the combinations of its gradients, noise-free ones first.
+        noisy: How many of them hold only up to noise.
+        reach: Distance of the nodes whose relations are in use; None if the node's own decide.
+        assumed: Constants that were taken at their defaults.
+        limit: Why later rounds are left out; empty if none are.
     """
 
     node: int
@@ -45,7 +53,7 @@ class Determined:
 
     @property
     def scope(self) -> str:
-        """What this rests on, where that is not all that is heard, or where constants are missing."""
+        """What this rests on, if that is not all that is heard or if constants are missing."""
         said = []
         if self.reach is not None:
             rounds = len({r.round for r in self.knowledge.relations if r.round})
@@ -58,7 +66,10 @@ class Determined:
         return "; ".join(said)
 
     def formula(self, row: Expression) -> Expression:
-        """Return how one row is computed from what is heard, in exact rationals, from few rounds and without noise where that works."""
+        """Return how one row is computed from what is heard, in exact rationals.
+
+        If possible, few rounds and no noise are used.
+        """
         places = [row.home[k].round for k in row.terms]
         for noise in (False, True):
             for before, after in ((1, 2), (2, 3), (1 << 30, 1 << 30)):
@@ -69,20 +80,28 @@ class Determined:
 
 
 class Deduction:
-    """A trace as one adversary hears it, with the relations of its protocol; keep it for several nodes.
+    """A trace as one adversary hears it, with the relations of its protocol.
 
-    Raises LeakauditError where the protocol is unknown, or where the adversary does not know a constant that the relations need.
+    Args:
+        trace: The recording.
+        adversary: Who observes it.
+
+    Raises:
+        LeakauditError: The protocol is unknown, or the adversary does not know a constant that the
+            relations need.
     """
 
     def __init__(self, trace: Trace, adversary: Adversary) -> None:
-        self.limit, trace = gaps.limit(trace), gaps.before(trace)
-        self.trace, self.view = trace, adversary.view(trace)
+        self.limit = gaps.limit(trace)
+        trace = gaps.before(trace)
+        self.trace = trace
+        self.view = adversary.view(trace)
         self.fetch = recorded(self.view)
         self._protocol = protocol_of(trace, self.view.rounds.stop - 1)
 
     @cached_property
     def base(self) -> Relations:
-        """The whole network, over the first rounds where all rounds are alike, else over all of them."""
+        """The whole network, over the first rounds if all rounds are alike, else over all."""
         base = self._protocol.start
         shown = {v.name for v in base.vectors if v.kind == "public"}
         for name in registry.values(self._protocol.victim):
@@ -102,7 +121,10 @@ class Deduction:
         return ", ".join(f"{name}={value}" for name, value in missing.items())
 
     def of(self, node: int, gradients: int) -> Determined:
-        """Return what is determined of a node's first gradients; raises NotDetermined, with the reason, where nothing is."""
+        """Return what is determined of a node's first gradients.
+
+        Raises NotDetermined, with the reason, if nothing is.
+        """
         if not self.base.gradients(node):
             raise NotDetermined(
                 "it is the server and holds no data"
@@ -110,13 +132,17 @@ class Deduction:
                 else "it takes no gradients"
             )
         own = self._open.near([node])
-        deaf = self._unheard(node, own)
-        best = self._search(node, gradients) if deaf else self._solve(node, own, gradients, None)
+        unheard = self._unheard(node, own)
+        if unheard:
+            best = self._search(node, gradients)
+        else:
+            best = self._solve(node, own, gradients, None)
         if best.rows:
             return best
-        if deaf:
+        if unheard:
             raise NotDetermined(
-                f"what is heard does not determine any combination of its gradients; its wires to {deaf} are not heard"
+                "what is heard does not determine any combination of its gradients; "
+                f"its wires to {unheard} are not heard"
             )
         raise NotDetermined("what is heard does not determine any combination of its gradients")
 
@@ -180,30 +206,31 @@ class Deduction:
 
     @cached_property
     def _open(self) -> Knowledge:
-        """The base, with the messages of all channels that are heard at any time; it says whose relations belong together."""
+        """The base, with the messages of all channels that are heard at any time.
+
+        It decides whose relations belong together.
+        """
         channels = self.view.channels
-        known = {
-            k
-            for k, v in enumerate(self.base.vectors)
-            if (v.kind == "public" and self.view.knows(v.name))
-            or (
-                v.kind == "message"
-                and any((v.owner, j, v.name) in channels for j in self._receivers(v))
-            )
-        }
+        known: set[int] = set()
+        for k, v in enumerate(self.base.vectors):
+            if v.kind == "public":
+                heard = self.view.knows(v.name)
+            elif v.kind == "message":
+                heard = any((v.owner, j, v.name) in channels for j in self._receivers(v))
+            else:
+                heard = False
+            if heard:
+                known.add(k)
         return Knowledge(self.base, frozenset(known), tuple(range(len(self.base.relations))))
 
     def _unheard(self, node: int, own: Knowledge) -> list[int]:
-        """Return who is at the other end of messages of a node's own relations that are not heard."""
-        messages = (
-            self.base.vectors[k]
-            for k in own.used - own.known
-            if self.base.vectors[k].kind == "message"
-        )
-        return sorted(
-            {j for m in messages if not m.secure for j in (m.owner or 0, *self._receivers(m))}
-            - {node}
-        )
+        """Return the nodes at the other end of a node's own messages that are not heard."""
+        ends: set[int] = set()
+        for k in own.used - own.known:
+            vector = self.base.vectors[k]
+            if vector.kind == "message" and not vector.secure:
+                ends.update((vector.owner or 0, *self._receivers(vector)))
+        return sorted(ends - {node})
 
 
 def _ball(graph: Graph, node: int, reach: int) -> frozenset[int]:

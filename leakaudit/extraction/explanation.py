@@ -1,4 +1,4 @@
-"""What an adversary determines of each node, how, and how exactly: the words behind `leakaudit explain`."""
+"""What an adversary determines of each node, by which formula, and how exactly."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ GRADIENTS = 16  # of a node that are explained
 class Row:
     """One combination of a node's gradients that is determined.
 
-    combination: in words. weights: (round, index) of a gradient and its exact coefficient as text. formula: how the messages give
-    it, in exact rationals. noisy: whether it holds up to the protocol's own noise alone. std: noise per coordinate of the quietest
-    formula. amplification: of an error that every message has by itself. size: root mean square of the value.
-    formal: whether noise is larger than the value, so that it is determined in exact arithmetic alone.
+    Attributes:
+        combination: In words.
+        weights: (round, index) of each gradient and its exact coefficient as text.
+        formula: How the messages give it, in exact rationals.
+        noisy: Whether it holds only up to the protocol's own noise.
+        std: Noise per coordinate of the formula of least variance.
+        amplification: Of an error that every message has by itself.
+        size: Root mean square of the value.
     """
 
     combination: str
@@ -41,7 +45,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything about one node. gradients: how many were looked at; scope: on what this rests; reason: why nothing is determined."""
+    """Everything about one node.
+
+    Attributes:
+        node: That it is about.
+        adversary: As text.
+        gradients: How many were looked at.
+        rows: The combinations that are determined.
+        scope: On what this rests.
+        reason: Why nothing is determined.
+    """
 
     node: int
     adversary: str
@@ -56,7 +69,8 @@ class Explanation:
         if not self.rows:
             return f"node {self.node}: {self.reason}"
         single = sum(len({w[0] for w in r.weights}) == 1 for r in self.rows)
-        noisy, formal = sum(r.noisy for r in self.rows), sum(r.formal for r in self.rows)
+        noisy = sum(r.noisy for r in self.rows)
+        formal = sum(r.formal for r in self.rows)
         kinds = [
             f"{n} {what}"
             for n, what in (
@@ -87,11 +101,20 @@ def explain(
     nodes: Iterable[int] | None = None,
     gradients: int = GRADIENTS,
 ) -> list[Explanation]:
-    """Explain nodes, all that hold data by default, by their first gradients.
+    """Explain nodes by their first gradients.
 
-    Raises LeakauditError for a node that is not there, an unknown protocol, or a constant that this adversary would need to know.
+    Args:
+        trace: The recording.
+        adversary: Who observes it.
+        nodes: To be explained; by default all that hold data and are not the adversary's own.
+        gradients: How many of each node.
+
+    Raises:
+        LeakauditError: A node does not exist, the protocol is unknown, or the adversary would need
+            to know a constant.
     """
-    heard, said = Deduction(trace, adversary), []
+    heard = Deduction(trace, adversary)
+    said = []
     todo = list(hearing.targets(trace, adversary) if nodes is None else nodes)
     for k, node in enumerate(todo):
         if not 0 <= node < trace.graph.nodes:
@@ -110,10 +133,8 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
         found = heard.of(node, gradients)
     except NotDetermined as e:
         return Explanation(node, who, 0, (), reason=str(e))
-    quietest, vectors = (
-        gradient_values.quietest(heard, found.knowledge, found.rows),
-        found.knowledge.declared.vectors,
-    )
+    quietest = gradient_values.quietest(heard, found.knowledge, found.rows)
+    vectors = found.knowledge.declared.vectors
     size = quietest.apply(heard.fetch).square().mean(1).sqrt().tolist()
     rows = [
         Row(

@@ -1,4 +1,4 @@
-"""Numbers for what is determined: the quietest formulas, applied to the recorded messages."""
+"""Values of what is determined: formulas of least variance, applied to recorded messages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,20 @@ from leakaudit.relations.estimate import Estimate
 
 SAMPLES = 6  # messages of a kind whose size is looked at
 SHORT = 12  # terms of a formula that is written out
-UNIT = 0.5  # rounding of a message relative to the number format's: 1 / sqrt(12), and what the sender's own arithmetic adds
+# Rounding of a message relative to the number format's: 1 / sqrt(12), and what the sender's own
+# arithmetic adds.
+UNIT = 0.5
 
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Gradients of a node as columns of a leak: single ones, or the weighted sum of a round where all rows hold the same sum.
+    """Gradients of a node as columns of a leak.
 
-    places: vectors of each column, in the order in which they were taken. combination: (m, T), in units of the last one.
+    A column is a single gradient, or the weighted sum of a round if all rows hold the same sum.
+
+    Attributes:
+        places: Vectors of each column, in the order in which they were taken.
+        combination: (m, T) In units of the last vector of each column.
     """
 
     places: tuple[tuple[int, ...], ...]
@@ -39,17 +45,25 @@ class _Gradients:
 
 
 def leak(deduction: Deduction, found: Determined) -> GradientLeak:
-    """Return the values of what is determined of a node, with their noise and, where they are determined, the models.
+    """Return the values of what is determined of a node, with their noise and the models.
 
-    Single gradients alone where there are any, since attacks compare them one by one; else every combination.
+    The models are those at which the gradients were taken, if they are determined. Only single
+    gradients if there are any, since attacks compare them one by one; otherwise every combination.
+
+    Args:
+        deduction: Of the trace and the adversary.
+        found: What is determined of the node.
     """
-    view, knowledge, rows = deduction.view, found.knowledge, _single(found) or found.rows
+    view = deduction.view
+    knowledge = found.knowledge
+    rows = _single(found) or found.rows
     columns = _gradients(rows)
     whole = view.columns == (0, view.layout.size)
     points = _points(knowledge, columns.first) if whole else None
     unknown = list(dict.fromkeys(p for p in points or () if not p.terms.keys() <= knowledge.known))
     estimated = quietest(deduction, knowledge, [*rows, *unknown])
-    values, m = estimated.apply(deduction.fetch), len(rows)
+    values = estimated.apply(deduction.fetch)
+    m = len(rows)
     declared = knowledge.declared
     rounds = [declared.vectors[g].round for g in columns.first]
     models = [
@@ -82,9 +96,18 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
 def quietest(
     deduction: Deduction, knowledge: Knowledge, combinations: Sequence[Expression]
 ) -> Estimate:
-    """Return the quietest formula of every combination; its noise holds the rounding of the wire, and that of applying it."""
+    """Return the formula of least variance of every combination.
+
+    Its noise holds the rounding of the wire, and that of applying it.
+
+    Args:
+        deduction: Of the trace and the adversary.
+        knowledge: The relations in use, and what is known.
+        combinations: That are determined.
+    """
     sizes = _sizes(deduction, knowledge)
-    wire, ours = UNIT * torch.finfo(deduction.view.dtype).eps, torch.finfo(torch.float64).eps
+    wire = UNIT * torch.finfo(deduction.view.dtype).eps
+    ours = torch.finfo(torch.float64).eps
     found = estimate(
         knowledge, combinations, rounding={name: wire * size for name, size in sizes.items()}
     )
@@ -98,7 +121,12 @@ def quietest(
 
 
 def formula(found: Determined, row: Expression) -> str:
-    """``row = messages`` in exact rationals, cut where it is long."""
+    """Return ``row = messages`` in exact rationals, cut if it is long.
+
+    Args:
+        found: What is determined of the node.
+        row: One combination of it.
+    """
     exact = found.formula(row)
     ends = sorted(exact.terms)
     if len(ends) <= SHORT:
@@ -114,7 +142,7 @@ def _single(found: Determined) -> tuple[Expression, ...]:
 
 
 def _gradients(rows: Sequence[Expression]) -> _Gradients:
-    """Put the gradients of a round into one column where every row holds the same multiple of them all."""
+    """Put the gradients of a round into one column if every row holds the same multiple of all."""
     rounds = defaultdict[int, list[int]](list)
     for k in sorted({k for row in rows for k in row.terms}):
         rounds[rows[0].home[k].round].append(k)
@@ -126,7 +154,10 @@ def _gradients(rows: Sequence[Expression]) -> _Gradients:
 
 
 def _alike(rows: Sequence[Expression], places: Sequence[int]) -> bool:
-    """Whether all rows hold multiples of one combination of these vectors, in which the last one is present."""
+    """Whether all rows hold multiples of one combination of these vectors.
+
+    The last one must be present in it.
+    """
     shapes = set[tuple[Fraction, ...]]()
     for row in rows:
         if held := [row.terms.get(k, Fraction(0)) for k in places if k in row.terms]:
@@ -142,17 +173,19 @@ def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] 
     unknown = [p for p in points if not p.terms.keys() <= knowledge.known]
     if any(len(p.terms) != 1 or not p.terms.keys() <= knowledge.used for p in unknown):
         return None
-    given = (
-        determined(knowledge, list(dict.fromkeys(unknown)), up_to_noise=True, form="echelon")
-        if unknown
-        else []
-    )
+    given: list[Expression] = []
+    if unknown:
+        distinct = list(dict.fromkeys(unknown))
+        given = determined(knowledge, distinct, up_to_noise=True, form="echelon")
     single = {next(iter(row.terms)) for row in given if len(row.terms) == 1}
     return points if all(p.vector in single for p in unknown) else None
 
 
 def _count(view: View, *names: str) -> int | None:
-    """Return the first of some numbers of records that the protocol declares, such as those of a mini-batch, else the node's."""
+    """Return the first of some numbers of records that the protocol declares.
+
+    Such a number is that of a mini-batch, or else the node's.
+    """
     for name in names:
         if view.knows(name) and view.constant(name):
             return int(view.constant(name))
@@ -160,7 +193,10 @@ def _count(view: View, *names: str) -> int | None:
 
 
 def _step(knowledge: Knowledge, places: Sequence[int]) -> float | None:
-    """Return the step size between two gradients of one round: -dw/dg of the model w at which the second one is taken."""
+    """Return the step size between two gradients of one round: -dw/dg.
+
+    w is the model at which the second one is taken.
+    """
     points = knowledge.declared.points
     if len(places) < 2 or len(points[places[1]].at.terms) != 1:
         return None
@@ -177,14 +213,14 @@ def _models(
     known = {
         k: deduction.fetch(vectors[k]).double() for p in points if p not in solved for k in p.terms
     }
-    return torch.stack(
-        [
-            solved[p]
-            if p in solved
-            else torch.stack([float(v) * known[k] for k, v in p.terms.items()]).sum(0)
-            for p in points
-        ]
-    )
+    models = []
+    for p in points:
+        if p in solved:
+            models.append(solved[p])
+        else:
+            parts = [float(v) * known[k] for k, v in p.terms.items()]
+            models.append(torch.stack(parts).sum(0))
+    return torch.stack(models)
 
 
 def _sizes(deduction: Deduction, knowledge: Knowledge) -> dict[str, float]:

@@ -12,10 +12,9 @@ from leakaudit.extraction.deduction import Deduction
 from leakaudit.leak import GradientLeak, Leaks
 from leakaudit.trace import Trace
 
-MEMORY, MOST = (
-    512_000_000,
-    128,
-)  # bytes of the values of one leak, and gradients, where the caller names no number
+# Bytes of the values of one leak, and gradients, if the caller names no number. Choices.
+MEMORY = 512_000_000
+MOST = 128
 
 
 def leaks(
@@ -24,10 +23,17 @@ def leaks(
     nodes: Iterable[int] | None = None,
     rounds: int | None = None,
 ) -> Leaks:
-    """Return what an adversary (an eavesdropper on all wires by default) learns of the nodes' gradients.
+    """Return what an adversary learns of the nodes' gradients.
 
-    nodes: whose, all but the adversary's own by default. rounds: how many at most, as many as 512 MB hold, 128 at most, by default.
-    Raises LeakauditError for a node that is not there or a message that holds NaN.
+    Args:
+        trace: The recording.
+        adversary: Who observes it; by default an eavesdropper on all wires.
+        nodes: Whose gradients; by default all nodes' that hold data and are not the adversary's
+            own.
+        rounds: How many at most; by default as many as 512 MB hold, and at most 128.
+
+    Raises:
+        LeakauditError: A node does not exist, or a message holds NaN.
     """
     return deduce(Deduction(trace, adversary or Adversary()), nodes, rounds)
 
@@ -35,7 +41,13 @@ def leaks(
 def deduce(
     heard: Deduction, nodes: Iterable[int] | None = None, rounds: int | None = None
 ) -> Leaks:
-    """Do what `leaks` does, for a deduction that is kept for several calls."""
+    """Do what `leaks` does, for a deduction that is kept for several calls.
+
+    Args:
+        heard: Of the trace and the adversary.
+        nodes: As for `leaks`.
+        rounds: As for `leaks`.
+    """
     trace = heard.trace
     if rounds is None:
         rounds = max(4, min(MOST, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
@@ -54,7 +66,12 @@ def deduce(
 
 
 def targets(trace: Trace, adversary: Adversary) -> tuple[int, ...]:
-    """Return the nodes that hold data and are not the adversary's own."""
+    """Return the nodes that hold data and are not the adversary's own.
+
+    Args:
+        trace: The recording.
+        adversary: Who observes it.
+    """
     server = (
         {trace.graph.nodes - 1} if registry.get("victims", trace.protocol).centralised else set()
     )

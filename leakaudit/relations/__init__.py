@@ -1,4 +1,6 @@
-"""The linear engine: declare a protocol once; what a view determines, how exactly, and what theory allows follow from it.
+"""The linear engine: from one declaration of a protocol to what a view gives away.
+
+What the view determines, how exactly, and what theory allows all follow from the declaration.
 
 >>> from leakaudit.adversary import Adversary
 >>> p = Relations()

@@ -1,4 +1,10 @@
-"""How far a mu may be trusted: what decides where gradients are taken, cut by time (docs/relations.md, account)."""
+"""How far a mu may be trusted: what decides where gradients are taken (docs/relations.md, account).
+
+A mu prices the change of gradients by a sensitivity. That is the change of one record only if the
+gradients are taken at the same models with it and without it. So each gradient is asked: is its
+point a function of what was seen before it was taken? Relations are taken in by time, because what
+is seen later depends on the gradient.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +18,9 @@ from leakaudit.relations.modular import PRIMES, Row, Staircase, residue
 class Past:
     """What follows from the relations taken in so far; nonlinear functions of what follows do, too.
 
-    known: columns that count as seen.
+    Args:
+        knowledge: The declaration, with its nonlinear steps.
+        known: Places of the vectors that count as seen.
     """
 
     def __init__(self, knowledge: Knowledge, known: Collection[int]) -> None:
@@ -26,7 +34,10 @@ class Past:
         self.rows.add(self._row(terms))
 
     def holds(self, form: Expression, before: int | None = None) -> bool:
-        """Whether a form follows; nonlinear steps count where their output was declared before this place."""
+        """Whether a form follows.
+
+        Nonlinear steps count if their output was declared before this place.
+        """
         self._process(self.vectors if before is None else before)
         return self.rows.holds(self._row(form))
 
@@ -44,14 +55,22 @@ class Past:
 def certificates(
     worst: Knowledge, targets: Sequence[Expression], others: Collection[int]
 ) -> tuple[int, ...]:
-    """Return the certificate of every target, from the relations declared before each gradient.
+    """Return the certificate of every target, by the relations before each gradient (`Bound`).
 
-    worst: all secrets but the targets are known. others: gradients that are no targets and reach the view; one whose point is no
-    function of the view reacts to the change of what was declared before it, so these targets have 0.
+    Args:
+        worst: All secrets but the targets are known.
+        targets: Gradients or other secrets of one node.
+        others: Gradients that are not targets and reach the view. If the point of one is not a
+            function of the view, it reacts to the change of what was declared before it, so these
+            targets have 0.
     """
     wanted = {t.vector for t in targets}
-    seen, own = Past(worst, worst.known), Past(worst, worst.known | wanted)
-    points, level, reacts, at = worst.declared.points, dict.fromkeys(wanted, 2), -1, 0
+    seen = Past(worst, worst.known)
+    own = Past(worst, worst.known | wanted)
+    points = worst.declared.points
+    level = dict.fromkeys(wanted, 2)
+    reacts = -1  # the last gradient of others that reacts
+    at = 0
     for k in sorted(points):
         if k not in wanted and k not in others:
             continue
@@ -60,7 +79,7 @@ def certificates(
             seen.add(form)
             own.add(form)
             at += 1
-        if seen.holds(points[k].at, k):
+        if seen.holds(points[k].at, k):  # a function of the view: certificate 2
             continue
         if k in wanted:
             level[k] = int(own.holds(points[k].at, k))

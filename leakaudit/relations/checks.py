@@ -1,4 +1,4 @@
-"""Is a declaration right? Contradictions inside it, and its residuals on a run whose private vectors are known.
+"""Is a declaration right? Contradictions inside it, and its residuals on a run.
 
 A wrong declaration is the one silent failure of this engine: everything else is derived from it.
 """
@@ -18,13 +18,20 @@ from leakaudit.relations.declare import Relation, Relations
 from leakaudit.relations.expression import Expression, Vector
 from leakaudit.relations.modular import PRIMES, eliminate, rational, residue
 
-CHANNEL = 4.0  # standard deviations of a channel's own error that a message may miss by
+# Root mean squares of a channel's own error that a message may miss by, in Euclidean norm over all
+# coordinates. For many coordinates the norm is within a few percent of one; 4 leaves room for few
+# coordinates and heavy tails. A choice.
+CHANNEL = 4.0
 
 
 def consistent(declared: Relations) -> None:
-    """Raise LeakauditError where the relations force private vectors, or noise, to depend on each other.
+    """Raise LeakauditError if relations force private vectors or noise to depend on each other.
 
-    Relations between private vectors and noise (priors), and relations with a public vector, are not contradictions.
+    Relations between private vectors and noise (priors), and relations with a public vector, are
+    not contradictions.
+
+    Args:
+        declared: The protocol.
     """
     vectors, prime = declared.vectors, PRIMES[0]
     rows = [{k: residue(v, prime) for k, v in r.terms.items()} for r in declared.relations]
@@ -36,19 +43,27 @@ def consistent(declared: Relations) -> None:
             continue
         first = row[min(row)]
         terms = {k: rational(v * pow(first, -1, prime) % prime, prime) for k, v in row.items()}
-        what = ", ".join(vectors[k].label for k in sorted(row))
-        if short := {k: v for k, v in terms.items() if v is not None}:
-            what = f"{Expression(vectors, short)} = 0" if len(short) == len(terms) else what
+        short = {k: v for k, v in terms.items() if v is not None}
+        if short and len(short) == len(terms):
+            what = f"{Expression(vectors, short)} = 0"
+        else:
+            what = ", ".join(vectors[k].label for k in sorted(row))
         raise LeakauditError(
-            f"contradiction: the relations force {what}, but these vectors are free; a state may be defined twice"
+            f"contradiction: the relations force {what}, but these vectors are free; "
+            "a state may be defined twice"
         )
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Largest residual of the relations on a run, relative to their terms; how many were checked, and how many could not be.
+    """Residuals of the relations on a run.
 
     A relation with one vector that was not recorded defines it; with several it is skipped.
+
+    Attributes:
+        worst: Largest residual, relative to the relation's terms.
+        checked: How many relations were checked.
+        skipped: How many could not be.
     """
 
     worst: float
@@ -58,7 +73,12 @@ class Residuals:
 
 @dataclass(frozen=True)
 class _Value:
-    """A vector in float64, and the size of the terms that it was computed from, which sets its rounding."""
+    """A vector in float64.
+
+    Attributes:
+        value: (c,) The vector.
+        size: Of the terms that it was computed from, which sets its rounding.
+    """
 
     value: Tensor
     size: float
@@ -70,16 +90,25 @@ def residuals(
     tolerance: float,
     gradient: Callable[[Vector, Tensor], Tensor] | None = None,
 ) -> Residuals:
-    """Check every relation, in the order of declaration, on recorded vectors (c,); fetch returns None for one that is not recorded.
+    """Check every relation, in the order of declaration, on recorded vectors.
 
-    gradient: takes a gradient that is not recorded, at the model (c,) where the declaration says that it was taken.
-    Raises LeakauditError that names the first relation whose residual exceeds the tolerance.
+    Args:
+        declared: The protocol.
+        fetch: Returns a vector (c,), or None if it is not recorded.
+        tolerance: Largest residual, relative to the relation's terms.
+        gradient: Takes a gradient that is not recorded, at the model (c,) where the declaration
+            says that it was taken.
+
+    Raises:
+        LeakauditError: The residual of a relation exceeds the tolerance; it names the first.
     """
     values: dict[int, _Value] = {}
     for k, vector in enumerate(declared.vectors):
         if (value := fetch(vector)) is not None:
             values[k] = _Value(value.double(), float(value.double().norm()))
-    worst, checked, skipped = 0.0, 0, 0
+    worst = 0.0
+    checked = 0
+    skipped = 0
     for relation in declared.relations:
         if gradient is not None:
             _take(declared, relation, values, gradient)
@@ -99,15 +128,17 @@ def residuals(
             for k, v in known.items()
             if declared.vectors[k].kind != "noise"
         )
-        allowed = tolerance + (
-            CHANNEL * channel * math.sqrt(len(total.value)) / total.size if total.size else 0.0
-        )
+        allowed = tolerance
+        if total.size:
+            allowed += CHANNEL * channel * math.sqrt(len(total.value)) / total.size
         if not error <= allowed:
             raise LeakauditError(
-                f"round {relation.round}: the relation {relation.text} misses by {error:.1e} of its terms (allowed {allowed:.1e}); "
+                f"round {relation.round}: the relation {relation.text} misses by {error:.1e} of "
+                f"its terms (allowed {allowed:.1e}); "
                 "the declaration does not describe this run"
             )
-        worst, checked = max(worst, error), checked + 1
+        worst = max(worst, error)
+        checked += 1
     return Residuals(worst, checked, skipped)
 
 
@@ -117,7 +148,7 @@ def _take(
     values: dict[int, _Value],
     gradient: Callable[[Vector, Tensor], Tensor],
 ) -> None:
-    """Put the gradients of a relation among the values, where the models are known at which they were taken."""
+    """Put the gradients of a relation among the values, if the models are known."""
     for k in relation.terms:
         at = declared.points[k].at.terms if k in declared.points and k not in values else {}
         if at and all(m in values for m in at):

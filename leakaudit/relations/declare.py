@@ -1,7 +1,7 @@
 """A protocol as linear relations between named vectors, written as its paper writes it.
 
-Every coordinate of the model obeys the same relations, so one scalar coefficient stands for a whole vector (docs/relations.md:
-sum_c E[r, c] u_c = 0).
+Every coordinate of the model obeys the same relations, so one scalar coefficient stands for a whole
+vector (docs/relations.md: sum_c E[r, c] u_c = 0).
 """
 
 from __future__ import annotations
@@ -18,7 +18,14 @@ from leakaudit.trace import Graph
 
 @dataclass(frozen=True)
 class Relation:
-    """``lhs = rhs``, as ``sum of terms = 0``, declared in `round`."""
+    """``lhs = rhs``, as ``sum of terms = 0``.
+
+    Attributes:
+        terms: Place of a vector -> coefficient, without zeros.
+        round: In which it was declared.
+        lhs: As it was written.
+        rhs: As it was written.
+    """
 
     terms: Mapping[int, Fraction]
     round: int
@@ -33,7 +40,12 @@ class Relation:
 
 @dataclass(frozen=True)
 class Point:
-    """Where a gradient was taken, and how many relations were declared before it."""
+    """Where a gradient was taken.
+
+    Attributes:
+        at: The model.
+        before: How many relations were declared before the gradient.
+    """
 
     at: Expression
     before: int
@@ -42,8 +54,11 @@ class Point:
 class Relations:
     """The declaration of one protocol; its methods return vectors to calculate with.
 
-    Every vector has a name, an owner and the round in which it was declared; `index` tells apart vectors that share all three.
-    graph: where given, nodes and edges that are not in it are refused.
+    Every vector has a name, an owner and the round in which it was declared; `index` tells apart
+    vectors that share all three.
+
+    Args:
+        graph: If given, nodes and edges that are not in it are refused.
     """
 
     def __init__(self, graph: Graph | None = None) -> None:
@@ -58,10 +73,15 @@ class Relations:
         self._ended = False
 
     def rounds(self, count: int) -> Iterator[int]:
-        """Iterate over rounds 1 to count; what is declared inside bears the round. A declaration has one such loop."""
+        """Iterate over rounds 1 to count; what is declared inside bears the round.
+
+        Args:
+            count: Number of rounds. A declaration has one such loop.
+        """
         if self._ended or self.round:
             raise LeakauditError(
-                "mixed rounds: a declaration has one rounds(…) loop; put both loops' relations into one"
+                "mixed rounds: a declaration has one rounds(…) loop; "
+                "put both loops' relations into one"
             )
         for t in range(1, count + 1):
             self.round = t
@@ -69,13 +89,26 @@ class Relations:
         self._ended = True
 
     def secret(self, name: str, owner: int, index: int | None = None) -> Expression:
-        """Return a private vector about which nothing is known beforehand: data, a start value, a dual."""
+        """Return a private vector about which nothing is known beforehand.
+
+        Args:
+            name: Such as that of data, a start value or a dual.
+            owner: The node that holds it.
+            index: Tells it apart from vectors of the same name, owner and round.
+        """
         return self._new("secret", name, owner, index)
 
     def grad(
         self, owner: int, at: Expression, index: int | None = None, name: str = "g"
     ) -> Expression:
-        """Return a gradient of the owner's loss, unknown; `at` is the model where it was taken."""
+        """Return a gradient of the owner's loss, unknown.
+
+        Args:
+            owner: The node that takes it.
+            at: The model where it is taken.
+            index: Tells it apart from vectors of the same name, owner and round.
+            name: Of the gradient.
+        """
         self._same(at)
         g = self._new("gradient", name, owner, index)
         self.points[g.vector] = Point(at, len(self.relations))
@@ -84,21 +117,33 @@ class Relations:
     def noise(
         self, name: str, std: float, owner: int, index: int | None = None, *, law: Law = "gaussian"
     ) -> Expression:
-        """Return fresh noise of standard deviation std per coordinate; use the vector twice where one draw is used twice.
+        """Return fresh noise; use the vector twice if one draw is used twice.
 
-        law: what it is drawn from, with mean 0. Estimates need its std alone; `account` prices Gaussian noise and refuses the others.
+        Args:
+            name: Of the noise.
+            std: Standard deviation per coordinate.
+            owner: The node that draws it.
+            index: Tells it apart from vectors of the same name, owner and round.
+            law: What it is drawn from, with mean 0. Estimates need only its std; `account` takes
+                Gaussian noise and refuses the others.
         """
         what = f"noise {name!r} of node {owner}"
         if not 0 < std < math.inf:
             raise LeakauditError(
-                f"{what}: expected std > 0 and finite, got {std!r}; leave the noise out where there is none"
+                f"{what}: expected std > 0 and finite, got {std!r}; "
+                "leave the noise out where there is none"
             )
         if law not in LAWS:
             raise LeakauditError(f"{what}: expected a law among {', '.join(LAWS)}, got {law!r}")
         return self._new("noise", name, owner, index, std=float(std), law=law)
 
     def public(self, name: str, index: int | None = None) -> Expression:
-        """Return a vector that everybody has."""
+        """Return a vector that everybody has.
+
+        Args:
+            name: Of the vector, or of a constant of the protocol.
+            index: Tells it apart from vectors of the same name and round.
+        """
         return self._new("public", name, None, index)
 
     def state(
@@ -109,7 +154,14 @@ class Relations:
         *,
         eq: Form | None = None,
     ) -> Expression:
-        """Return a vector that is known through relations alone; `eq` is its definition."""
+        """Return a vector that is known only through relations.
+
+        Args:
+            name: Of the state.
+            owner: The node that holds it, if one does.
+            index: Tells it apart from vectors of the same name, owner and round.
+            eq: Its definition, if it has one.
+        """
         if eq is not None:
             self._same(eq)
         x = self._new("state", name, owner, index)
@@ -118,11 +170,17 @@ class Relations:
         return x
 
     def relate(self, lhs: Form, rhs: Form = 0) -> None:
-        """Declare ``lhs = rhs``; with a noise vector in it, this is a prior."""
+        """Declare ``lhs = rhs``; with a noise vector in it, this is a prior.
+
+        Args:
+            lhs: A form over vectors of this declaration.
+            rhs: Another one, or 0.
+        """
         difference = lhs - rhs
         if not isinstance(difference, Expression) or not difference.terms:
             raise LeakauditError(
-                f"round {self.round}: the relation {lhs} = {rhs} ties nothing together; expected two different vectors"
+                f"round {self.round}: the relation {lhs} = {rhs} ties nothing together; "
+                "expected two different vectors"
             )
         self._same(difference)
         self.relations.append(Relation(difference.terms, self.round, lhs, rhs))
@@ -138,24 +196,36 @@ class Relations:
         secure: bool = False,
         index: int | None = None,
     ) -> Expression:
-        """Declare that src sends expr and return the message, as it was received.
+        """Declare that a node sends a vector, and return the message as it was received.
 
-        dst: one node, several that get the same copy, or None: everybody hears it, as on a public board. std: error that the
-        channel adds on top of rounding, for example q / sqrt(12) for a dithered quantizer of width q. secure: a tap sees that it
-        was sent, not what.
-        Raises LeakauditError for a message that nobody can send: to oneself, to nobody, or along an edge that is not in the graph.
+        Args:
+            src: The sender.
+            dst: One node, several that get the same copy, or None: everybody reads it, as on a
+                public board.
+            expr: What is sent.
+            name: Of the message.
+            std: Error that the channel adds on top of rounding, for example q / sqrt(12) for a
+                dithered quantizer of width q.
+            secure: Whether a tap sees only that it was sent, not what.
+            index: Tells it apart from messages of the same name, sender, receivers and round.
+
+        Raises:
+            LeakauditError: Nobody can send this message: it goes to its sender, to nobody, or along
+                an edge that is not in the graph.
         """
         to = (dst,) if isinstance(dst, int) else None if dst is None else tuple(dst)
         what = f"round {self.round}: message {name!r} of node {src}"
         if to is not None and (not to or src in to):
             raise LeakauditError(
-                f"{what} goes to {'itself' if to else 'nobody'}; name another node, or dst=None for everybody"
+                f"{what} goes to {'itself' if to else 'nobody'}; "
+                "name another node, or dst=None for everybody"
             )
         if self.graph and (
             apart := [j for j in to or () if j not in self.graph.neighbours[self._node(src)]]
         ):
             raise LeakauditError(
-                f"{what} goes to node {apart[0]}, but they share no edge; node {src} has {self.graph.neighbours[src]}"
+                f"{what} goes to node {apart[0]}, but they share no edge; "
+                f"node {src} has {self.graph.neighbours[src]}"
             )
         if not isinstance(expr, Expression):
             raise LeakauditError(f"{what} is the number {expr!r}; send a vector")
@@ -167,13 +237,19 @@ class Relations:
         return m
 
     def opaque(self, out: Expression, of: Sequence[Expression]) -> None:
-        """Say that the state `out` is some nonlinear function of `of`, such as clipping or a prox.
+        """Declare that a state is some nonlinear function of vectors, such as clipping or a prox.
 
-        What is determined or estimated stays a valid lower bound; a mu is given only where the view determines every input.
+        What is determined or estimated stays a valid lower bound; a mu is given only if the view
+        determines every input.
+
+        Args:
+            out: A state without a definition.
+            of: The vectors that it is made from.
         """
         if not of or self.vectors[out.vector].kind != "state":
             raise LeakauditError(
-                f"opaque({out}): expected a state without eq=, and the vectors of=[…] that it is made from"
+                f"opaque({out}): expected a state without eq=, and the vectors of=[…] that it is "
+                "made from"
             )
         for part in of:
             self._same(part)
@@ -182,23 +258,41 @@ class Relations:
     def find(
         self, name: str, owner: int | None = None, round: int = 0, index: int | None = None
     ) -> Expression:
-        """Return a vector by its name, messages excepted. Raises LeakauditError where it is not declared."""
+        """Return a vector by its name, messages excepted.
+
+        Args:
+            name: Of the vector.
+            owner: The node that holds it.
+            round: In which it was declared.
+            index: If it has one.
+
+        Raises:
+            LeakauditError: It is not declared.
+        """
         wanted = Vector("state", name, owner, round, index)
         if (place := self.place(wanted)) is None:
             raise LeakauditError(
-                f"there is no vector {wanted.label} in this declaration{suggest(wanted.label, (v.label for v in self.vectors))}"
+                f"there is no vector {wanted.label} in this "
+                f"declaration{suggest(wanted.label, (v.label for v in self.vectors))}"
             )
         return self._form(place)
 
     def place(self, vector: Vector, by: int = 0) -> int | None:
-        """Return the place of the vector with this one's name, owner, round and index, None where there is none.
+        """Return the place of the vector with the same name, owner, round and index; None if none.
 
-        by: rounds that it is later; vectors of round 0 stay.
+        Args:
+            vector: Of this declaration or another.
+            by: Rounds that the wanted vector is later; vectors of round 0 stay.
         """
         return self._places.get(self._key(vector, by))
 
     def adopt(self, vector: Vector, by: int = 0) -> int:
-        """Return the place of a vector of another declaration, `by` rounds later, and add it where it is not there."""
+        """Return the place of a vector of another declaration, and add it if it is not there.
+
+        Args:
+            vector: Of the other declaration.
+            by: Rounds that it is later here.
+        """
         place = self.place(vector, by)
         if place is None:
             place = self._places[self._key(vector, by)] = len(self.vectors)
@@ -208,7 +302,13 @@ class Relations:
     def select(
         self, kind: Kind | None = None, owner: int | None = None, name: str | None = None
     ) -> list[Expression]:
-        """Return all vectors of a kind, an owner and a name, in the order of declaration."""
+        """Return all vectors of a kind, an owner and a name, in the order of declaration.
+
+        Args:
+            kind: None for all.
+            owner: None for all.
+            name: None for all.
+        """
         return [
             self._form(k)
             for k, v in enumerate(self.vectors)
@@ -218,7 +318,11 @@ class Relations:
         ]
 
     def gradients(self, node: int) -> list[Expression]:
-        """Return the gradients of one node, in the order of declaration."""
+        """Return the gradients of one node, in the order of declaration.
+
+        Args:
+            node: Their owner.
+        """
         return self.select("gradient", node)
 
     @staticmethod
@@ -254,7 +358,8 @@ class Relations:
         )
         if self.place(vector) is not None:
             raise LeakauditError(
-                f"{vector.label} is declared twice; reuse the first, or tell them apart by name or index="
+                f"{vector.label} is declared twice; reuse the first, or tell them apart by name or "
+                "index="
             )
         self._places[self._key(vector)] = len(self.vectors)
         self.vectors.append(vector)
@@ -276,7 +381,12 @@ class Relations:
 
 
 def later(vector: Vector, by: int) -> Vector:
-    """Return the vector of the same name, `by` rounds later; those of round 0 stay."""
+    """Return the vector of the same name, some rounds later.
+
+    Args:
+        vector: Those of round 0 stay.
+        by: Number of rounds.
+    """
     if not (vector.round and by):
         return vector
     v = vector  # spelt out: `replace` takes three times as long

@@ -1,7 +1,8 @@
-"""Which combinations of vectors a view determines, and the formula that computes them (docs/relations.md, identify).
+"""Which combinations of vectors a view determines, and by which formula.
 
-c'x is determined up to noise iff c lies in row(F), without noise iff (c, 0) lies in row([F B]). Every unknown but the targets is
-eliminated; the rows left over are a basis of what is determined. All decisions are exact.
+See docs/relations.md, identify. c'x is determined up to noise iff c lies in row(F), without noise
+iff (c, 0) lies in row([F B]). Every unknown but the targets is eliminated; the rows left over are a
+basis of what is determined. All decisions are exact.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from leakaudit.relations.modular import (
 
 Basis: TypeAlias = Literal["span", "echelon"]
 Key = TypeVar("Key", bound=Hashable)
-DRAWS = 2  # random parameters of a generic rank
+# Random parameters of a generic rank; one fails with a chance of about 1e-6 for each degree of a
+# minor.
+DRAWS = 2
 
 
 def determined(
@@ -40,10 +43,14 @@ def determined(
     up_to_noise: bool = False,
     form: Basis = "span",
 ) -> list[Expression]:
-    """Return a basis of the combinations of the target vectors that are determined, in exact rationals.
+    """Return a basis of the combinations of target vectors that are determined, in exact rationals.
 
-    up_to_noise: also those that are known only with noise on them. form: ``span`` for the shortest rows from first to last
-    target, ``echelon`` for the reduced row echelon form; both in the targets' order.
+    Args:
+        knowledge: The relations in use, and what is known.
+        targets: Unknown vectors.
+        up_to_noise: Return also those that are known only with noise on them.
+        form: ``span`` for the shortest rows from first to last target, ``echelon`` for the reduced
+            row echelon form; both in the targets' order.
     """
     return determined_each(knowledge, {0: targets}, up_to_noise=up_to_noise, form=form)[0]
 
@@ -55,7 +62,14 @@ def determined_each(
     up_to_noise: bool = False,
     form: Basis = "span",
 ) -> dict[Key, list[Expression]]:
-    """Do what `determined` does for several groups of targets, such as every node's gradients; what they share is eliminated once."""
+    """Do what `determined` does for several groups of targets; what they share is eliminated once.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+        groups: Targets by any key, such as every node's gradients.
+        up_to_noise: As for `determined`.
+        form: As for `determined`.
+    """
     orders = {key: [t.vector for t in targets] for key, targets in groups.items()}
 
     def solve(prime: int) -> dict[Key, list[Row]]:
@@ -69,16 +83,29 @@ def determined_each(
 
 
 def rank(knowledge: Knowledge, targets: Sequence[Expression], *, up_to_noise: bool = False) -> int:
-    """Return the number of independent combinations of the targets that are determined."""
+    """Return the number of independent combinations of the targets that are determined.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+        targets: Unknown vectors.
+        up_to_noise: Count also those that are known only with noise on them.
+    """
     return len(_left(knowledge, {0: [t.vector for t in targets]}, up_to_noise, PRIMES[0])[0])
 
 
 def basis(combinations: Sequence[Expression]) -> list[Expression]:
-    """Return those combinations, in order, that the ones before do not already give."""
-    prime, pivots, kept = PRIMES[0], dict[int, Row](), list[Expression]()
+    """Return those combinations, in order, that the ones before do not already give.
+
+    Args:
+        combinations: Of vectors of one declaration.
+    """
+    prime = PRIMES[0]
+    pivots: dict[int, Row] = {}  # first column -> row with a 1 there
+    kept: list[Expression] = []
     for combination in combinations:
         row = {k: residue(v, prime) for k, v in combination.terms.items()}
-        while row and (column := min(row)) in pivots:
+        while row and min(row) in pivots:
+            column = min(row)
             row = subtract(row, pivots[column], column, prime)
         if row:
             pivots[min(row)] = normal(row, min(row), prime)
@@ -89,9 +116,16 @@ def basis(combinations: Sequence[Expression]) -> list[Expression]:
 def explain(
     knowledge: Knowledge, combination: Expression, *, up_to_noise: bool = False
 ) -> Expression | None:
-    """Return the formula, over known vectors, that computes a combination; None where it is not determined.
+    """Return the formula, over known vectors, that computes a combination; None if there is none.
 
-    With up_to_noise the formula may hold noise vectors: they are its error. One formula of many; `estimate` finds the quietest.
+    It is one formula of many; `estimate` finds the one of least variance. The combination itself is
+    added to the relations, with a tag of its own. After elimination of all unknowns, a row that
+    still holds the tag is the formula.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+        combination: Of any vectors.
+        up_to_noise: Allow noise vectors in the formula: they are its error.
     """
     tag = len(knowledge.declared.vectors)
     unknown = knowledge.flat if up_to_noise else knowledge.flat + knowledge.noise
@@ -99,9 +133,8 @@ def explain(
     def solve(prime: int) -> dict[int, list[Row]]:
         question = {k: residue(v, prime) for k, v in combination.terms.items()} | {tag: prime - 1}
         rows = [{k: residue(v, prime) for k, v in r.terms.items()} for r in knowledge.relations]
-        outside = (
-            combination.terms.keys() - knowledge.known
-        )  # unknowns that occur in no relation cannot be cleared
+        # Unknowns that occur in no relation cannot be cleared, and so leave no answer.
+        outside = combination.terms.keys() - knowledge.known
         left = eliminate([*rows, question], {*unknown, *outside}, prime)
         answer = min((r for r in left if tag in r), key=len, default=None)
         if answer is None:
@@ -116,12 +149,21 @@ def explain(
 def is_determined(
     knowledge: Knowledge, combination: Expression, *, up_to_noise: bool = False
 ) -> bool:
-    """Return whether a combination of vectors, known ones included, is determined."""
-    dropped, prime = knowledge.known | frozenset(knowledge.noise if up_to_noise else ()), PRIMES[0]
+    """Return whether a combination of vectors is determined.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+        combination: Of any vectors, known ones included.
+        up_to_noise: Accept noise as an error.
+    """
+    prime = PRIMES[0]
+    dropped = knowledge.known
+    if up_to_noise:
+        dropped = dropped | frozenset(knowledge.noise)
     tag = len(knowledge.declared.vectors)
-    question = {
-        k: residue(v, prime) for k, v in combination.terms.items() if k not in knowledge.known
-    } | {tag: prime - 1}
+    unknown = {k: v for k, v in combination.terms.items() if k not in knowledge.known}
+    question = {k: residue(v, prime) for k, v in unknown.items()}
+    question[tag] = prime - 1
     rows = (
         {k: residue(v, prime) for k, v in r.terms.items() if k not in dropped}
         for r in knowledge.relations
@@ -134,14 +176,19 @@ def is_determined(
 
 @dataclass(frozen=True)
 class Generic:
-    """Ranks of what is determined: at the declared parameters, and the largest at parameters drawn at random."""
+    """Ranks of what is determined.
+
+    Attributes:
+        here: At the declared parameters.
+        generic: The largest at parameters drawn at random.
+    """
 
     here: int
     generic: int
 
     @property
     def structural(self) -> bool:
-        """Whether the leak comes from the protocol's structure and not from a coincidence of its constants."""
+        """Whether the leak comes from the protocol's structure, not from its constants."""
         return self.here == self.generic
 
 
@@ -152,9 +199,17 @@ def generic(
     *,
     up_to_noise: bool = False,
 ) -> Generic:
-    """Compare the rank at the parameters with the rank at random rationals in their place (generic rank).
+    """Compare the rank at the parameters with the rank at random rationals in their place.
 
-    declare: called with the parameters as keyword arguments; returns an adversary's knowledge and the targets.
+    The latter is the generic rank. A rank is the largest for almost all parameters, so parameters
+    at random show what the structure of the protocol gives away.
+
+    Args:
+        declare: Called with the parameters as keyword arguments; returns an adversary's knowledge
+            and the targets.
+        parameters: At least one, by name.
+        generator: Draws the random parameters.
+        up_to_noise: As for `determined`.
     """
     if not parameters:
         raise LeakauditError("generic rank: expected at least one parameter to vary, got none")
@@ -171,18 +226,24 @@ def _draw(generator: torch.Generator) -> Fraction:
 def _left(
     knowledge: Knowledge, orders: Mapping[Key, list[int]], up_to_noise: bool, prime: int
 ) -> dict[Key, list[Row]]:
-    """Return the echelon form, per group, of the rows left over when every unknown but the group's targets is eliminated."""
-    dropped = knowledge.known | frozenset(knowledge.noise if up_to_noise else ())
-    if seen := [k for order in orders.values() for k in order if k in dropped]:
+    """Return, per group, the echelon form of what is left without every other unknown."""
+    dropped = knowledge.known
+    unknown = list(knowledge.flat)
+    if up_to_noise:
+        dropped = dropped | frozenset(knowledge.noise)
+    else:
+        unknown += knowledge.noise
+    targets = frozenset(k for order in orders.values() for k in order)
+    seen = [k for order in orders.values() for k in order if k in dropped]
+    if seen:
         raise LeakauditError(
-            f"{knowledge.declared.vectors[seen[0]].label} is no target: this adversary knows it, or it is noise"
+            f"{knowledge.declared.vectors[seen[0]].label} is no target: this adversary knows it, "
+            "or it is noise"
         )
     rows = (
         {k: residue(v, prime) for k, v in r.terms.items() if k not in dropped}
         for r in knowledge.relations
     )
-    targets = frozenset(k for order in orders.values() for k in order)
-    unknown = [*knowledge.flat, *(() if up_to_noise else knowledge.noise)]
     shared = eliminate(rows, (k for k in unknown if k not in targets), prime)
     return {
         key: echelon(eliminate(shared, targets.difference(order), prime), order, prime)
@@ -209,5 +270,6 @@ def _in_rationals(
         else:
             return found
     raise LeakauditError(
-        "the combination is determined, but its rational coefficients have more than 600 digits; use fewer rounds"
+        "the combination is determined, but its rational coefficients have more than 600 digits; "
+        "use fewer rounds"
     )

@@ -1,8 +1,10 @@
-"""How far one changed record drags the node's later gradients with it: record level where certificates are 1 (docs/relations.md, account).
+"""How far one changed record moves the node's later gradients (docs/relations.md, account).
 
-With the view held still, the change of every vector follows from the relations: |c_k| s_k <= sum_j |c_j| s_j where k is the only one
-that is not bounded yet, s = 0 for what is known, and s = Delta_t + L s(point) for a gradient of a loss whose gradients are L-Lipschitz.
-For w+ = a (w - step g) this is s+ = |a| (s (1 + step L) + step Delta), and mu^2 <= sum over the noise of (s / sigma)^2.
+It gives record level to views whose certificates are 1. With the view held still, the change of
+every vector follows from the relations: |c_k| s_k <= sum_j |c_j| s_j where k is the only one that
+is not bounded yet, s = 0 for what is known, and s = Delta_t + L s(point) for a gradient of a loss
+whose gradients are L-Lipschitz. For w+ = a (w - step g) this is s+ = |a| (s (1 + step L) + step
+Delta), and mu^2 <= sum over the noise of (s / sigma)^2.
 """
 
 from __future__ import annotations
@@ -24,9 +26,12 @@ from leakaudit.relations.knowledge import Knowledge
 class Drift:
     """What one changed record moves, with the view held still.
 
-    limits: (T,) how far every target moves, its reaction to the moved model included: sensitivities for `account` at record level.
-    mu: upper value from the shift that every noise hides; inf where a combination is on the wire without noise, or where the
-    relations do not bound every noise one by one. With one noise a message and changes that add up it is the exact one of `account`.
+    Attributes:
+        limits: (T,) How far every target moves, including its reaction to the moved model:
+            sensitivities for `account` at record level.
+        mu: Upper value from the shift that every noise hides; inf if a combination is on the wire
+            without noise, or if the relations do not bound every noise one by one. With one noise
+            for each message and changes that add up, it is the exact mu of `account`.
     """
 
     limits: tuple[float, ...]
@@ -39,39 +44,47 @@ def drift(
     sensitivity: float | Sequence[float],
     smoothness: float,
 ) -> Drift:
-    """Bound how one changed record moves all gradients of its node, for losses whose gradients are Lipschitz.
+    """Bound how one changed record moves all gradients of its node, for Lipschitz gradients.
 
-    sensitivity: of each gradient at the same point, 0 where the record takes no part. smoothness: Lipschitz constant L >= 0 of the
-    node's gradients, as they enter the protocol. Raises LeakauditError for what `account` refuses, for gradients that react and are
-    no targets, and where the relations before a gradient do not bound its point.
+    Args:
+        knowledge: Of the whole network.
+        targets: All gradients of the node.
+        sensitivity: Of each gradient at the same point, 0 if the record takes no part; one for all,
+            or (T,).
+        smoothness: Lipschitz constant L >= 0 of the node's gradients, as they enter the protocol.
+
+    Raises:
+        LeakauditError: As for `account`; or a gradient reacts that is not a target; or the
+            relations before a gradient do not bound its point.
     """
     same_point = sensitivities(targets, sensitivity)
     if not 0 <= smoothness < math.inf:
         raise LeakauditError(
-            f"drift: expected a smoothness >= 0, the Lipschitz constant of the gradients, got {smoothness}"
+            "drift: expected a smoothness >= 0, the Lipschitz constant of the gradients, got "
+            f"{smoothness}"
         )
     worst, view = worst_case(knowledge, targets)
-    moves = _moved(
-        worst,
-        view.used,
-        dict(zip((t.vector for t in targets), same_point.tolist(), strict=True)),
-        smoothness,
-    )
+    at_same_point = {t.vector: float(s) for t, s in zip(targets, same_point, strict=True)}
+    moves = _moved(worst, view.used, at_same_point, smoothness)
     limits = tuple(moves.of({t.vector: Fraction(1)}) or 0.0 for t in targets)
-    if determined(
-        view,
-        [t for t, limit in zip(targets, limits, strict=True) if limit and t.vector in view.used],
-    ):
+    moving = []
+    for target, limit in zip(targets, limits, strict=True):
+        if limit and target.vector in view.used:
+            moving.append(target)
+    if determined(view, moving):
         return Drift(limits, math.inf)
     gaussian(view, targets)
-    hidden = [(moves.of({k: Fraction(1)}), view.declared.vectors[k].std) for k in view.noise]
-    return Drift(
-        limits, math.sqrt(sum((math.inf if s is None else s / std) ** 2 for s, std in hidden))
-    )
+    # Independent noises add up: mu^2 <= sum (s / sigma)^2.
+    squares = []
+    for k in view.noise:
+        size = moves.of({k: Fraction(1)})
+        share = math.inf if size is None else size / view.declared.vectors[k].std
+        squares.append(share**2)
+    return Drift(limits, math.sqrt(sum(squares)))
 
 
 class _Moves:
-    """Bounds on how far vectors move, from relations that come one after the other; 0 for what is known."""
+    """Bounds on how far vectors move, from relations in time; 0 for what is known."""
 
     def __init__(self, worst: Knowledge) -> None:
         self.known = worst.known - worst.declared.opaques.keys()
@@ -81,14 +94,15 @@ class _Moves:
 
     def of(self, terms: Mapping[int, Fraction]) -> float | None:
         """Return the bound of a form, None where one of its vectors has none."""
-        sizes = [
-            (abs(float(c)), self.bound.get(k)) for k, c in terms.items() if k not in self.known
-        ]
-        return (
-            math.fsum(c * s for c, s in sizes if s is not None)
-            if all(s is not None for _, s in sizes)
-            else None
-        )
+        parts = []
+        for k, coefficient in terms.items():
+            if k in self.known:
+                continue
+            size = self.bound.get(k)
+            if size is None:
+                return None
+            parts.append(abs(float(coefficient)) * size)
+        return math.fsum(parts)
 
     def settle(self, vector: int, bound: float) -> None:
         """Set a bound, and those that follow from it."""
@@ -96,14 +110,13 @@ class _Moves:
         while todo:
             k, size = todo.pop()
             self.bound[k] = size
-            todo += [new for terms in self.waiting.pop(k, ()) for new in self._follows(terms)]
-            for out in [
-                out
-                for out, parts in self.pending.items()
-                if all(self.of(part.terms) == 0 for part in parts)
-            ]:
-                del self.pending[out]
-                todo.append((out, 0.0))
+            for terms in self.waiting.pop(k, ()):
+                todo += self._follows(terms)
+            # A nonlinear step whose inputs do not move has an output that does not.
+            for out, parts in list(self.pending.items()):
+                if all(self.of(part.terms) == 0 for part in parts):
+                    del self.pending[out]
+                    todo.append((out, 0.0))
 
     def take(self, terms: Mapping[int, Fraction]) -> None:
         """Take in a relation: it bounds the one vector in it that has no bound, or waits."""
@@ -111,6 +124,7 @@ class _Moves:
             self.settle(vector, bound)
 
     def _follows(self, terms: Mapping[int, Fraction]) -> list[tuple[int, float]]:
+        """Return the vector that a relation bounds, with its bound, or wait for the others."""
         free = [k for k in terms if k not in self.known and k not in self.bound]
         if len(free) == 1:
             others = self.of({k: c for k, c in terms.items() if k != free[0]}) or 0.0
@@ -123,8 +137,11 @@ class _Moves:
 def _moved(
     worst: Knowledge, reached: frozenset[int], same_point: Mapping[int, float], smoothness: float
 ) -> _Moves:
-    """Go through the declaration in time; every gradient's point must be bounded by the relations before it."""
-    vectors, points, moves, at = worst.declared.vectors, worst.declared.points, _Moves(worst), 0
+    """Go through the declaration in time; relations before a gradient must bound its point."""
+    vectors = worst.declared.vectors
+    points = worst.declared.points
+    moves = _Moves(worst)
+    at = 0
     for k in sorted(same_point.keys() | (points.keys() & reached)):
         while k in points and at < len(worst.rows) and worst.rows[at] < points[k].before:
             moves.take(worst.relations[at].terms)
@@ -133,11 +150,13 @@ def _moved(
         if k not in same_point:
             if moved != 0:
                 raise LeakauditError(
-                    f"drift: {vectors[k].label} reacts to the change and is no target; name all gradients of one node"
+                    f"drift: {vectors[k].label} reacts to the change and is no target; "
+                    "name all gradients of one node"
                 )
         elif moved is None:
             raise LeakauditError(
-                f"drift: what is seen before {vectors[k].label} and the node's own past do not bound where it was taken"
+                f"drift: what is seen before {vectors[k].label} and the node's own past do not "
+                "bound where it was taken"
             )
         else:
             moves.settle(k, same_point[k] + smoothness * moved)

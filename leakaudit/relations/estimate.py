@@ -1,6 +1,7 @@
-"""The quietest formula: best linear unbiased estimates from recorded messages, and how much they amplify rounding.
+"""The formula of least variance: best linear unbiased estimates from recorded messages.
 
-min |B'r|^2 subject to F'r = c; weights -K'r, standard deviation |B'r|, the same for every coordinate (docs/relations.md, estimate).
+It comes with how much it amplifies rounding. min |B'r|^2 subject to F'r = c; weights -K'r, standard
+deviation |B'r|, the same for every coordinate (docs/relations.md, estimate).
 """
 
 from __future__ import annotations
@@ -19,8 +20,15 @@ from leakaudit.relations.expression import Expression, Vector
 from leakaudit.relations.kkt import Array, Rounding, System, channel_errors, solve, spanning, system
 from leakaudit.relations.knowledge import Knowledge
 
-NOTHING = 1e-14  # change of a weight, relative to the largest of its row, that is none
-FLOOR = 1e-6  # of the loudest noise: quieter rounding would leave the weights of redundant messages to chance
+# Change of a weight, relative to the largest of its row, that is none: about 50 roundings of
+# float64.
+NOTHING = 1e-14
+
+# Least rounding of a message, relative to the largest noise. With less, the weights of redundant
+# messages would be undecided in float64, whose energies are squares: 1e-12 of the largest, well
+# above 2e-16. A choice.
+FLOOR = 1e-6
+
 Fetch = Callable[[Vector], Tensor]
 
 
@@ -28,9 +36,16 @@ Fetch = Callable[[Vector], Tensor]
 class Estimate:
     """Weights over known vectors that give each combination, up to its noise.
 
-    vectors: (k) known vectors. weights: (m, k). std: (m,) noise per coordinate, rounding included. noise: (m, q), the error of the
-    estimates is ``noise @ e`` with e of unit variance. amplification: (m,) std of the estimate per unit of independent error in
-    every message. miss: (m,) Euclidean norm of what rounding leaves of the unknown vectors' weights, which should be nothing.
+    Attributes:
+        combinations: The m forms that are estimated.
+        vectors: (k) Known vectors.
+        weights: (m, k) Their weights.
+        std: (m,) Noise per coordinate, rounding included.
+        noise: (m, q) The error of the estimates is ``noise @ e`` with e of unit variance.
+        amplification: (m,) Standard deviation of the estimate per unit of independent error in
+            every message.
+        miss: (m,) Euclidean norm of what rounding leaves of the unknown vectors' weights, which
+            should be 0.
     """
 
     combinations: tuple[Expression, ...]
@@ -42,10 +57,14 @@ class Estimate:
     miss: Array
 
     def apply(self, fetch: Fetch) -> Tensor:
-        """Return the estimates (m, c) in float64; every vector (c,) is fetched once, in the order of rounds.
+        """Return the estimates (m, c) in float64; every vector is fetched once, by round.
 
-        Weights that stay the same from some round on are applied to running sums: sum_t a_t x_t = sum_t (a_t - a_{t+1}) X_t with
-        X_t = x_1 + ... + x_t, so an absolute value that needs all past messages costs as much as a difference.
+        Weights that stay the same from some round on are applied to running sums: sum_t a_t x_t =
+        sum_t (a_t - a_{t+1}) X_t with X_t = x_1 + ... + x_t, so an absolute value that needs all
+        past messages costs as much as a difference.
+
+        Args:
+            fetch: Returns the value (c,) of a known vector.
         """
         out: Tensor | None = None
         sums: dict[Vector, Tensor] = {}
@@ -61,11 +80,11 @@ class Estimate:
                     len(weights), value.shape[-1], dtype=torch.float64, device=value.device
                 )
             if channel in running:
-                value = sums[channel] = (
+                if channel in sums:
                     sums[channel].add_(value)
-                    if channel in sums
-                    else value.to(torch.float64, copy=True)
-                )
+                else:
+                    sums[channel] = value.to(torch.float64, copy=True)
+                value = sums[channel]
             for row in weights[:, k].nonzero()[0]:
                 out[row].add_(value, alpha=float(weights[row, k]))
         if out is None:
@@ -79,11 +98,15 @@ def _channel(vector: Vector) -> Vector:
 
 
 def _on_sums(vectors: tuple[Vector, ...], weights: Array) -> tuple[Array, frozenset[Vector]]:
-    """Return the weights (m, k), and the channels whose weights act on running sums, which are those where that takes fewer."""
+    """Return the weights (m, k), and the channels whose weights act on running sums.
+
+    Those are the channels for which that takes fewer weights.
+    """
     order = defaultdict[Vector, list[int]](list)
     for k in sorted(range(len(vectors)), key=lambda k: vectors[k].round):
         order[_channel(vectors[k])].append(k)
-    weights, running = weights.copy(), set[Vector]()
+    weights = weights.copy()
+    running: set[Vector] = set()
     limit = NOTHING * np.abs(weights).max(axis=1, keepdims=True, initial=0)
     for channel, ks in order.items():
         steps = weights[:, ks] - np.pad(weights[:, ks[1:]], ((0, 0), (0, 1)))
@@ -99,27 +122,33 @@ def estimate(
 ) -> Estimate:
     """Return the best linear unbiased estimate of every combination of unknown vectors.
 
-    rounding: standard deviation of the rounding of a recorded message, such as 3e-8 times its size in float32, for all or by
-    message name. It picks, among formulas that are equal in exact arithmetic, the best conditioned one.
-    Raises LeakauditError for a combination that is not determined even up to noise.
+    The noise of r'(relations) is B'r and its weights on unknowns are F'r. So the estimate of c'x is
+    the r with F'r = c and the least |B'r|^2 (Gauss, Markov), and its weights on known vectors are
+    -K'r.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+        combinations: Of unknown vectors that are not noise.
+        rounding: Standard deviation of the rounding of a recorded message, such as 3e-8 times its
+            size in float32; for all, or by message name. It picks, among formulas that are equal in
+            exact arithmetic, the best conditioned one.
+
+    Raises:
+        LeakauditError: A combination is not determined even up to noise.
     """
     sizes = [rounding] if isinstance(rounding, int | float) else list(rounding.values())
     if min(sizes, default=0.0) < 0:
         raise LeakauditError(f"rounding: expected a standard deviation >= 0, got {min(sizes)}")
-    loudest = (
-        max(
-            (knowledge.declared.vectors[k].std for k in knowledge.noise),
-            default=max(sizes, default=0.0),
-        )
-        or 1.0
-    )
-    s = system(knowledge, rounding, FLOOR * loudest)
+    noises = [knowledge.declared.vectors[k].std for k in knowledge.noise] or sizes
+    largest = max(noises, default=0.0) or 1.0
+    s = system(knowledge, rounding, FLOOR * largest)
     wanted = np.zeros((len(s.columns), len(combinations)))
     for at, combination in enumerate(combinations):
         for k, v in combination.terms.items():
             if k not in s.columns:
                 raise LeakauditError(
-                    f"{combination}: {knowledge.declared.vectors[k].label} is known, is noise, or occurs in no relation"
+                    f"{combination}: {knowledge.declared.vectors[k].label} is known, is noise, or "
+                    "occurs in no relation"
                 )
             wanted[s.columns[k], at] = float(v)
     scale = float(np.abs(s.noise.data).max(initial=0)) or 1.0
@@ -127,9 +156,11 @@ def estimate(
     _, r = solve(
         s.noise / scale, s.flat, wanted, nothing, lambda: spanning(knowledge, knowledge.flat)
     )
-    weights, noise = -(s.seen.T @ r).T, (s.noise.T @ r).T * _true(knowledge, s, rounding)
+    weights = -(s.seen.T @ r).T
+    noise = (s.noise.T @ r).T * _true(knowledge, s, rounding)
     weights[np.abs(weights) < NOTHING * np.abs(weights).max(axis=1, keepdims=True, initial=0)] = 0
-    used, loud = weights.any(axis=0), noise.any(axis=0)
+    used = weights.any(axis=0)
+    heard = noise.any(axis=0)
     sent = np.array([knowledge.declared.vectors[k].kind == "message" for k in s.known], bool)
     return Estimate(
         combinations=tuple(combinations),
@@ -138,7 +169,7 @@ def estimate(
         ),
         weights=weights[:, used],
         std=np.linalg.norm(noise, axis=1),
-        noise=noise[:, loud],
+        noise=noise[:, heard],
         amplification=np.linalg.norm(weights[:, sent], axis=1),
         miss=np.linalg.norm(s.flat.T @ r - wanted, axis=0),
     )
@@ -146,14 +177,19 @@ def estimate(
 
 def _true(knowledge: Knowledge, s: System, rounding: Rounding) -> Array:
     """Return, per column of B, what its standard deviation is over what it was solved with."""
-    own, errors = len(knowledge.noise), channel_errors(knowledge, rounding)
+    own = len(knowledge.noise)
+    errors = channel_errors(knowledge, rounding)
     return np.array([1.0] * own + [errors.get(k, 0.0) / s.std[k] for k in s.noisy[own:]])
 
 
 def recorded(view: View) -> Fetch:
-    """Return how a declared vector is read from a recorded trace: a message by (round, src, dst, name), a public vector by name.
+    """Return how a declared vector is read from a recorded trace.
 
-    A public vector that is a constant of the protocol, such as z0 = 0, has it in every coordinate.
+    A message is found by (round, src, dst, name), a public vector by name. A public vector that is
+    a constant of the protocol, such as z0 = 0, has it in every coordinate.
+
+    Args:
+        view: Of the adversary.
     """
 
     def fetch(vector: Vector) -> Tensor:
@@ -169,14 +205,11 @@ def recorded(view: View) -> Fetch:
             raise LeakauditError(
                 f"{vector.label} is not recorded in a trace; build the knowledge with own=False"
             )
-        heard = (
-            vector.dst
-            if vector.dst is not None
-            else tuple(j for j in range(view.graph.nodes) if j != vector.owner)
-        )
-        to = next(
-            (j for j in heard if view.has(vector.round, vector.owner, j, vector.name)), heard[0]
-        )
+        receivers = vector.dst
+        if receivers is None:
+            receivers = tuple(j for j in range(view.graph.nodes) if j != vector.owner)
+        copies = (j for j in receivers if view.has(vector.round, vector.owner, j, vector.name))
+        to = next(copies, receivers[0])  # without any copy, `message` says why
         return view.message(vector.round, vector.owner, to, vector.name)
 
     return fetch

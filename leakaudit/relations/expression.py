@@ -16,15 +16,26 @@ Law: TypeAlias = Literal[
 ]
 LAWS: tuple[str, ...] = get_args(Law)
 Number: TypeAlias = int | float | str | Fraction
+
+# Two rationals with denominators up to 1e5 differ by at least 1e-10, while a sum of a few floats
+# errs by about 1e-16: so at most one of them lies within CLOSE, and a float that is none of them is
+# refused.
 LARGEST_DENOMINATOR = 10**5
+CLOSE = 1e-14
 
 
 def exact(value: Number) -> Fraction:
     """Return a coefficient as the rational that its author meant.
 
-    A float is repaired to the nearest rational with a denominator up to 1e5 that lies within 1e-14 of it, relative: 1 - 2/3 in
-    binary is not 1/3, and exact arithmetic on the raw bits finds leaks that do not exist (docs/relations.md, traps).
-    Raises LeakauditError for a float that is no such rational, and for what is no number.
+    1 - 2/3 in binary is not 1/3, and exact arithmetic on the raw bits finds leaks that do not exist
+    (docs/relations.md, traps).
+
+    Args:
+        value: A float is repaired to the nearest rational with a denominator up to 1e5 that lies
+            within 1e-14 of it, relative.
+
+    Raises:
+        LeakauditError: A float is not close to such a rational, or the value is not a number.
     """
     if isinstance(value, Fraction):
         return value
@@ -36,17 +47,23 @@ def exact(value: Number) -> Fraction:
         near = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         raise LeakauditError(
-            f"coefficient {value!r}: expected an int, a Fraction, text such as '1/3', or a finite float"
+            f"coefficient {value!r}: expected an int, a Fraction, text such as '1/3', or a finite "
+            "float"
         ) from None
-    if abs(float(near) - value) > 1e-14 * abs(value):
+    if abs(float(near) - value) > CLOSE * abs(value):
         raise LeakauditError(
-            f"coefficient {value!r}: no fraction with denominator <= {LARGEST_DENOMINATOR} is this float; pass a Fraction or '{value!r}'"
+            f"coefficient {value!r}: no fraction with denominator <= {LARGEST_DENOMINATOR} is this "
+            f"float; pass a Fraction or '{value!r}'"
         )
     return near
 
 
 def decimal(value: float) -> Fraction:
-    """Return a protocol's constant as the decimal number that was written: 0.05 is 1/20, and no float is too long."""
+    """Return a protocol's constant as the decimal number that was written: 0.05 is 1/20.
+
+    Args:
+        value: No float is too long.
+    """
     return Fraction(repr(float(value)))
 
 
@@ -54,9 +71,16 @@ def decimal(value: float) -> Fraction:
 class Vector:
     """One vector of the model's length that a protocol names.
 
-    owner: the node that holds it, None for nobody in particular. index: tells apart vectors of one name, owner and round, such as
-    z_{i|j} by j. std: of noise, or of the error that a channel adds to a message, per coordinate.
-    dst: who receives a message, None for everybody. secure: a tap does not read it. law: of noise.
+    Attributes:
+        kind: Its role in the protocol.
+        name: In the paper's words.
+        owner: The node that holds it, None for nobody in particular; of a message, the sender.
+        round: In which it was declared.
+        index: Tells apart vectors of one name, owner and round, such as z_{i|j} by j.
+        std: Of noise, or of the error that a channel adds to a message, per coordinate.
+        dst: Who receives a message, None for everybody.
+        secure: Whether a tap cannot read a message.
+        law: Of noise.
     """
 
     kind: Kind
@@ -71,7 +95,7 @@ class Vector:
 
     @property
     def label(self) -> str:
-        """``g[0,3]``, ``z[0|1,3]`` (index 1), ``dz[0>1,3]`` (a message), ``x[0>*,3]`` (heard by everybody)."""
+        """``g[0,3]``, ``z[0|1,3]`` (index 1), ``dz[0>1,3]`` (a message), ``x[0>*,3]`` (to all)."""
         where = "" if self.owner is None else str(self.owner)
         if self.kind == "message":
             where += f">{'*' if self.dst is None else '&'.join(map(str, self.dst))}"
@@ -83,7 +107,9 @@ class Vector:
 class Expression:
     """A sparse linear form over the vectors of one declaration, with rational coefficients.
 
-    home: all vectors of the declaration; terms: place in `home` -> coefficient, without zeros.
+    Args:
+        home: All vectors of the declaration.
+        terms: Place in `home` -> coefficient, without zeros.
     """
 
     __slots__ = ("home", "terms")
@@ -103,7 +129,8 @@ class Expression:
             return self
         if other.home is not self.home:
             raise LeakauditError(
-                f"{self} and {other} belong to two declarations; write one protocol into one Relations"
+                f"{self} and {other} belong to two declarations; "
+                "write one protocol into one Relations"
             )
         terms = dict(self.terms)
         for k, v in other.terms.items():
@@ -127,7 +154,8 @@ class Expression:
             return self + (-other)
         terms = dict(self.terms)
         for k, v in other.terms.items():
-            if total := terms[k] - v if k in terms else -v:
+            total = terms[k] - v if k in terms else -v
+            if total:
                 terms[k] = total
             else:
                 del terms[k]
@@ -168,8 +196,13 @@ class Expression:
         """``g[0,2] - 6/5 g[0,3]``."""
         text = ""
         for k, v in sorted(self.terms.items()):
-            sign = ("-" if v < 0 else "") if not text else (" - " if v < 0 else " + ")
-            text += sign + ("" if abs(v) == 1 else f"{abs(v)} ") + self.home[k].label
+            if text:
+                text += " - " if v < 0 else " + "
+            elif v < 0:
+                text += "-"
+            if abs(v) != 1:
+                text += f"{abs(v)} "
+            text += self.home[k].label
         return text or "0"
 
     __repr__ = __str__
@@ -182,6 +215,5 @@ class Expression:
         return next(iter(self.terms))
 
 
-Form: TypeAlias = (
-    Expression | int | Fraction
-)  # the only number allowed is 0, which `sum` begins with
+# The only number allowed is 0, which `sum` begins with.
+Form: TypeAlias = Expression | int | Fraction

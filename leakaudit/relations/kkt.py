@@ -1,10 +1,16 @@
-"""Least noise under exact constraints: one sparse quasi-definite system for estimates and for bounds (docs/relations.md, estimate).
+"""Least noise under exact constraints: one quasi-definite system (docs/relations.md, estimate).
 
     [ I    0        B'      ] [u  ]   [a]
     [ 0    +delta I F'      ] [lam] = [c]
     [ B    F        -ridge I] [r  ]   [b]
 
-delta and ridge only pick one of many equal solutions (gauge freedom); the steps of refinement take their effect out again.
+Estimates and bounds are both quadratic programmes over it. An estimate is a combination r of the
+relations that leaves weights c on the unknowns, F'r = c, with the least noise |B'r|^2: the system
+with a = b = 0, where u = -B'r. A bound asks for the least noise shift |u|^2 that hides a change, B
+u + F lam = b: the system with a = c = 0. These are the optimality (Karush-Kuhn-Tucker) conditions,
+sparse where elimination would fill in. Many r are equal where relations are redundant, and many lam
+where unknowns are (gauge freedom). delta and ridge pick one of them; iterative refinement takes
+their effect out again.
 """
 
 from __future__ import annotations
@@ -24,28 +30,47 @@ from leakaudit.relations.knowledge import Knowledge
 from leakaudit.relations.modular import PRIMES, independent, residue
 
 Array = NDArray[np.float64]
-Rounding: TypeAlias = (
-    float | Mapping[str, float]
-)  # standard deviation of a recorded message's rounding, or one by message name
-DELTA, RIDGE = 1e-16, 1e-16  # with the largest noise scaled to 1
-REFINE, ROUNDING = (
-    6,
-    4e-16,
-)  # steps of refinement at most, and the error of a row, relative to its terms, that needs none
-GAP, UNUSABLE = (
-    1e-6,
-    1e-3,
-)  # relative gap of primal and dual: where the basis is asked for, where nothing is returned
-MISSED, NOTHING = 1e-6, 1e-12  # error of the constraints; an energy that counts as none
+
+# Standard deviation of a recorded message's rounding, or one by message name.
+Rounding: TypeAlias = float | Mapping[str, float]
+
+# Diagonals that make the matrix regular, with the largest noise scaled to 1: half a unit of
+# float64's last place, so that they decide only what is undecided.
+DELTA = 1e-16
+RIDGE = 1e-16
+
+# Refinement ends at a row error of two units of the last place, relative to the row's terms, which
+# is what a product rounds to; if it has not got there in 6 steps, each of which gains several
+# digits or none, it will not.
+REFINE = 6
+ROUNDING = 4e-16
+
+# Relative gap of primal and dual energy. At an exact solution it is 0; std is the root of the
+# energy, so 1e-6 is far below what anybody reads. From there on to 1e-3, a solution over an exact
+# basis is still returned; above, nothing is. Choices.
+GAP = 1e-6
+UNUSABLE = 1e-3
+
+# Largest error of the constraints, relative; a choice: the rounding of a message is 6e-8 of it.
+MISSED = 1e-6
+# An energy below this share of the right sides' counts as none, so that its relative gap means
+# nothing.
+NOTHING = 1e-12
 
 
 @dataclass(frozen=True)
 class System:
-    """The relations in use as sparse float matrices, one row a relation.
+    """The relations in use as sparse float matrices with a row for each relation.
 
-    flat: (m, f) unknowns without prior, F. noise: (m, q) columns scaled by their standard deviation, B; first the declared noise,
-    then the error of every message that has one. seen: (m, k) known vectors, K. columns: place of a flat unknown -> column of F.
-    known, noisy: places of the vectors behind the columns of K and B; std: what the messages' columns of B were scaled by.
+    Attributes:
+        flat: (m, f) F: unknowns without prior.
+        noise: (m, q) B: columns scaled by their standard deviation; first the declared noise, then
+            the error of every message that has one.
+        seen: (m, k) K: known vectors.
+        columns: Place of a flat unknown -> column of F.
+        known: Places of the vectors behind the columns of K.
+        noisy: Places of the vectors behind the columns of B.
+        std: What the messages' columns of B were scaled by.
     """
 
     flat: Any
@@ -58,7 +83,14 @@ class System:
 
 
 def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> System:
-    """Build F, B and K; a message that is known has an error of std hypot(rounding, its own), another one its own."""
+    """Build F, B and K.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+        rounding: Standard deviation of the rounding of messages that are known; each message's own
+            channel error comes on top.
+        floor: Least rounding of a known message.
+    """
     vectors = knowledge.declared.vectors
     known = tuple(sorted(knowledge.used & knowledge.known))
     flat = _columns(knowledge, knowledge.flat)
@@ -81,7 +113,17 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> Syst
 
 
 def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
-    """Return which of some unknown vectors (places in `among`) have independent columns that span the others'."""
+    """Return which of some unknown vectors have independent columns that span the others'.
+
+    The decision is exact.
+
+    Args:
+        knowledge: The relations in use.
+        among: Places of the vectors.
+
+    Returns:
+        Indices into `among`, ascending.
+    """
     at = {k: j for j, k in enumerate(among)}
     prime = PRIMES[0]
     rows = (
@@ -93,57 +135,92 @@ def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
 def channel_errors(
     knowledge: Knowledge, rounding: Rounding, floor: float = 0.0
 ) -> dict[int, float]:
-    """Return the error of every message in use that has one: its own, and where it is known its rounding, at least `floor`."""
-    vectors, errors = knowledge.declared.vectors, dict[int, float]()
+    """Return the error of every message in use that has one.
+
+    It is the message's own and, if it is known, its rounding.
+
+    Args:
+        knowledge: The relations in use, and what is known.
+        rounding: Standard deviation of the rounding of messages that are known.
+        floor: Least rounding of a known message.
+
+    Returns:
+        Place of the message -> standard deviation.
+    """
+    errors: dict[int, float] = {}
     for k in sorted(knowledge.used):
-        if (v := vectors[k]).kind == "message":
-            known = rounding if isinstance(rounding, int | float) else rounding.get(v.name, 0.0)
-            errors[k] = math.hypot(max(known, floor) if k in knowledge.known else 0.0, v.std)
-    return {k: e for k, e in errors.items() if e}
+        vector = knowledge.declared.vectors[k]
+        if vector.kind != "message":
+            continue
+        own = 0.0
+        if k in knowledge.known:
+            given = (
+                rounding if isinstance(rounding, int | float) else rounding.get(vector.name, 0.0)
+            )
+            own = max(given, floor)
+        error = math.hypot(own, vector.std)
+        if error:
+            errors[k] = error
+    return errors
 
 
 def _channel(knowledge: Knowledge, errors: dict[int, float]) -> Any:
-    """Return the columns of these errors: an error stands where its message is made; what uses the message uses it as it came."""
+    """Return the columns of these errors.
+
+    An error stands where its message is made; what uses the message uses it as it came.
+    """
     rows = {r: at for at, r in enumerate(knowledge.rows)}
-    entries = [
-        (rows[r], at, e)
-        for at, (k, e) in enumerate(errors.items())
-        if (r := knowledge.declared.sent.get(k)) in rows
-    ]
-    row, column, value = zip(*entries, strict=True) if entries else ((), (), ())
-    return sp.csr_array(
-        (np.array(value, float), (np.array(row, int), np.array(column, int))),
-        shape=(len(knowledge.rows), len(errors)),
-    )
+    entries: list[tuple[int, int, float]] = []
+    for at, (k, error) in enumerate(errors.items()):
+        made = knowledge.declared.sent.get(k)
+        if made is not None and made in rows:
+            entries.append((rows[made], at, error))
+    return _sparse(entries, len(knowledge.rows), len(errors))
 
 
 def _columns(knowledge: Knowledge, places: list[int]) -> Any:
+    """Return the coefficients of some vectors, one column for each."""
     at = {k: j for j, k in enumerate(places)}
-    entries = [
-        (r, at[k], float(v))
-        for r, relation in enumerate(knowledge.relations)
-        for k, v in relation.terms.items()
-        if k in at
-    ]
-    row, column, value = zip(*entries, strict=True) if entries else ((), (), ())
-    return sp.csr_array(
-        (np.array(value, float), (np.array(row, int), np.array(column, int))),
-        shape=(len(knowledge.rows), len(places)),
-    )
+    entries: list[tuple[int, int, float]] = []
+    for row, relation in enumerate(knowledge.relations):
+        for k, coefficient in relation.terms.items():
+            if k in at:
+                entries.append((row, at[k], float(coefficient)))
+    return _sparse(entries, len(knowledge.rows), len(places))
+
+
+def _sparse(entries: list[tuple[int, int, float]], rows: int, columns: int) -> Any:
+    row = np.array([entry[0] for entry in entries], int)
+    column = np.array([entry[1] for entry in entries], int)
+    value = np.array([entry[2] for entry in entries], float)
+    return sp.csr_array((value, (row, column)), shape=(rows, columns))
 
 
 def solve(
     noise: Any, flat: Any, middle: Array, bottom: Array, basis: Callable[[], NDArray[np.int64]]
 ) -> tuple[Array, Array]:
-    """Return u (q, n) and r (m, n) for right sides a = 0, c = middle (f, n) and b = bottom (m, n); noise with entries up to 1.
+    """Return u (q, n) and r (m, n) for right sides a = 0, c = middle and b = bottom.
 
-    basis: columns of flat that are independent and span the others, found exactly; asked for where the gauge freedom spoils the
-    direct solution, which shows as |u|^2 != c'lam - b'r. Raises LeakauditError where there is no solution to 1e-6.
+    At a solution, |u|^2 = u'(-B'r) = c'lam - b'r (take the inner product of each block row with u,
+    lam and r). A gap between the two shows that the gauge freedom has spoilt the digits; then the
+    system is solved anew over an exact basis of F's columns, with delta = 0.
+
+    Args:
+        noise: (m, q) B, scaled so that its largest entry is 1.
+        flat: (m, f) F.
+        middle: (f, n) c.
+        bottom: (m, n) b.
+        basis: Returns columns of flat that are independent and span the others, found exactly;
+            called only if needed.
+
+    Raises:
+        LeakauditError: There is no solution to 1e-6, or the relations are too ill-conditioned.
     """
     for keep, delta in ((lambda: np.arange(flat.shape[1]), DELTA), (basis, 0.0)):
         columns = keep()
         u, lam, r = _factor(noise, flat[:, columns], middle[columns], bottom, delta)
-        energy, dual = (u * u).sum(0), (middle[columns] * lam).sum(0) - (bottom * r).sum(0)
+        energy = (u * u).sum(0)
+        dual = (middle[columns] * lam).sum(0) - (bottom * r).sum(0)
         missed = np.abs(flat.T @ r - middle).max(axis=0, initial=0) / (
             1 + np.abs(middle).max(axis=0, initial=0)
         )
@@ -152,19 +229,23 @@ def solve(
             return u, r
     if (missed > MISSED).any():
         raise LeakauditError(
-            "the view does not determine all of these combinations, even up to noise; ask `determined` which ones it does"
+            "the view does not determine all of these combinations, even up to noise; "
+            "ask `determined` which ones it does"
         )
     if (gap <= UNUSABLE * energy).all():
         return u, r
     raise LeakauditError(
-        "these relations are too ill-conditioned for float64; use fewer rounds, or noises less than 1e6 apart"
+        "these relations are too ill-conditioned for float64; "
+        "use fewer rounds, or noises less than 1e6 apart"
     )
 
 
 def _factor(
     noise: Any, flat: Any, middle: Array, bottom: Array, delta: float
 ) -> tuple[Array, Array, Array]:
-    q, f, m = noise.shape[1], flat.shape[1], flat.shape[0]
+    """Return u, lam and r of the quasi-definite system, refined; NaN if it has no factor."""
+    q = noise.shape[1]
+    m, f = flat.shape
     blocks = [
         [sp.eye_array(q), None, noise.T],
         [None, sp.csr_array((f, f)), flat.T],
@@ -174,11 +255,15 @@ def _factor(
     shift = sp.diags_array(np.concatenate([np.zeros(q), np.full(f, delta), np.full(m, -RIDGE)]))
     right = np.concatenate([np.zeros((q, middle.shape[1])), middle, bottom])
     try:
+        # A threshold of .1 keeps most pivots on the diagonal, which is sparser; the default 1 would
+        # swap rows more often.
         factor = sla.splu((matrix + shift).tocsc(), permc_spec="COLAMD", diag_pivot_thresh=0.1)
-    except RuntimeError:  # a pivot that rounds to zero: no solution here, which `solve` sees
+    except RuntimeError:
+        # A pivot that rounds to zero: no solution here, which `solve` sees.
         right = np.full_like(right, np.nan)
         return right[:q], right[q : q + f], right[q + f :]
-    found, size = factor.solve(right), abs(matrix)
+    found = factor.solve(right)
+    size = abs(matrix)
     for _ in range(REFINE):
         missing = right - matrix @ found
         terms = size @ np.abs(found) + np.abs(right)

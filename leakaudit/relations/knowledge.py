@@ -17,8 +17,13 @@ from leakaudit.relations.expression import Expression, Vector
 class Knowledge:
     """A declaration, the vectors in it that somebody knows, and the relations that are used.
 
-    declared: the protocol. known: places of the known vectors (K). rows: places of the relations in use.
-    A part of the relations gives a lower bound on what leaks; it is never evidence that nothing else does.
+    A part of the relations gives a lower bound on what leaks; it is never evidence that nothing
+    else does.
+
+    Attributes:
+        declared: The protocol.
+        known: Places of the known vectors (K).
+        rows: Places of the relations in use.
     """
 
     declared: Relations
@@ -50,38 +55,58 @@ class Knowledge:
         ]
 
     def also(self, vectors: Iterable[Expression]) -> Knowledge:
-        """Add vectors to what is known."""
+        """Add vectors to what is known.
+
+        Args:
+            vectors: Each a single vector.
+        """
         return replace(self, known=self.known | {v.vector for v in vectors})
 
     def within(self, rounds: range) -> Knowledge:
-        """Use only the relations of these rounds."""
-        return replace(
-            self, rows=tuple(r for r in self.rows if self.declared.relations[r].round in rounds)
-        )
+        """Use only the relations of some rounds.
+
+        Args:
+            rounds: Those to keep.
+        """
+        rows = [r for r in self.rows if self.declared.relations[r].round in rounds]
+        return replace(self, rows=tuple(rows))
 
     def before(self, gradient: Expression) -> Knowledge:
-        """Use only the relations that were declared before this gradient."""
+        """Use only the relations that were declared before a gradient.
+
+        Args:
+            gradient: A single vector.
+        """
         count = self.declared.points[gradient.vector].before
         return replace(self, rows=tuple(r for r in self.rows if r < count))
 
     def near(self, nodes: Iterable[int]) -> Knowledge:
-        """Use only the relations around some nodes: those whose unknowns all occur beside an unknown of these nodes."""
-        relations, by_owner, by_vector = self.declared.relations, *self._index
-        touched = {r for node in nodes for k in by_owner[node] for r in by_vector[k]}
-        around = {k for r in touched for k in relations[r].terms if k not in self.known}
-        beside = {r for k in around for r in by_vector[k]}
-        rows = (
-            r for r in beside if all(k in around or k in self.known for k in relations[r].terms)
-        )
+        """Use only the relations whose unknowns all occur beside an unknown of some nodes.
+
+        Args:
+            nodes: The owners of these unknowns.
+        """
+        relations = self.declared.relations
+        by_owner, by_vector = self._index
+        touched: set[int] = set()  # relations with an unknown of the nodes
+        for node in nodes:
+            for k in by_owner[node]:
+                touched.update(by_vector[k])
+        around: set[int] = set()  # unknowns in these
+        for r in touched:
+            around.update(k for k in relations[r].terms if k not in self.known)
+        beside: set[int] = set()  # relations with one of these unknowns
+        for k in around:
+            beside.update(by_vector[k])
+        settled = around | self.known
+        rows = [r for r in beside if settled.issuperset(relations[r].terms)]
         return replace(self, rows=tuple(sorted(rows)))
 
     @cached_property
     def _index(self) -> tuple[dict[int | None, list[int]], dict[int, list[int]]]:
         """Unknown vectors in use by owner, and rows by unknown vector."""
-        by_owner, by_vector = (
-            defaultdict[int | None, list[int]](list),
-            defaultdict[int, list[int]](list),
-        )
+        by_owner = defaultdict[int | None, list[int]](list)
+        by_vector = defaultdict[int, list[int]](list)
         for r in self.rows:
             for k in self.declared.relations[r].terms:
                 if k not in self.known:
@@ -94,16 +119,22 @@ class Knowledge:
 def know(declared: Relations, adversary: Adversary, *, own: bool = True) -> Knowledge:
     """Return what an adversary knows of a declared protocol.
 
-    Messages that it taps, that its corrupt nodes send or receive, or that go to everybody, inside its window; public vectors that
-    it `knows` by name; with own=True all vectors of corrupt nodes. Nothing of a round after the window. own=False leaves what a
-    recorded trace holds.
+    It knows the messages that it observes (`Adversary.observes`) inside its window and the public
+    vectors that it `knows` by name, but nothing of a round after the window.
+
+    Args:
+        declared: The protocol.
+        adversary: Who observes it.
+        own: Whether it also knows all vectors of its corrupt nodes; without these, it knows what a
+            recorded trace holds.
     """
-    if declared.graph and (
-        missing := [n for n in sorted(adversary.corrupt) if n >= declared.graph.nodes]
-    ):
-        raise LeakauditError(
-            f"there is no node {missing[0]}: the graph has nodes 0 to {declared.graph.nodes - 1}"
-        )
+    if declared.graph is not None:
+        nodes = declared.graph.nodes
+        missing = [n for n in sorted(adversary.corrupt) if n >= nodes]
+        if missing:
+            raise LeakauditError(
+                f"there is no node {missing[0]}: the graph has nodes 0 to {nodes - 1}"
+            )
     known = frozenset(k for k, v in enumerate(declared.vectors) if _knows(adversary, v, own))
     return Knowledge(declared, known, tuple(range(len(declared.relations))))
 

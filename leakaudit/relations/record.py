@@ -1,11 +1,14 @@
-"""What one changed record does to a view: which stronger listener makes it priceable, and what changes reach (docs/relations.md).
+"""What one changed record does to a view (docs/relations.md).
 
-A changed record moves the model, and so the gradients that are taken there. `account` prices gradients that move by at most a
-sensitivity, which is true of a record only if all that it moves besides is seen: certificate 2. Three ways lead further.
+A changed record moves the model, and so the gradients that are taken there. `account` takes
+gradients that move by at most a sensitivity, which is true of a record only if all that it moves
+besides is seen: certificate 2. Three ways lead further.
 
-- `alone`, `with_models`: a listener who hears more. What a weaker one sees is a function of it, so its price is an upper value.
-- `drift` (drift.py): gradients that are L-Lipschitz, if certificates are 1 at least.
-- `reached`: quadratic losses, whose reaction is one more linear relation. Their view is Gaussian, and its mu is exact.
+- `alone`, `with_models`: an adversary who sees more. What a weaker one sees is a function of it, so
+  its mu is an upper value.
+- `drift` (drift.py): gradients that are L-Lipschitz, if certificates are at least 1.
+- `reached`: quadratic losses, whose reaction is one more linear relation. Their view is Gaussian,
+  and its mu is exact.
 """
 
 from __future__ import annotations
@@ -28,18 +31,28 @@ from leakaudit.relations.semidefinite import supremum
 
 HEARD = ("message", "public")
 OWN = ("gradient", "secret", "state", "noise")
-PATTERNS = 256  # choices of batches that are tried one by one
-Turns = Sequence[
-    Sequence[Collection[int]]
-]  # one block an epoch; the gradients that a record can enter in it, one choice each
+# Choices of batches that are tried one by one; a choice, about a second of semidefinite programmes.
+PATTERNS = 256
+
+# A block for each epoch, with the choices of gradients that a record can enter in it.
+Turns = Sequence[Sequence[Collection[int]]]
 
 
 def alone(declared: Relations, node: int) -> Knowledge | None:
-    """Return the knowledge of everybody but one node: all that it receives and sends; None if its relations hold more than that.
+    """Return the knowledge of everybody but one node: all that it receives and sends.
 
-    Whatever the other nodes do, they do it with what the node sent before, so no view of theirs, nor of a tap, tells more of the
-    node's data than this one. The other nodes need not follow their own relations: a message that is lost, late or replaced by an
-    old one is one more received vector, and a vector that is known leaves mu and certificates as they are.
+    Whatever the other nodes do, they do it with what the node sent before, so no view of theirs,
+    nor of a tap, tells more of the node's data than this one. The other nodes need not follow their
+    own relations: a message that is lost, late or replaced by an old one is one more received
+    vector, and a vector that is known leaves mu and certificates as they are.
+
+    Args:
+        declared: The protocol.
+        node: To be bounded.
+
+    Returns:
+        None if the node's relations hold more than its messages, public vectors and its own private
+        ones.
     """
     known = frozenset(k for k, v in enumerate(declared.vectors) if v.kind in HEARD)
 
@@ -64,9 +77,17 @@ def alone(declared: Relations, node: int) -> Knowledge | None:
 def with_models(
     knowledge: Knowledge, targets: Sequence[Expression], certificate: Sequence[int], below: int
 ) -> Knowledge | None:
-    """Return what is known to one who also sees the models at which targets with a certificate below `below` are taken.
+    """Return the knowledge with the models at which targets of low certificates are taken.
 
-    None if that adds nothing, or if one of these models is not one unknown state beside what is known.
+    Args:
+        knowledge: Before.
+        targets: Gradients.
+        certificate: Of each target.
+        below: Targets with a certificate below this count.
+
+    Returns:
+        None if that adds nothing, or if one of these models is not one unknown state beside what is
+        known.
     """
     vectors, shown = knowledge.declared.vectors, set[int]()
     for target, level in zip(targets, certificate, strict=True):
@@ -86,16 +107,30 @@ def reached(
     enters: Collection[int],
     curvature: float = 0.0,
 ) -> float:
-    """Return the mu that a record reaches which moves the gradients it enters by one vector of length 1, for quadratic losses.
+    """Return the mu that a record reaches for quadratic losses.
 
-    All nodes' losses have the Hessian `curvature` I: g = curvature x + a constant, so the reaction to the moved model, and to noise
-    that nobody sees, is linear, and the view of both data sets is Gaussian with one covariance. Changing a label in least squares is
-    such a change. curvature 0: losses with constant gradients. enters: places among the targets. inf if the change shows without
-    noise. Raises LeakauditError as `account` does.
+    The record moves the gradients that it enters by one vector of length 1. All nodes' losses have
+    the Hessian `curvature` I: g = curvature x + a constant, so the reaction to the moved model, and
+    to noise that nobody sees, is linear, and the view of both data sets is Gaussian with one
+    covariance. Changing a label in least squares is such a change.
+
+    Args:
+        knowledge: Of the whole network.
+        targets: All gradients of the node.
+        enters: Places among the targets of those that the record enters.
+        curvature: 0 for losses with constant gradients.
+
+    Returns:
+        The exact mu; inf if the change shows without noise.
+
+    Raises:
+        LeakauditError: As for `account`.
     """
-    declared, wanted = knowledge.declared, {t.vector for t in targets}
+    declared = knowledge.declared
+    wanted = {t.vector for t in targets}
     closed = copy.copy(declared)
-    closed.vectors, closed.relations = list(declared.vectors), list(declared.relations)
+    closed.vectors = list(declared.vectors)
+    closed.relations = list(declared.relations)
     moved = len(closed.vectors)
     owner = declared.vectors[targets[0].vector].owner
     closed.vectors.append(Vector("secret", "moved", owner, 0))
@@ -106,6 +141,8 @@ def reached(
         for k in declared.points
         if k in wanted or (bend and k in knowledge.used and k not in knowledge.known)
     ]
+    # Each gradient becomes a state: g = curvature * (where it was taken) + moved, the last if the
+    # record enters it.
     for k in reacting:
         closed.vectors[k] = replace(closed.vectors[k], kind="state")
         terms = {k: Fraction(-1)}
@@ -121,12 +158,20 @@ def reached(
 
 
 def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
-    """Return the largest mu over the gradients that a record may enter, one choice a block, at sensitivity 1.
+    """Return the largest mu over the gradients that a record may enter, at sensitivity 1.
 
-    m: Fisher matrix of `account` (T, T). Returns the value that constant gradients reach, a certified upper value for all changes,
-    and the gradients that the record enters in the former.
-    Few choices are tried one by one. Else the upper value is the root of sum_ef max |M| over the choices in blocks e and f, which
-    is exact if the noise of different rounds is independent, and the lower one that of the choices with the largest diagonal.
+    Few choices are tried one by one. Otherwise the upper value is the root of sum_ef max |M| over
+    the choices in blocks e and f, which is exact if the noise of different rounds is independent,
+    and the lower one that of the choices with the largest diagonal.
+
+    Args:
+        m: (T, T) Fisher matrix of `account`.
+        turns: For each block, the choices of gradients that the record can enter.
+
+    Returns:
+        The value that constant gradients reach, a certified upper value for all changes, and the
+        gradients that the record enters
+        in the former.
     """
     blocks = [[tuple(sorted(some)) for some in choices] for choices in turns if choices]
     size = np.abs(m)
@@ -149,7 +194,11 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
 def _tried(
     m: Array, size: Array, patterns: Sequence[tuple[int, ...]]
 ) -> tuple[float, float, tuple[int, ...]]:
-    """Return what `largest` does, over listed patterns; only those whose sum of |M| is larger than the largest mu are solved."""
+    """Return what `largest` does, over listed patterns.
+
+    sum |M| is an upper value of mu^2, so only patterns whose sum is larger than the largest mu so
+    far are solved.
+    """
     entered = max(patterns, key=lambda some: _total(m, some, some))
     low = high = math.sqrt(max(_total(m, entered, entered), 0.0))
     for ceiling, some in sorted(((_total(size, p, p), p) for p in patterns), reverse=True):
@@ -164,6 +213,11 @@ def _total(m: Array, rows: Sequence[int], columns: Sequence[int]) -> float:
 
 
 def secretless(declared: Relations, node: int) -> bool:
-    """Whether a node enters no gradient and holds no secret, in a protocol whose data enters by gradients: nothing of it can be told."""
+    """Whether a node enters no gradient and holds no secret, so that nothing of it can be told.
+
+    Args:
+        declared: A protocol whose data enters by gradients.
+        node: To be asked about.
+    """
     mine = [v for v in declared.vectors if v.owner == node and v.kind in SECRET]
     return not mine and any(v.kind == "gradient" for v in declared.vectors)

@@ -1,4 +1,7 @@
-"""A declaration made longer: where every round has the same relations, more rounds are copies (docs/relations.md, reuse)."""
+"""A declaration made longer: if all rounds have the same relations, more are copies.
+
+See docs/relations.md, reuse.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,13 @@ from leakaudit.relations.expression import Expression, Vector
 
 
 def steady(declared: Relations, most: int | None = None) -> range:
-    """Return the last rounds of a declaration, `most` of them at most, that all hold the same relations, moved in time.
+    """Return the last rounds of a declaration that all hold the same relations, moved in time.
 
     Vectors of round 0 stay where they are.
+
+    Args:
+        declared: The protocol.
+        most: How many rounds to look at; None for all.
     """
     rows = defaultdict[int, list[Relation]](list)
     for r in declared.relations:
@@ -50,10 +57,18 @@ def _shape(declared: Relations, rows: Iterable[Relation]) -> set[frozenset[tuple
 
 
 def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:
-    """Return an estimate with the same weights, `by` rounds later, or earlier for by < 0.
+    """Return an estimate with the same weights, some rounds later.
 
-    It holds where the window of relations that was used (`Knowledge.within`), and that window moved by `by`, lie in the `steady`
-    rounds and the same messages are heard in both. Raises LeakauditError where the declaration has no such round.
+    It holds if the window of relations that was used (`Knowledge.within`), and that window moved,
+    lie in the `steady` rounds and the same messages are heard in both.
+
+    Args:
+        estimate: Of the same declaration.
+        declared: The protocol.
+        by: Number of rounds; earlier if negative.
+
+    Raises:
+        LeakauditError: The declaration has no such round.
     """
     vectors = tuple(declared.vectors[_place(declared, v, by)] for v in estimate.vectors)
     combinations = tuple(
@@ -64,20 +79,32 @@ def later(estimate: Estimate, declared: Relations, by: int) -> Estimate:
 
 
 def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range) -> Relations:
-    """Return some relations (places) of a declaration for other rounds: its own, then copies of its last round but one.
+    """Return some relations of a declaration for other rounds.
 
-    same: its `steady` rounds. rounds: those that are wanted; where they begin after the steady ones do, all are copies, and nothing
-    is said of what was before. Raises LeakauditError where the declaration has no three steady rounds.
+    They are the declaration's own, then copies of its last round but one (the last one may lack
+    what the next round would define).
+
+    Args:
+        declared: The protocol.
+        same: Its `steady` rounds.
+        rows: Places of the relations.
+        rounds: Those that are wanted. If they begin after the steady ones do, all are copies, and
+            nothing is said of what was before.
+
+    Raises:
+        LeakauditError: The declaration has no three steady rounds.
     """
     last = declared.round - 1
     if len(same) < 3:
         raise LeakauditError(
-            "extend: the last three rounds of this declaration are not alike; declare all rounds that are needed"
+            "extend: the last three rounds of this declaration are not alike; "
+            "declare all rounds that are needed"
         )
     by_round = defaultdict[int, list[int]](list)
     for r in sorted(rows):
         by_round[declared.relations[r].round].append(r)
-    longer, late = Relations(declared.graph), rounds.start > same.start
+    longer = Relations(declared.graph)
+    late = rounds.start > same.start
     with _uncollected():
         for t in range(rounds.start if late else 0, rounds.stop):
             like = last if late else min(t, last)
@@ -90,7 +117,7 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Pause the collector of cycles, which would look through the whole declaration again and again while thousands of terms are made."""
+    """Pause the collector of cycles, which would search the growing declaration again and again."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -101,14 +128,17 @@ def _uncollected() -> Iterator[None]:
 
 
 class _Places(dict[int, int]):
-    """Where vectors of one declaration stand in another, some rounds later; those that are missing there are added."""
+    """Where vectors of one declaration stand in another; those that are missing there are added."""
 
     def __init__(self, vectors: Sequence[Vector], by: int, to: Relations) -> None:
         super().__init__()
-        self.vectors, self.by, self.to = vectors, by, to
+        self.vectors = vectors
+        self.by = by
+        self.to = to
 
     def __missing__(self, k: int) -> int:
-        place = self[k] = self.to.adopt(self.vectors[k], self.by)
+        place = self.to.adopt(self.vectors[k], self.by)
+        self[k] = place
         return place
 
     def moved(self, form: Mapping[int, Fraction]) -> Expression:
@@ -118,7 +148,8 @@ class _Places(dict[int, int]):
 
 def _copy(declared: Relations, row: int, places: _Places) -> None:
     """Add one relation, moved by some rounds, and what is known of the vectors in it."""
-    relation, to = declared.relations[row], places.to
+    relation = declared.relations[row]
+    to = places.to
     for k in relation.terms:
         if k in declared.points and places[k] not in to.points:
             to.points[places[k]] = Point(
@@ -140,6 +171,7 @@ def _place(declared: Relations, vector: Vector, by: int) -> int:
     place = declared.place(vector, by)
     if place is None:
         raise LeakauditError(
-            f"{declare.later(vector, by).label} is not declared; the estimate cannot be moved by {by} rounds"
+            f"{declare.later(vector, by).label} is not declared; "
+            f"the estimate cannot be moved by {by} rounds"
         )
     return place

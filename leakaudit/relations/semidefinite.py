@@ -1,4 +1,11 @@
-"""The largest total shift of changes that are vectors of limited length: a small semidefinite programme, certified."""
+"""The largest total shift of changes that are vectors of limited length.
+
+A small semidefinite programme finds it. Its value is certified from both sides. `account` asks for
+the largest d' M d over changes d_t of limited Euclidean length. If M has no negative entry, all
+changes point the same way. If it has, some should point apart, and the best arrangement of
+directions is a semidefinite programme, the one of MAX-CUT: maximise <X, C> over correlation
+matrices C.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +15,40 @@ import numpy as np
 
 from leakaudit.relations.kkt import Array
 
+# Sweeps of the mixing method. It converges linearly; a choice, and one that costs tightness only,
+# since the upper value is certified by the dual wherever the sweeps end.
 SWEEPS = 300
-NEGATIVE = 1e-12  # of the largest entry: what is less negative is rounding
+
+# Of the largest entry: what is less negative counts as rounding. A choice, well above float64's
+# 2e-16
+NEGATIVE = 1e-12
+
+# Length of the start's component that is each vector's own. Without it, vectors could start at 0; a
+# choice.
+START = 1e-3
 
 
 def supremum(m: Array, limits: Array) -> tuple[float, float]:
-    """Return sqrt of sup { sum_st M_st <d_s, d_t> : |d_t| <= limits_t }: a value attained, and a certified upper value.
+    """Return a value that is attained, and a certified upper value, of the largest total shift.
 
-    The d_t are vectors, so this is max <X, C> over correlation matrices C: all aligned where X >= 0, else by the mixing method
-    (Wang, Chang, Kolter 2017), certified by the dual sum(y) + n max(0, lambda_max(X - diag y)).
+    It is the sqrt of sup { sum_st M_st <d_s, d_t> : |d_t| <= limits_t }. With X_st = limits_s M_st
+    limits_t this is max <X, C> over correlation matrices C. All are aligned if X >= 0; otherwise
+    the mixing method (Wang, Chang, Kolter 2017) finds directions. For every y, <X, C> <= sum(y) + n
+    max(0, lambda_max(X - diag y)), because the diagonal of C is 1; y_t = |sum_s X_ts v_s| makes
+    this tight at an optimum.
+
+    Args:
+        m: (T, T) M, symmetric and positive semidefinite up to rounding.
+        limits: (T,) Largest lengths of the changes.
     """
     x = (m + m.T) / 2 * np.outer(limits, limits)
     n = len(x)
     if n == 0 or float(x.min()) > -NEGATIVE * float(x.max()) or not x.any():
         aligned = math.sqrt(max(float(x.sum()), 0.0))
         return aligned, aligned
-    if (
-        largest := float(x.diagonal().max())
-    ) <= 0:  # nothing but rounding: a matrix without a diagonal has no positive part
+    largest = float(x.diagonal().max())
+    if largest <= 0:
+        # Nothing but rounding: a positive semidefinite matrix without a diagonal is 0.
         return 0.0, math.sqrt(float(np.abs(x).sum()))
     v = _mixed(x, largest)
     y = np.linalg.norm(x @ v, axis=1)
@@ -35,13 +58,17 @@ def supremum(m: Array, limits: Array) -> tuple[float, float]:
 
 
 def _mixed(x: Array, largest: float) -> Array:
-    """Return unit vectors (n, n) where every one points where the others pull it."""
+    """Return unit vectors (n, n), each of which points where the others pull it.
+
+    This is v_i along sum_j X_ij v_j.
+    """
     values, q = np.linalg.eigh(x)
-    v = q * np.sqrt(np.maximum(values, 0)) + 1e-3 * math.sqrt(largest) * np.eye(len(x))
+    v = q * np.sqrt(np.maximum(values, 0)) + START * math.sqrt(largest) * np.eye(len(x))
     v /= np.linalg.norm(v, axis=1, keepdims=True)
     for _ in range(SWEEPS):
         for i in range(len(x)):
             pull = x[i] @ v - x[i, i] * v[i]
-            if (length := np.linalg.norm(pull)) > 0:
+            length = np.linalg.norm(pull)
+            if length > 0:
                 v[i] = pull / length
     return np.asarray(v)

@@ -6,7 +6,7 @@ in use:
 
     x_k   = (2 w_k - lam_k + rho z) / (2 + rho)
     y_k   = x_k + lam_k / rho                       travels to the peers of k's group
-    z_g   = (1/n) sum of the y of group g           travels from its peers to all others (kind ``sum``)
+    z_g   = (1/n) sum of the y of group g           travels to all other peers (kind ``sum``)
     z     = sum of the z_g
     lam_k = lam_k + rho (x_k - z)
 
@@ -276,7 +276,7 @@ class _Iteration:
         return new
 
     def _partition(self, groups: Tensor) -> tuple[Tensor, Arcs, Arcs]:
-        """Return each peer's group, the messages of y within groups, and those of sums between them."""
+        """Return each peer's group, the messages of y within groups, and those of sums."""
         key = groups.numpy().tobytes()
         if key not in self._known:
             of = torch.empty(len(self.y), dtype=torch.long)

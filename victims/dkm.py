@@ -8,13 +8,15 @@ k:
 
     gd    T = I - gamma grad f                                                l1 has no part in it
     pgd   T = prox_{gamma R} (I - gamma grad f)
-    dr    T = I + prox_{gamma f} (2 prox_{gamma R} - I) - prox_{gamma R}      model prox_{gamma R}(x)
+    dr    T = I + prox_{gamma f} (2 prox_{gamma R} - I) - prox_{gamma R}
 
-with R = l1 |x|_1. f is the task's loss: model=linear gives the paper's least squares (halved),
-model=logistic its logistic regression. The table of the paper's operators is lost; these are the
-standard ones. With pgd and dr the agents' mean stays off the optimum of the sum: a mean of such
-operators is not the operator of the mean. Theorem 6 is implemented as printed, but it is not
-private: the two densities differ by more than e^epsilon on their common support.
+
+with R = l1 |x|_1. With dr the model is prox_{gamma R}(x). f is the task's loss: model=linear
+gives the paper's least squares (halved), model=logistic its logistic regression. The table of the
+paper's operators is lost; these are the standard ones. With pgd and dr the agents' mean stays off
+the optimum of the sum: a mean of such operators is not the operator of the mean. Theorem 6 is
+implemented as printed, but it is not private: the two densities differ by more than e^epsilon on
+their common support.
 """
 
 from __future__ import annotations

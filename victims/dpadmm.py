@@ -66,7 +66,8 @@ class DPADMM(Victim):
     )
     sigma: float = param(
         0.0,
-        "standard deviation of the noise of an inner step, in units of the gradient; 0 without noise",
+        "standard deviation of the noise of an inner step, in units of the gradient; "
+        "0 without noise",
         "sigma",
     )
     epsilon: float = param(

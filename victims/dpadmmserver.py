@@ -163,7 +163,8 @@ class DPADMMServer(Victim):
             return ()
         epsilon = self._printed / self.noise
         claim = Claim(
-            source="Huang et al. 2020, Gaussian mechanism of each iteration, and moments accountant",
+            source="Huang et al. 2020, Gaussian mechanism of each iteration, "
+            "and moments accountant",
             promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy of each iteration; "
             f"of the order of sqrt({rounds}) times that epsilon in total",
             epsilon=epsilon,

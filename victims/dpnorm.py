@@ -1,8 +1,8 @@
 """DP-Norm: primal-dual learning with noise on its messages; with sigma = alpha = 0 it is ECL.
 
 DP-Norm (2023), Algorithm 1. Node i has E_i neighbours j; A_{i|j} = +1 if i < j, else -1;
-eta_i = 1 / (mu E_i K), gamma_i = 1 + alpha eta_i; z starts at zero and w at a common model. Round r, with
-one draw n_i:
+eta_i = 1 / (mu E_i K), gamma_i = 1 + alpha eta_i; z starts at zero and w at a common model. In a
+round, with one draw n_i:
 
     w_i    <- gamma_i / (gamma_i + eta_i mu E_i)
               ( w_i - mu g_i(w_i) + mu eta_i / gamma_i sum_j A_{i|j} z_{i|j} )       K times
@@ -95,7 +95,8 @@ class DPNorm(Victim):
             )
         if not 0 < self.delta < 1 or (self.epsilon is not None and self.epsilon <= 0):
             raise LeakauditError(
-                f"dpnorm: expected epsilon > 0 and 0 < delta < 1, got {self.epsilon} and {self.delta}"
+                "dpnorm: expected epsilon > 0 and 0 < delta < 1, "
+                f"got {self.epsilon} and {self.delta}"
             )
         if self.epsilon is not None and self.records < max(1, self.batch):
             raise LeakauditError(
@@ -111,7 +112,7 @@ class DPNorm(Victim):
         return True
 
     def turns(self, rounds: int) -> Turns | None:
-        """Return the turns of `batches`: every round shuffles anew. They are known if `records` is."""
+        """Return the turns of `batches`, which are known if `records` is; a round shuffles anew."""
         return turns(self.batch, self.inner, rounds, self.records)
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:

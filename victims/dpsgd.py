@@ -53,13 +53,17 @@ if TYPE_CHECKING:
 @victim("dpsgd")
 @dataclass(frozen=True)
 class DPSGD(Victim):
-    """Models are averaged with the neighbours' and follow the own gradient; noise and clipping make it DP-SGD."""
+    """Models are averaged with the neighbours' and follow the own gradient.
+
+    Noise and clipping make it decentralised DP-SGD.
+    """
 
     paper: ClassVar[str] = (
         "Lian et al. 2017, Algorithm 1 (D-PSGD); Fukami et al. (DP-Norm), Table II (DP-SGD)"
     )
     leaks_what: ClassVar[str] = (
-        "every gradient, (W w - w) / alpha; with noise up to noise / alpha, of several steps their sum"
+        "every gradient, (W w - w) / alpha; "
+        "with noise up to noise / alpha, of several steps their sum"
     )
     claims_what: ClassVar[str] = (
         "(epsilon, delta) of all messages where epsilon sets the noise (DP-Norm, Table II)"

@@ -1,4 +1,4 @@
-"""EXTRA and PG-EXTRA: decentralised gradient descent corrected by its own past, exact at a constant step.
+"""EXTRA and PG-EXTRA: gradient descent corrected by its own past, exact at a constant step.
 
 Shi, Ling, Wu and Yin 2015 (EXTRA; PG-EXTRA in their second paper, written from memory and
 verified), Metropolis weights, Wt = (I + W) / 2:

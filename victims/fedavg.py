@@ -112,7 +112,7 @@ class FedAvg(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the clients' steps from the model that came down, and the mean of what comes up."""
+        """Declare the clients' steps from the model that came down, and the mean of the results."""
         p = Relations(graph)
         server = graph.nodes - 1
         steps = self.steps(self.samples)

@@ -1,4 +1,4 @@
-"""Gossip: the nodes agree on the mean of private vectors by repeated averaging with their neighbours.
+"""Gossip: repeated averaging with the neighbours, until all agree on the mean of private vectors.
 
 Xiao and Boyd 2004, eq. (2), with Metropolis weights. The private vectors are the models after local
 gradient steps from the common start:

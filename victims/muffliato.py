@@ -5,10 +5,10 @@ Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2:
     y^0     = w - lr g(w) + n,  n ~ N(0, sigma^2 I)
     y^{s+1} = gamma W y^s + (1 - gamma) y^{s-1}                    y^s travels
 
-gamma = 1 is plain gossip; the accelerated gamma is written from memory and not verified. The claim is the
-pairwise formula as the authors' public code computes it; it adds the terms as if every message
-had fresh noise, though all share y^0, so the exact view of far pairs exceeds it. The restriction
-under which its proof is meant may differ.
+gamma = 1 is plain gossip; the accelerated gamma is written from memory and not verified. The
+claim is the pairwise formula as the authors' public code computes it; it adds the terms as if
+every message had fresh noise, though all share y^0, so the exact view of far pairs exceeds it.
+The restriction under which its proof is meant may differ.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Muffliato(Victim):
 
     paper: ClassVar[str] = "Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2"
     leaks_what: ClassVar[str] = (
-        "every noised gradient, also those of far nodes, as linear combinations of what one node hears"
+        "every noised gradient, also those of far nodes, "
+        "as linear combinations of what one node hears"
     )
     claims_what: ClassVar[str] = "pairwise Renyi epsilon, less between nodes far apart"
     separable: ClassVar[bool] = True
@@ -168,7 +169,10 @@ class Muffliato(Victim):
         return Steps(self.lr, clip=self.clip)
 
     def _speed(self, graph: Graph) -> float:
-        """Return gamma = 2 (1 - sqrt(gap (1 - gap / 4))) / (1 - gap / 2)^2, gap = 1 - second eigenvalue of W."""
+        """Return gamma = 2 (1 - sqrt(gap (1 - gap / 4))) / (1 - gap / 2)^2.
+
+        gap is 1 less the second eigenvalue of W.
+        """
         if not self.accelerate or graph.nodes < 3:
             return 1.0
         gap = 1 - float(np.linalg.eigvalsh(_matrix(graph))[-2])

@@ -57,7 +57,8 @@ class Nids(Victim):
     alpha: float = param(0.1, "step size of all nodes", "alpha")
     alphas: str = param(
         "",
-        "step sizes of the nodes, separated by commas, in place of alpha; 1 / L_i needs no agreement",
+        "step sizes of the nodes, separated by commas, in place of alpha; "
+        "1 / L_i needs no agreement",
         "a_i",
     )
     l1: float = param(0.0, "weight of the l1 norm in every node's objective", "r_i")
@@ -173,14 +174,13 @@ class Nids(Victim):
         for t in p.rounds(rounds):
             std = self.sigma * self.fade**t
             on_state = std if self.noise == "state" else 0.0
-            on_message = std if self.noise == "message" else 0.0
             g = {i: p.grad(i, at=w[i]) for i in nodes}
             m = {}
             if t > 1:
                 for i in nodes:
                     out = 2 * w[i] - before[i] - steps[i] * (g[i] - last[i])
-                    if on_message:
-                        out = out + p.noise("xi", on_message, i)
+                    if self.sigma and self.noise == "message":
+                        out = out + p.noise("xi", std, i)
                     m[i] = p.send(i, graph.neighbours[i], out, "m")
             before = dict(w)
             last = g

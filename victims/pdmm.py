@@ -20,6 +20,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.growth import TOO_FAST, growth
+from leakaudit.protocols.local import common
 from leakaudit.protocols.pdmm_family import Rule, Sums, Wires
 from leakaudit.protocols.prox import exact, prox
 from leakaudit.protocols.training_curves import Curves
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
 @victim("pdmm")
 @dataclass(frozen=True)
 class PDMM(Victim):
-    """PDMM (theta = 1) and ADMM (theta = 1/2) with exact, gradient-step or quadratic local updates."""
+    """PDMM (theta = 1) and ADMM (theta = 1/2): exact, gradient-step or quadratic local updates."""
 
     paper: ClassVar[str] = "Yu 2023 (TU Delft), Algorithms 1 and 2"
     leaks_what: ClassVar[str] = (
-        "every one-step gradient difference; every gradient where z^0 is known or messages are plain"
+        "every one-step gradient difference; "
+        "every gradient where z^0 is known or messages are plain"
     )
     separable: ClassVar[bool] = True
 
@@ -66,17 +68,11 @@ class PDMM(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if not (
-            0 < self.theta <= 1
-            and self.rho > 0
-            and self.alpha > 0
-            and self.mu > 0
-            and self.k_max >= 1
-            and self.z0 >= 0
-            and self.quantize >= 0
-        ):
+        positive = min(self.rho, self.alpha, self.mu) > 0 and 0 < self.theta <= 1
+        if not (positive and self.k_max >= 1 and min(self.z0, self.quantize) >= 0):
             raise LeakauditError(
-                "pdmm: expected 0 < theta <= 1, rho, alpha, mu > 0, k_max >= 1, z0 >= 0 and quantize >= 0"
+                "pdmm: expected 0 < theta <= 1, rho, alpha, mu > 0, k_max >= 1, "
+                "z0 >= 0 and quantize >= 0"
             )
 
     @property
@@ -85,26 +81,32 @@ class PDMM(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse an exact update of a model that is not convex, and gradient steps that diverge whatever the data are."""
+        """Refuse an exact update of a model that is not convex, and gradient steps that diverge."""
         if self.update == "exact":
             exact(task)
         if self.update == "gradient":
             factor = growth(graph, self.alpha, self.rho, self.theta, self.k_max, task.l2)
             if factor > TOO_FAST:
                 degree = max(map(graph.degree, range(graph.nodes)))
+                product = self.alpha * (task.l2 + self.rho * degree)
                 raise LeakauditError(
-                    f"pdmm: alpha (l2 + rho d) = {self.alpha * (task.l2 + self.rho * degree):g} for a node of {degree} neighbours: "
-                    f"the run diverges, by {factor:.3g} a round, whatever the data are; lower alpha or rho"
+                    f"pdmm: alpha (l2 + rho d) = {product:g} for a node of {degree} neighbours: "
+                    f"the run diverges, by {factor:.3g} a round, whatever the data are; "
+                    "lower alpha or rho"
                 )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Count z^0 = 0 as well: the run sends it, but a declaration that has it public does not."""
+        """Count z^0 = 0 as well: the run sends it, but its declaration has it public."""
         recorded = list(wires)
         declared = super().messages(graph, rounds, recorded)
         return declared if self.z0 else declared + 2 * len(recorded)
 
     def step(self, degree: Tensor) -> tuple[Tensor, Tensor]:
-        """Return c0, c1 of one inexact step w <- c0 w - c1 (g + S); degree and results (N, 1)."""
+        """Return c0 and c1 of one inexact step w <- c0 w - c1 (g + S), (N, 1) each.
+
+        Args:
+            degree: Number of neighbours of each node, (N, 1).
+        """
         if self.update == "quadratic":
             c1 = 1 / (self.mu + self.rho * degree)
             return self.mu * c1, c1
@@ -119,14 +121,14 @@ class PDMM(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train; the cost of a round does not grow with wires that nobody records, unless a quantizer acts on each."""
-        w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
+        """Train; without a quantizer, the cost of a round does not grow with unrecorded wires."""
+        w = common(recorder, problem)
         rule = Rule(self.rho, self.theta, self.differential, self.quantize, self.z0)
-        duals = (Wires if self.quantize or recorder.partial else Sums)(
-            rule, graph, recorder, w, wires, generator
-        )
+        form = Wires if self.quantize or recorder.partial else Sums
+        duals = form(rule, graph, recorder, w, wires, generator)
         degree = w.new_tensor([[graph.degree(i)] for i in range(graph.nodes)])
-        curves, spare = Curves(recorder, problem), torch.empty_like(w)
+        curves = Curves(recorder, problem)
+        spare = torch.empty_like(w)
         recorder.end_round(0)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
@@ -140,26 +142,32 @@ class PDMM(Victim):
     def _updated(
         self, problem: Problem, w: Tensor, degree: Tensor, duals: Sums | Wires, spare: Tensor
     ) -> Tensor:
-        """Return all nodes' new w (N, d), in place of the old where they step, and let the sums follow, block by block."""
+        """Return all nodes' new w (N, d), and let the sums follow, block by block.
+
+        Gradient steps overwrite the old w.
+        """
         if self.update == "exact":
             w = prox(problem, w, duals.s, self.rho * degree)
             duals.move(w, slice(None))
             return w
-        (c0, c1), last = self.step(degree), self.k_max if self.update == "gradient" else 1
+        c0, c1 = self.step(degree)
+        last = self.k_max if self.update == "gradient" else 1
         for k in range(1, last + 1):
             g = problem.task.gradients(w, problem.x, problem.y, out=spare)
             for part in blocks(w):
-                w[:, part].mul_(c0).addcmul_(g[:, part], c1, value=-1).addcmul_(
-                    duals.s[:, part], c1, value=-1
-                )
+                w[:, part].mul_(c0).addcmul_(g[:, part], c1, value=-1)
+                w[:, part].addcmul_(duals.s[:, part], c1, value=-1)
                 if k == last:
                     duals.move(w, part)
         return w
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both updates; z_{i|j} is held by i, and moves by what arrives."""
-        p, near, cell = Relations(graph), graph.neighbours, self.quantize / 12**0.5
+        p = Relations(graph)
+        near = graph.neighbours
         rho, theta, alpha, mu = map(decimal, (self.rho, self.theta, self.alpha, self.mu))
+        # Rounding to a cell errs by up to half of it, uniformly: variance cell^2 / 12.
+        cell = self.quantize / 12**0.5
         sign = {(i, j): 1 if i < j else -1 for i, j in graph.arcs}
         w = dict.fromkeys(range(graph.nodes), p.public("w0"))
         if self.z0:
@@ -170,29 +178,24 @@ class PDMM(Victim):
             z = dict.fromkeys(sign, p.public("z0"))
         for _ in p.rounds(rounds):
             for i in range(graph.nodes):
-                pull, push = sum(sign[i, j] * z[i, j] for j in near[i]), rho * len(near[i])
+                pull = sum(sign[i, j] * z[i, j] for j in near[i])
+                push = rho * len(near[i])
                 if self.update == "exact":
-                    new = p.state("w", i)
-                    p.relate(push * new, -(p.grad(i, at=new) + pull))
-                    w[i] = new
+                    w[i] = p.state("w", i)
+                    p.relate(push * w[i], -(p.grad(i, at=w[i]) + pull))
                 elif self.update == "quadratic":
                     w[i] = p.state("w", i, eq=(mu * w[i] - p.grad(i, at=w[i]) - pull) / (mu + push))
                 else:
                     for k in range(1, self.k_max + 1):
                         g = p.grad(i, at=w[i], index=None if self.k_max == 1 else k)
-                        w[i] = p.state(
-                            "w",
-                            i,
-                            None if k == self.k_max else k,
-                            eq=w[i] - alpha * (g + pull + push * w[i]),
-                        )
+                        moved_w = w[i] - alpha * (g + pull + push * w[i])
+                        w[i] = p.state("w", i, None if k == self.k_max else k, eq=moved_w)
             moved = {}
             for i, j in sign:
                 change = theta * (z[i, j] - z[j, i] + 2 * rho * sign[i, j] * w[i])
                 if self.differential:
-                    moved[j, i] = p.state(
-                        "z", j, i, eq=z[j, i] + p.send(i, j, change, "dz", std=cell)
-                    )
+                    sent = p.send(i, j, change, "dz", std=cell)
+                    moved[j, i] = p.state("z", j, i, eq=z[j, i] + sent)
                 else:
                     moved[j, i] = p.send(i, j, z[j, i] + change, "z", std=cell)
             z = moved

@@ -1,16 +1,19 @@
-"""Decentralised ADMM with primal or dual variable perturbation, Zhang and Zhu 2017 (IEEE TIFS 12(1)), and without either.
+"""Decentralised ADMM with primal or dual variable perturbation, and without either.
 
-Recalled and verified: a correct algorithm with these leaks, not the print symbol by symbol. V_i = f_i + q_i travels to all neighbours,
-lam^0 = 0 never does, and is a linear recursion of what travels. N_i neighbours, a_i = eta sum_j (V_i + V_j):
+Zhang and Zhu 2017 (IEEE TIFS 12(1)), recalled and verified: a correct algorithm with these leaks,
+not the print symbol by symbol. V_i = f_i + q_i travels to all neighbours; lam never does, and is
+a linear recursion of what travels, from lam^0 = 0 on. With N_i neighbours:
 
     f_i   <- argmin F_i(f) + 2 (lam_i + n_i)'f + phi_i/2 |f|^2 + eta sum_j |f - (V_i + V_j)/2|^2
     lam_i <- lam_i + eta/2 sum_j (V_i - V_j)
 
-PVP: q_i of density exp(-xi |q|), xi = rho B alpha / (2 C), n = 0. DVP: n = C/(2B) e, e of density exp(-zeta |e|), q = 0, and
-alpha_hat = alpha - 2 log(1 + c4 C / (B (rho + 2 eta N_i))); where that is not positive, alpha_hat = alpha/2 and
-phi_i = c4 C / (B (e^{alpha/4} - 1)) - rho - 2 eta N_i. Here F_i is the mean loss of B records plus rho/2 |f|^2, so C = 1.
-zeta = alpha_hat/2 is what replacing one record asks for (measured); zeta = alpha_hat, in doubt in the print, is half the noise.
-update=gradient puts F_i's tangent and curvature/2 |f - f_i|^2 in F_i's place, which is IC-ADMM (Chang, Hong, Wang 2015).
+PVP: q_i of density exp(-xi |q|), xi = rho B alpha / (2 C), n = 0. DVP: n = C/(2B) e, e of density
+exp(-zeta |e|), q = 0, and alpha_hat = alpha - 2 log(1 + c4 C / (B (rho + 2 eta N_i))); if that is
+not positive, alpha_hat = alpha/2 and phi_i = c4 C / (B (e^{alpha/4} - 1)) - rho - 2 eta N_i. Here
+F_i is the mean loss of B records plus rho/2 |f|^2, so C = 1. zeta = alpha_hat/2 is what replacing
+one record asks for (measured); zeta = alpha_hat, in doubt in the print, is half the noise.
+update=gradient puts F_i's tangent and curvature/2 |f - f_i|^2 in F_i's place, which is IC-ADMM
+(Chang, Hong, Wang 2015).
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from torch import Generator, Tensor
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols import admm_family as admm
-from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.broadcast import Broadcast
+from leakaudit.protocols.local import common
 from leakaudit.protocols.prox import exact, prox
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
     from leakaudit.traces.recorder import Recorder
 
-C4 = 0.25  # largest second derivative of the logistic loss
+C4 = admm.LOGISTIC_CURVATURE
 
 
 @victim("pvpadmm")
@@ -100,43 +103,34 @@ class PVPADMM(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; every node draws its noise anew in every round."""
-        w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
-        sent, lam, around, channel = (
-            w,
-            torch.zeros_like(w),
-            admm.Around(graph, w),
-            Broadcast(recorder, wires),
-        )
-        size, phi = (
-            w.new_tensor(column)[:, None]
-            for column in zip(*map(self._noise, map(graph.degree, range(graph.nodes))), strict=True)
-        )
-        noise, spare, pull = torch.zeros_like(w), torch.empty_like(w), torch.empty_like(w)
-        weight, curves = 2 * self.eta * around.degree + phi, Curves(recorder, problem)
+        w = common(recorder, problem)
+        sent = w
+        lam = torch.zeros_like(w)
+        noise = torch.zeros_like(w)
+        spare = torch.empty_like(w)
+        pull = torch.empty_like(w)
+        around = admm.Around(graph, w)
+        channel = Broadcast(recorder, wires)
+        curves = Curves(recorder, problem)
+        constants = [self._noise(len(near)) for near in graph.neighbours]
+        size = w.new_tensor([[size] for size, _ in constants])
+        phi = w.new_tensor([[phi] for _, phi in constants])
+        weight = 2 * self.eta * around.degree + phi
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
-            noise = size * admm.radial(w, generator) if self.perturb != "none" else noise
-            for part in blocks(pull):
-                torch.sub(
-                    around.both(sent[:, part]).mul_(self.eta),
-                    lam[:, part],
-                    alpha=2,
-                    out=pull[:, part],
-                )
+            if self.perturb != "none":
+                noise = size * admm.radial(w, generator)
+            around.pull(sent, lam, self.eta, out=pull)
             if self.perturb == "dual":
                 pull.sub_(noise, alpha=2)
             if self.update == "exact":
                 w = prox(problem, w, -pull, weight)
             else:
-                g, c = problem.task.gradients(w, problem.x, problem.y, out=spare), self.curvature
-                for part in blocks(g):
-                    torch.sub(pull[:, part], g[:, part], out=g[:, part]).add_(
-                        w[:, part], alpha=c
-                    ).div_(c + weight)
+                g = problem.task.gradients(w, problem.x, problem.y, out=spare)
+                admm.linearised(g, w, pull, self.curvature, self.curvature + weight)
                 w, spare = g, w
             sent = channel.send(t, "w", w + noise if self.perturb == "primal" else w)
-            for part in blocks(lam):
-                lam[:, part].add_(around.apart(sent[:, part]), alpha=self.eta / 2)
+            around.move_duals(lam, sent, self.eta / 2)
             for name, value in {"w": w, "lam": lam, "n": noise}.items():
                 recorder.state(name, t, value)
             curves.observe(t, w, lam=lam)
@@ -145,80 +139,83 @@ class PVPADMM(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the stationarity of each update, and lam as what the broadcasts make of it."""
-        p, eta, curvature = Relations(graph), decimal(self.eta), decimal(self.curvature)
+        p = Relations(graph)
+        eta = decimal(self.eta)
+        curvature = decimal(self.curvature)
+        std = self._spread(public)
         start = p.public("w0")
         w = dict.fromkeys(range(graph.nodes), start)
-        sent, lam, std = dict(w), dict.fromkeys(w, 0 * start), self._spread(public)
+        sent = dict(w)
+        lam = dict.fromkeys(w, 0 * start)
         for _ in p.rounds(rounds):
             new = {}
             for i in w:
                 size, phi = self._noise(graph.degree(i))
                 noise = p.noise("n", size * std, i, law="laplace") if std else 0 * start
-                pull = eta * admm.both(graph, i, sent) - 2 * (
-                    lam[i] + noise if self.perturb == "dual" else lam[i]
-                )
+                dual = lam[i] + noise if self.perturb == "dual" else lam[i]
+                pull = eta * admm.both(graph, i, sent) - 2 * dual
                 weight = 2 * eta * graph.degree(i) + decimal(phi)
                 if self.update == "exact":
-                    w[i] = p.state("w", i)
-                    p.relate(weight * w[i], pull - p.grad(i, at=w[i]))
+                    w[i], _ = admm.declare_prox(p, i, weight, pull)
                 else:
-                    w[i] = p.state(
-                        "w",
-                        i,
-                        eq=(curvature * w[i] + pull - p.grad(i, at=w[i])) / (curvature + weight),
-                    )
-                new[i] = p.send(
-                    i, graph.neighbours[i], w[i] + noise if self.perturb == "primal" else w[i], "w"
-                )
+                    moved = curvature * w[i] + pull - p.grad(i, at=w[i])
+                    w[i] = p.state("w", i, eq=moved / (curvature + weight))
+                shown = w[i] + noise if self.perturb == "primal" else w[i]
+                new[i] = p.send(i, graph.neighbours[i], shown, "w")
             sent = new
-            lam = {
-                i: p.state("lam", i, eq=lam[i] + eta / 2 * admm.apart(graph, i, sent)) for i in w
-            }
+            lam = admm.declare_duals(p, graph, lam, sent, eta / 2)
         return p
 
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return the paper's dynamic differential privacy: alpha a node and iteration, which the paper does not compose."""
+        """Return the paper's dynamic differential privacy: alpha for each node and iteration.
+
+        The paper does not compose it.
+        """
         if self.perturb == "none":
             return ()
-        noise = f"density exp(-|n| / {self._noise(graph.degree(0))[0]:.4g}) at node 0"
-        return (
-            Claim(
-                source="Zhang and Zhu 2017, dynamic differential privacy of "
-                + ("DVP" if self.perturb == "dual" else "PVP"),
-                promise=f"{self.alpha:g}-differential privacy of each node in each iteration, noise of {noise}; "
-                f"not composed by the paper: {rounds * self.alpha:g} for {rounds} rounds",
-                epsilon=self.alpha,
-                delta=0.0,
-                adjacency="one record of one node is replaced",
-                rounds=1,
-                assumes=(
-                    f"features and derivatives of the loss of norm at most 1, second derivatives at most {C4:g}",
-                    f"{self.records} records a node and a {self.convexity:g}-strongly convex regulariser",
-                    "exact updates",
-                ),
+        variant = "DVP" if self.perturb == "dual" else "PVP"
+        scale, _ = self._noise(graph.degree(0))
+        claim = Claim(
+            source=f"Zhang and Zhu 2017, dynamic differential privacy of {variant}",
+            promise=f"{self.alpha:g}-differential privacy of each node in each iteration, "
+            f"noise of density exp(-|n| / {scale:.4g}) at node 0; "
+            f"not composed by the paper: {rounds * self.alpha:g} for {rounds} rounds",
+            epsilon=self.alpha,
+            delta=0.0,
+            adjacency="one record of one node is replaced",
+            rounds=1,
+            assumes=(
+                admm.assumed_of_losses(C4),
+                f"{self.records} records a node and a {self.convexity:g}-strongly convex "
+                "regulariser",
+                "exact updates",
             ),
         )
+        return (claim,)
 
     def _noise(self, degree: int) -> tuple[float, float]:
-        """Return 1 / rate of the noise that is added, and phi, of a node with so many neighbours."""
-        weight, unit = self.convexity + 2 * self.eta * degree, 1 / self.records
+        """Return 1 / rate of the noise that is added, and phi, of a node by its degree."""
+        weight = self.convexity + 2 * self.eta * degree
+        unit = 1 / self.records  # C / B
         if self.perturb == "primal":
             return 2 * unit / (self.convexity * self.alpha), 0.0
         if self.perturb == "none":
             return 0.0, 0.0
-        left, phi = self.alpha - 2 * math.log1p(C4 * unit / weight), 0.0
+        left = self.alpha - 2 * math.log1p(C4 * unit / weight)  # alpha_hat
+        phi = 0.0
         if left <= 0:
-            left, phi = self.alpha / 2, C4 * unit / math.expm1(self.alpha / 4) - weight
-        return unit / 2 / (left / 2 if self.zeta == "half" else left), phi
+            left = self.alpha / 2
+            phi = C4 * unit / math.expm1(self.alpha / 4) - weight
+        zeta = left / 2 if self.zeta == "half" else left
+        return unit / 2 / zeta, phi
 
     def _spread(self, public: Mapping[str, Tensor]) -> float:
-        """Return the standard deviation of each coordinate at rate 1, 0 without noise; it grows with the model's size."""
+        """Return the standard deviation of each coordinate at rate 1, 0 without noise.
+
+        It grows with the model's size.
+        """
         if self.perturb == "none":
             return 0.0
-        if "w0" not in public:
-            raise LeakauditError(
-                "pvpadmm: the spread of its noise depends on the model's size; expected the public tensor 'w0'"
-            )
-        return admm.radial_std(len(public["w0"]))
+        return admm.declared_std("pvpadmm", public)

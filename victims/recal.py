@@ -1,7 +1,8 @@
 """RECAL and DP-RECAL: one node at a time works, and hands a baton (y, s) on.
 
-Privacy leakage frequency paper (arXiv 2212.10859v2), eqs. (7a)-(7e). The formulas are lost in the text that we have; the update is
-RECONSTRUCTED from its AFBS form and verified by its convergence. min sum_i f_i(x_i) + r(y), x_i = y; node i holds the baton:
+Privacy leakage frequency paper (arXiv 2212.10859v2), eqs. (7a)-(7e). The formulas are lost in the
+text that we have; the update is RECONSTRUCTED from its AFBS form and verified by its convergence.
+For min sum_i f_i(x_i) + r(y) with x_i = y, node i, which holds the baton, computes
 
     lbar  = lam_i + s_i (x_i - y)                             (7a)
     y+    = prox_{beta r}( y + beta (s + lbar - lam_i) )      (7b)
@@ -9,11 +10,13 @@ RECONSTRUCTED from its AFBS form and verified by its convergence. min sum_i f_i(
     lam_i+ = lbar + s_i ( x_i+ - x_i - y+ + y )   [+ xi]      (7d)
     s+    = s + lam_i+ - lam_i                                (7e), s = sum_j lam_j
 
-Whether (7b) adds up the duals of all nodes (baton=full, the block-coordinate form, which has the proof: s = sum_j lam_j + s_j x_j and
-y+ = prox(y + beta (s - y sum_j s_j))) or the active one's alone (default) is not decided by what is left of the text; both converge.
-Noise on lam alone leaves x_i without noise: in baton=active the next y+ shows it (without a regulariser the noise hides nothing), in
-baton=full the change of a gradient adds up in it; Lemma 5, Delta = tau_i C, holds for noise on x.
-The PLF is the largest number of activations of a node; it is counted in the trace's public tensor ``active``, and is not rounds / N.
+Whether (7b) adds up the duals of all nodes (baton=full, the block-coordinate form, which has the
+proof: s = sum_j lam_j + s_j x_j and y+ = prox(y + beta (s - y sum_j s_j))) or only the active
+one's (default) is not decided by what is left of the text; both converge. Noise only on lam
+leaves x_i without noise: in baton=active the next y+ shows it (without a regulariser the noise
+hides nothing), in baton=full the change of a gradient adds up in it; Lemma 5, Delta = tau_i C,
+holds for noise on x. The PLF is the largest number of activations of a node; it is counted in the
+trace's public tensor ``active``, and is not rounds / N.
 """
 
 from __future__ import annotations
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
     from leakaudit.traces.recorder import Recorder
 
 
+OVERFLOW = 700.0  # e^709 is the largest power of e that a float holds
+
+
 @victim("recal")
 @dataclass(frozen=True)
 class RECAL(Victim):
@@ -49,7 +55,8 @@ class RECAL(Victim):
 
     paper: ClassVar[str] = "DP-RECAL, arXiv 2212.10859v2, eqs. (7a)-(7e), reconstructed"
     leaks_what: ClassVar[str] = (
-        "every gradient; with noise on x each under its own noise; with noise on lam and reg=none exactly"
+        "every gradient; with noise on x each under its own noise; "
+        "with noise on lam and reg=none exactly"
     )
     claims_what: ClassVar[str] = "(epsilon, delta) by zCDP at the trace's PLF (Theorem 4)"
     separable: ClassVar[bool] = True
@@ -78,48 +85,54 @@ class RECAL(Victim):
     delta: float = param(1e-3, "of the claim", "delta")
 
     def __post_init__(self) -> None:
-        """Check the ranges; the paper's condition tau_i (L_i/2 + 2 s_i) < 1 as far as it does not need L_i."""
-        tau, s = _numbers("tau", self.tau), _numbers("s", self.s)
+        """Check the ranges, and tau_i (L_i/2 + 2 s_i) < 1 as far as it does not need L_i."""
+        tau = _numbers("tau", self.tau)
+        s = _numbers("s", self.s)
         nodes = max(len(tau), len(s))
-        if (
-            min(self.beta, self.weight, self.sigma) < 0
-            or self.sensitivity <= 0
-            or not 0 < self.decay <= 1
-            or not 0 < self.delta < 1
-        ):
+        fractions = 0 < self.decay <= 1 and 0 < self.delta < 1
+        if not fractions or min(self.beta, self.weight, self.sigma) < 0 or self.sensitivity <= 0:
             raise LeakauditError(
-                "recal: expected beta, weight, sigma >= 0, sensitivity > 0, 0 < decay <= 1 and 0 < delta < 1"
+                "recal: expected beta, weight, sigma >= 0, sensitivity > 0, "
+                "0 < decay <= 1 and 0 < delta < 1"
             )
         if not {len(tau), len(s)} <= {1, nodes}:
             raise LeakauditError(f"recal: expected as many tau as s, got {len(tau)} and {len(s)}")
         worst = max(a * b for a, b in zip(_each(tau, nodes), _each(s, nodes), strict=True))
         if 2 * worst >= 1:
             raise LeakauditError(
-                f"recal: expected tau_i (L_i/2 + 2 s_i) < 1, got 2 tau_i s_i = {float(2 * worst):g} already; lower tau or s"
+                "recal: expected tau_i (L_i/2 + 2 s_i) < 1, "
+                f"got 2 tau_i s_i = {float(2 * worst):g} already; lower tau or s"
             )
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse steps that are not as many as the nodes or break tau_i (L_i/2 + 2 s_i) < 1 at L_i = l2, and a baton without a wire."""
+        """Refuse steps that do not fit, and a baton without a wire.
+
+        The steps must be as many as the nodes, and keep tau_i (L_i/2 + 2 s_i) < 1 at L_i = l2.
+        """
         tau, s, _ = self.steps(graph.nodes)
         worst = max(float(a) * (task.l2 / 2 + 2 * float(b)) for a, b in zip(tau, s, strict=True))
         if worst >= 1:
             raise LeakauditError(
-                f"recal: expected tau_i (L_i/2 + 2 s_i) < 1, got {worst:g} at L_i = l2 already; lower tau or s"
+                f"recal: expected tau_i (L_i/2 + 2 s_i) < 1, got {worst:g} at L_i = l2 already; "
+                "lower tau or s"
             )
-        if self.activation == "iid" and 2 * len(graph.edges) != graph.nodes * (graph.nodes - 1):
+        complete = 2 * len(graph.edges) == graph.nodes * (graph.nodes - 1)
+        if self.activation == "iid" and not complete:
             raise LeakauditError(
-                "recal: activation=iid hands the baton to any node; use --graph complete, or activation=walk"
+                "recal: activation=iid hands the baton to any node; "
+                "use --graph complete, or activation=walk"
             )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Count two an activation, the most that any schedule sends.
 
-        Fewer are recorded if only some wires are, or if a node draws itself; only the schedule tells.
+        Fewer are recorded if only some wires are, or if a node draws itself; only the schedule
+        tells.
         """
         return 2 * rounds if list(wires) else 0
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
-        """Draw who holds the baton, ``active`` (rounds + 1,); the last receives what the last active node made."""
+        """Draw who holds the baton, ``active`` (rounds + 1,); the last one only receives it."""
         return {"active": draw(graph, rounds + 1, generator, self.activation)}
 
     def run(
@@ -132,22 +145,20 @@ class RECAL(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; an activation takes one gradient of one node."""
-        kept, batons = (
-            {arc for i, j in wires for arc in ((i, j), (j, i))},
-            dict[tuple[int, int], Arcs](),
-        )
-        at, state = (
-            read(recorder.public, "active", rounds + 1),
-            _State(self, problem, recorder.public["w0"], generator),
-        )
+        kept = {arc for i, j in wires for arc in ((i, j), (j, i))}
+        batons = dict[tuple[int, int], Arcs]()
+        at = read(recorder.public, "active", rounds + 1)
+        state = _State(self, problem, recorder.public["w0"], generator)
         curves = Curves(recorder, problem)
         recorder.state("w", 0, state.x)
         for t in range(1, rounds + 1):
-            i, to = at[t - 1], at[t]
+            i = at[t - 1]
+            to = at[t]
             state.activate(i)
             if i != to:
                 if (i, to) not in batons:
-                    batons[i, to] = Arcs(*(torch.tensor([v]) for v in (i, to, 0, (i, to) in kept)))
+                    values = (i, to, 0, (i, to) in kept)
+                    batons[i, to] = Arcs(*(torch.tensor([v]) for v in values))
                 state.y = recorder.exchange(t, "y", state.y[None], batons[i, to])[0]
                 state.total = recorder.exchange(t, "s", state.total[None], batons[i, to])[0]
             for name, value in state.named.items():
@@ -157,100 +168,117 @@ class RECAL(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare (7a)-(7e) along the walk; a prox is opaque. A node that draws itself keeps the baton, and nothing travels."""
-        p, at, (tau, s, beta) = (
-            Relations(graph),
-            read(public, "active", rounds + 1),
-            self.steps(graph.nodes),
-        )
+        """Declare (7a)-(7e) along the walk; a prox is opaque.
+
+        A node that draws itself keeps the baton, and nothing travels.
+        """
+        p = Relations(graph)
+        at = read(public, "active", rounds + 1)
+        tau, s, beta = self.steps(graph.nodes)
+        full = self.baton == "full"
         y: Expression = p.public("w0")
-        x, lam, drawn = (
-            dict.fromkeys(range(graph.nodes), y),
-            dict.fromkeys(range(graph.nodes), 0 * y),
-            [0] * graph.nodes,
-        )
-        total = (sum(s) if self.baton == "full" else 0) * y
+        x = dict.fromkeys(range(graph.nodes), y)
+        lam = dict.fromkeys(range(graph.nodes), 0 * y)
+        drawn = [0] * graph.nodes
+        total = (sum(s) if full else 0) * y
         for t in p.rounds(rounds):
-            i, to = at[t - 1], at[t]
-            dual = lam[i] + s[i] * (x[i] - y)
-            made = y + beta * (
-                total - sum(s) * y if self.baton == "full" else total + dual - lam[i]
-            )
+            i = at[t - 1]
+            to = at[t]
+            dual = lam[i] + s[i] * (x[i] - y)  # (7a)
+            pull = total - sum(s) * y if full else total + dual - lam[i]
+            made = y + beta * pull  # (7b)
             if self.reg == "l1":
-                inputs, made = made, p.state("y", i)
-                p.opaque(made, of=[inputs])
+                shrunk = p.state("y", i)
+                p.opaque(shrunk, of=[made])
+                made = shrunk
             y_new = made if to == i else p.send(i, to, made, "y")
             noise: Expression = 0 * y
             if self.sigma:
-                noise, drawn[i] = p.noise("xi", self.std(drawn[i]), i), drawn[i] + 1
-            x_new = p.state(
-                "w",
-                i,
-                eq=x[i]
-                - tau[i] * (p.grad(i, at=x[i]) + dual)
-                + (noise if self.noise_on == "x" else 0),
-            )
-            moved = (
-                dual + s[i] * (x_new - x[i] - y_new + y) + (noise if self.noise_on == "lam" else 0)
-            )
-            lam_new = p.state("lam", i, eq=moved)
-            total = (
-                total + lam_new - lam[i] + (s[i] * (x_new - x[i]) if self.baton == "full" else 0)
-            )
+                noise = p.noise("xi", self.std(drawn[i]), i)
+                drawn[i] += 1
+            x_moved = x[i] - tau[i] * (p.grad(i, at=x[i]) + dual)  # (7c)
+            if self.noise_on == "x":
+                x_moved = x_moved + noise
+            x_new = p.state("w", i, eq=x_moved)
+            lam_moved = dual + s[i] * (x_new - x[i] - y_new + y)  # (7d)
+            if self.noise_on == "lam":
+                lam_moved = lam_moved + noise
+            lam_new = p.state("lam", i, eq=lam_moved)
+            total = total + lam_new - lam[i]  # (7e)
+            if full:
+                total = total + s[i] * (x_new - x[i])
             total = p.state("s", i, eq=total) if to == i else p.send(i, to, total, "s")
-            x[i], lam[i], y = x_new, lam_new, y_new
+            x[i] = x_new
+            lam[i] = lam_new
+            y = y_new
         return p
 
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Return Theorem 4 at the PLF of the schedule; without one, at the largest PLF that is possible."""
+        """Return Theorem 4 at the PLF of the schedule; without one, at the largest possible PLF."""
         if not self.sigma:
             return ()
-        most = rounds if self.activation == "iid" else (rounds + 1) // 2
-        plf = (
-            most
-            if public is None
-            else int(torch.bincount(torch.tensor(read(public, "active", rounds))).max())
-        )
+        if public is not None:
+            active = torch.tensor(read(public, "active", rounds))
+            plf = int(torch.bincount(active).max())
+        elif self.activation == "iid":
+            plf = rounds
+        else:  # a walk leaves a node at every step
+            plf = (rounds + 1) // 2
         tau, s, _ = self.steps(graph.nodes)
-        scale = max(
-            float(a * (b if self.noise_on == "lam" else 1)) for a, b in zip(tau, s, strict=True)
-        )
+        moves = tau
+        if self.noise_on == "lam":
+            moves = [a * b for a, b in zip(tau, s, strict=True)]
+        scale = max(map(float, moves))
+        # zCDP adds up: the first activation costs Delta^2 / (2 sigma^2), the next one 1 / R times
+        # that.
         first = (scale * self.sensitivity / self.sigma) ** 2 / 2
-        growth = -plf * math.log(self.decay)
-        terms = (
-            plf
-            if self.decay == 1
-            else math.expm1(growth) / (1 / self.decay - 1)
-            if growth < 700
-            else math.inf
-        )
-        rho = first * terms
+        rho = first * self._geometric(plf)
         epsilon = rho + 2 * math.sqrt(rho * math.log(1 / self.delta))
-        return (
-            Claim(
-                source="DP-RECAL (arXiv 2212.10859v2), Theorem 4",
-                promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy at PLF {plf}, by {rho:.4g}-zCDP",
-                epsilon=epsilon,
-                delta=self.delta,
-                adjacency="one record of one node differs",
-                std=self.sigma,
-                rounds=rounds,
-                assumes=(
-                    f"a record changes a gradient by at most {self.sensitivity:g}",
-                    "Lemma 5: Delta = tau_i C at every activation",
-                ),
-                sensitivity=self.sensitivity,
+        claim = Claim(
+            source="DP-RECAL (arXiv 2212.10859v2), Theorem 4",
+            promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy at PLF {plf}, "
+            f"by {rho:.4g}-zCDP",
+            epsilon=epsilon,
+            delta=self.delta,
+            adjacency="one record of one node differs",
+            std=self.sigma,
+            rounds=rounds,
+            assumes=(
+                f"a record changes a gradient by at most {self.sensitivity:g}",
+                "Lemma 5: Delta = tau_i C at every activation",
             ),
+            sensitivity=self.sensitivity,
         )
+        return (claim,)
+
+    def _geometric(self, count: int) -> float:
+        """Return 1 + 1/R + ... + 1/R^(count - 1), infinite if it overflows."""
+        if self.decay == 1:
+            return count
+        growth = -count * math.log(self.decay)
+        if growth >= OVERFLOW:
+            return math.inf
+        return math.expm1(growth) / (1 / self.decay - 1)
 
     def std(self, drawn: int) -> float:
-        """Return the noise of a node that was active so many times before: variance sigma^2 R^c."""
+        """Return the standard deviation of a node's noise: variance sigma^2 R^c.
+
+        Args:
+            drawn: How often the node has been active before, c.
+        """
         return float(self.sigma * self.decay ** (drawn / 2))
 
     def steps(self, nodes: int) -> tuple[list[Fraction], list[Fraction], Fraction]:
-        """Return tau and s of every node, and beta."""
+        """Return tau and s of every node, and beta.
+
+        Args:
+            nodes: Number of nodes.
+
+        Raises:
+            LeakauditError: The steps are not as many as the nodes, or beta is too large for them.
+        """
         steps = []
         for name, text in (("tau", self.tau), ("s", self.s)):
             given = _numbers(name, text)
@@ -263,7 +291,8 @@ class RECAL(Victim):
         beta = decimal(self.beta) if self.beta else Fraction(19, 20) * bound
         if beta >= bound:
             raise LeakauditError(
-                f"recal: expected 2 beta sum_i s_i < 1, so beta below {float(bound):g} for {nodes} nodes, got {self.beta:g}"
+                f"recal: expected 2 beta sum_i s_i < 1, so beta below {float(bound):g} "
+                f"for {nodes} nodes, got {self.beta:g}"
             )
         return steps[0], steps[1], beta
 
@@ -274,21 +303,19 @@ class _State:
     def __init__(
         self, victim: RECAL, problem: Problem, start: Tensor, generator: Generator
     ) -> None:
-        self.victim, self.problem, self.generator = victim, problem, generator
+        self.victim = victim
+        self.problem = problem
+        self.generator = generator
         self.y = start.to(problem.x.device)
         self.x = self.y.repeat(problem.nodes, 1)
-        self.lam, self.xi, self.drawn = (
-            torch.zeros_like(self.x),
-            torch.zeros_like(self.x),
-            [0] * problem.nodes,
-        )
+        self.lam = torch.zeros_like(self.x)
+        self.xi = torch.zeros_like(self.x)
+        self.drawn = [0] * problem.nodes
         tau, s, beta = victim.steps(problem.nodes)
-        self.tau, self.s, self.all, self.beta = (
-            [float(v) for v in tau],
-            [float(v) for v in s],
-            float(sum(s)),
-            float(beta),
-        )
+        self.tau = [float(v) for v in tau]
+        self.s = [float(v) for v in s]
+        self.all = float(sum(s))
+        self.beta = float(beta)
         self.total = self.all * self.y if victim.baton == "full" else torch.zeros_like(self.y)
 
     @property
@@ -304,20 +331,30 @@ class _State:
 
     def activate(self, i: int) -> None:
         """Let node i work, (7a) to (7e)."""
-        victim, task, one = self.victim, self.problem.task, slice(i, i + 1)
-        x, lam, s = self.x[i].clone(), self.lam[i].clone(), self.s[i]
-        dual, noise = lam + s * (x - self.y), self._draw(i)
-        pull = self.total - self.all * self.y if victim.baton == "full" else self.total + dual - lam
-        y = self.y + self.beta * pull
+        victim = self.victim
+        problem = self.problem
+        one = slice(i, i + 1)
+        x = self.x[i].clone()
+        lam = self.lam[i].clone()
+        s = self.s[i]
+        dual = lam + s * (x - self.y)  # (7a)
+        noise = self._draw(i)
+        if victim.baton == "full":
+            pull = self.total - self.all * self.y
+        else:
+            pull = self.total + dual - lam
+        y = self.y + self.beta * pull  # (7b)
         if victim.reg == "l1":
             y = y.sign() * (y.abs() - self.beta * victim.weight).clamp_min(0)
-        self.x[i] -= self.tau[i] * (
-            task.gradients(self.x[one], self.problem.x[one], self.problem.y[one])[0] + dual
-        )
+        g = problem.task.gradients(self.x[one], problem.x[one], problem.y[one])[0]
+        self.x[i] -= self.tau[i] * (g + dual)  # (7c)
         self.x[i] += noise if victim.noise_on == "x" else 0
         moved = self.x[i] - x
-        self.lam[i] = dual + s * (moved - y + self.y) + (noise if victim.noise_on == "lam" else 0)
-        self.total = self.total + (self.lam[i] - lam) + (s * moved if victim.baton == "full" else 0)
+        on_lam = noise if victim.noise_on == "lam" else 0
+        self.lam[i] = dual + s * (moved - y + self.y) + on_lam  # (7d)
+        self.total = self.total + (self.lam[i] - lam)  # (7e)
+        if victim.baton == "full":
+            self.total = self.total + s * moved
         self.y = y
 
     def _draw(self, i: int) -> Tensor | float:
@@ -341,6 +378,7 @@ def _numbers(name: str, text: str) -> list[Fraction]:
         found = []
     if not found or min(found) <= 0:
         raise LeakauditError(
-            f"recal: expected {name} as a positive number, or one a node separated by commas, got {text!r}"
+            f"recal: expected {name} as a positive number, or one a node separated by commas, "
+            f"got {text!r}"
         )
     return found

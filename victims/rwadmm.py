@@ -1,14 +1,17 @@
 """Random walk ADMM, Shah and Avrachenkov 2018: one node at a time works and tells its neighbours.
 
-DERIVED: of the paper only the abstract was seen (one node updated per iteration, chosen by simulating a Markov chain). This is ADMM by
-edge variables with one active node i, verified to converge, whose messages are as many as DP-RECAL's Table IV counts; B = +1 if
-i < j, else -1:
+DERIVED: of the paper only the abstract was seen (one node updated per iteration, chosen by
+    simulating a
+Markov chain). This is ADMM by edge variables with one active node i, verified to converge, whose
+messages are as many as DP-RECAL's Table IV counts; B = +1 if i < j, else -1:
 
     w_i     <- argmin f_i(w) + sum_j B z_{i|j}'w + rho E_i / 2 |w|^2  [+ n]
-    z_{j|i} <- (1 - theta) z_{j|i} + theta ( z_{i|j} + 2 rho B w_i )          to every neighbour j; z^0 = 0
+    z_{j|i} <- (1 - theta) z_{j|i} + theta ( z_{i|j} + 2 rho B w_i )          to every neighbour
+    j; z^0 = 0
 
-Where a private version puts its noise is not known. Here n is state noise: it replaces w_i wherever the algorithm uses it, since noise
-on what is sent alone breaks the conservation law behind the fixed point. update=gradient takes one step of size alpha instead.
+Where a private version puts its noise is not known. Here n is state noise: w_i + n replaces w_i
+wherever the algorithm uses it, since noise only on what is sent breaks the conservation law
+behind the fixed point. update=gradient takes one step of size alpha instead.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from torch import Generator, Tensor
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols import admm_family as admm
+from leakaudit.protocols.local import common
 from leakaudit.protocols.prox import exact, prox
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.protocols.walk import draw, read
@@ -63,14 +67,15 @@ class RWADMM(Victim):
             raise LeakauditError("rwadmm: expected 0 < theta <= 1, rho, alpha > 0 and sigma >= 0")
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse an exact update of a model that is not convex, and a gradient step that leaves a node's own quadratic."""
+        """Refuse an exact update of a model that is not convex, and gradient steps that diverge."""
         if self.update == "exact":
             exact(task)
             return
         most = self.alpha * (task.l2 + self.rho * max(map(graph.degree, range(graph.nodes))))
         if most >= 2:
             raise LeakauditError(
-                f"rwadmm: expected alpha (l2 + rho E_i) < 2, beyond which a node's steps diverge, got {most:g}; lower alpha"
+                "rwadmm: expected alpha (l2 + rho E_i) < 2, beyond which a node's steps diverge, "
+                f"got {most:g}; lower alpha"
             )
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
@@ -95,54 +100,42 @@ class RWADMM(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; z is kept on every arc, since every node is active at some time."""
-        at, kept = (
-            read(recorder.public, "active", rounds),
-            {arc for i, j in wires for arc in ((i, j), (j, i))},
-        )
+        at = read(recorder.public, "active", rounds)
+        kept = {arc for i, j in wires for arc in ((i, j), (j, i))}
         place = {arc: k for k, arc in enumerate(graph.arcs)}
-        w = recorder.public["w0"].to(problem.x.device).repeat(graph.nodes, 1)
-        z, bare, noise = (
-            w.new_zeros(len(place), w.shape[1]),
-            w.clone(),
-            torch.zeros_like(w),
-        )  # z_{i|j}, held by i; w before its noise
+        w = common(recorder, problem)
+        bare = w.clone()  # w before its noise
+        noise = torch.zeros_like(w)
+        z = w.new_zeros(len(place), w.shape[1])  # z_{i|j}, held by i
         curves = Curves(recorder, problem)
-        held = [
-            torch.tensor([place[i, j] for j in near], device=w.device)
-            for i, near in enumerate(graph.neighbours)
-        ]
-        across = [
-            torch.tensor([place[j, i] for j in near], device=w.device)
-            for i, near in enumerate(graph.neighbours)
-        ]
-        sign = [
-            w.new_tensor([[1.0 if i < j else -1.0] for j in near])
-            for i, near in enumerate(graph.neighbours)
-        ]
-        told = [
-            Arcs(
-                torch.full((len(near),), i),
-                torch.tensor(near),
-                torch.arange(len(near)),
-                torch.tensor([(i, j) in kept for j in near]),
-            )
-            for i, near in enumerate(graph.neighbours)
-        ]
+        # Of each node i: the places of z_{i|j} and of z_{j|i}, the signs B, and the messages to
+        # its neighbours.
+        held = []
+        across = []
+        sign = []
+        told = []
+        for i, near in enumerate(graph.neighbours):
+            held.append(torch.tensor([place[i, j] for j in near], device=w.device))
+            across.append(torch.tensor([place[j, i] for j in near], device=w.device))
+            sign.append(w.new_tensor([[1.0 if i < j else -1.0] for j in near]))
+            ends = (torch.full((len(near),), i), torch.tensor(near))
+            recorded = torch.tensor([(i, j) in kept for j in near])
+            told.append(Arcs(*ends, torch.arange(len(near)), recorded))
         recorder.state("w", 0, w)
         for t, i in enumerate(at, 1):
-            only, mine = slice(i, i + 1), z[held[i]]
+            only = slice(i, i + 1)
+            mine = z[held[i]]
             here = None if problem.here is None else problem.here[only]
             one = Problem(problem.task, problem.x[only], problem.y[only], here)
-            moved = self._move(
-                one, w[only], (sign[i] * mine).sum(0, keepdim=True), self.rho * graph.degree(i)
-            )
+            pull = (sign[i] * mine).sum(0, keepdim=True)
+            moved = self._move(one, w[only], pull, self.rho * graph.degree(i))
             if self.sigma:
-                bare[i], noise[i] = moved[0], self.sigma * admm.normal(moved[0], generator)
+                bare[i] = moved[0]
+                noise[i] = self.sigma * admm.normal(moved[0], generator)
                 moved = moved + noise[i]
             w[i] = moved[0]
-            new = (1 - self.theta) * z[across[i]] + self.theta * (
-                mine + 2 * self.rho * sign[i] * moved
-            )
+            reflected = mine + 2 * self.rho * sign[i] * moved
+            new = (1 - self.theta) * z[across[i]] + self.theta * reflected
             z[across[i]] = recorder.exchange(t, "z", new, told[i])
             for name, value in {"w": w, "v": bare, "n": noise}.items():
                 recorder.state(name, t, value)
@@ -152,34 +145,31 @@ class RWADMM(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare the active node's update and its messages; the others' variables stay."""
-        p, at, rho, theta, alpha = (
-            Relations(graph),
-            read(public, "active", rounds),
-            decimal(self.rho),
-            decimal(self.theta),
-            decimal(self.alpha),
-        )
+        p = Relations(graph)
+        at = read(public, "active", rounds)
+        rho = decimal(self.rho)
+        theta = decimal(self.theta)
+        alpha = decimal(self.alpha)
         w = dict.fromkeys(range(graph.nodes), p.public("w0"))
         z = dict.fromkeys(graph.arcs, 0 * w[0])
         for t in p.rounds(rounds):
-            i, near = at[t - 1], graph.neighbours[at[t - 1]]
+            i = at[t - 1]
+            near = graph.neighbours[i]
             sign = {j: 1 if i < j else -1 for j in near}
+            push = rho * len(near)
             pull = sum((sign[j] * z[i, j] for j in near), start=0 * w[i])
             noise = p.noise("n", self.sigma, i) if self.sigma else 0 * w[i]
             if self.update == "exact":
-                exact = p.state("v", i) if self.sigma else p.state("w", i)
-                p.relate(rho * len(near) * exact, -pull - p.grad(i, at=exact))
-                w[i] = p.state("w", i, eq=exact + noise) if self.sigma else exact
+                name = "v" if self.sigma else "w"
+                w[i], _ = admm.declare_prox(p, i, push, -pull, name)
+                if self.sigma:
+                    w[i] = p.state("w", i, eq=w[i] + noise)
             else:
-                w[i] = p.state(
-                    "w",
-                    i,
-                    eq=w[i] - alpha * (p.grad(i, at=w[i]) + pull + rho * len(near) * w[i]) + noise,
-                )
+                slope = p.grad(i, at=w[i]) + pull + push * w[i]
+                w[i] = p.state("w", i, eq=w[i] - alpha * slope + noise)
             for j in near:
-                z[j, i] = p.send(
-                    i, j, (1 - theta) * z[j, i] + theta * (z[i, j] + 2 * rho * sign[j] * w[i]), "z"
-                )
+                reflected = z[i, j] + 2 * rho * sign[j] * w[i]
+                z[j, i] = p.send(i, j, (1 - theta) * z[j, i] + theta * reflected, "z")
         return p
 
     def _move(self, one: Problem, w: Tensor, pull: Tensor, weight: float) -> Tensor:

@@ -1,18 +1,21 @@
 """SecureD-FL: averaging by ADMM, within groups that change from iteration to iteration.
 
-SecureD-FL (2021), Algorithm 3. In an FL round every peer trains w_k from the last average, and draws lam_k^0 ~ U[0, 1); z^0 = 0. In
-iteration i = 1 .. I partition i mod |Pi| of the n peers is in use:
+SecureD-FL (2021), Algorithm 3. In an FL round every peer trains w_k from the last average, and
+draws lam_k^0 ~ U[0, 1); z^0 = 0. In iteration i = 1 .. I partition i mod |Pi| of the n peers is
+in use:
 
     x_k   = (2 w_k - lam_k + rho z) / (2 + rho)
     y_k   = x_k + lam_k / rho                       travels to the peers of k's group
-    z_g   = (1/n) sum of the y of group g           travels from each peer of g to each peer outside (kind ``sum``)
+    z_g   = (1/n) sum of the y of group g           travels to all other peers (kind ``sum``)
     z     = sum of the z_g
     lam_k = lam_k + rho (x_k - z)
 
-The trace has one round for every iteration: FL round r takes rounds (r - 1) I + 1 to r I, and its training belongs to the first of
-them; a recording may end within an FL round. The first aggregation of the paper, of models that start apart, is left out: all start
-from w0. The partitions are public: ``groups`` (|Pi|, n / s, s). The lam^0 do not add up to zero, so z^1 is off by 2 / (rho (2 + rho))
-of their mean, and Lemma II.2's rate begins with z^2: at I = 2 a mean of 1/2 moves every coordinate by 1 / (2 + rho)^2.
+The trace has one round for every iteration: FL round r takes rounds (r - 1) I + 1 to r I, and its
+training belongs to the first of them; a recording may end within an FL round. The first
+aggregation of the paper, of models that start apart, is left out: all start from w0. The
+partitions are public: ``groups`` (|Pi|, n / s, s). The lam^0 do not add up to zero, so z^1 is off
+by 2 / (rho (2 + rho)) of their mean, and Lemma II.2's rate begins with z^2: at I = 2 a mean of
+1/2 moves every coordinate by 1 / (2 + rho)^2.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ class SecureD(Victim):
 
     paper: ClassVar[str] = "SecureD-FL 2021, Algorithms 2 and 3"
     leaks_what: ClassVar[str] = (
-        "every peer's sum of local gradients, from two of its y; a curious peer gets it after |Pi| + 1 iterations"
+        "every peer's sum of local gradients, from two of its y; "
+        "a curious peer gets it after |Pi| + 1 iterations"
     )
     claims_what: ClassVar[str] = (
         "2 |Pi| - 1 iterations reveal nothing to one curious peer (Theorem III.2)"
@@ -67,11 +71,8 @@ class SecureD(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        if not (
-            self.rho > 0
-            and self.lr > 0
-            and min(self.iterations, self.partitions, self.local_steps) >= 1
-        ):
+        counts = min(self.iterations, self.partitions, self.local_steps)
+        if not (self.rho > 0 and self.lr > 0 and counts >= 1):
             raise LeakauditError(
                 "secured: expected rho, lr > 0 and iterations, partitions, local_steps >= 1"
             )
@@ -79,29 +80,31 @@ class SecureD(Victim):
             raise LeakauditError("secured: expected batch, lam0 >= 0 and group_size >= 2")
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse a graph that is not complete, groups that do not divide it, and steps that diverge on the task's l2 term."""
+        """Refuse a graph that does not fit, and steps that diverge on the task's l2 term.
+
+        It must be complete, and the groups must divide it.
+        """
         _complete(graph)
         if graph.nodes % self.group_size:
             raise LeakauditError(
-                f"secured: expected a group_size that divides the {graph.nodes} nodes, got {self.group_size}"
+                f"secured: expected a group_size that divides the {graph.nodes} nodes, "
+                f"got {self.group_size}"
             )
         stable("secured", task, lr=self.lr)
 
     def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
         """Count two a wire and iteration: y within a group, the group's sum to all others.
 
-        Any partition gives this number. The declaration would need one, which takes a search to draw.
+        Any partition gives this number. The declaration would need one, which takes a search to
+        draw.
         """
         return 2 * len(list(wires)) * rounds
 
     def schedule(self, graph: Graph, rounds: int, generator: Generator) -> Mapping[str, Tensor]:
         """Draw the partitions, which all peers know."""
         _complete(graph)
-        return {
-            "groups": torch.tensor(
-                partitions(graph.nodes, self.group_size, self.partitions, generator)
-            )
-        }
+        groups = partitions(graph.nodes, self.group_size, self.partitions, generator)
+        return {"groups": torch.tensor(groups)}
 
     def run(
         self,
@@ -112,13 +115,17 @@ class SecureD(Victim):
         generator: Generator,
         wires: Iterable[tuple[int, int]],
     ) -> None:
-        """Train and average; the curves are those of the last average, beside the mean squared error of z in each iteration."""
-        model = z = recorder.public["w0"].to(problem.x.device)
-        w, lam = z.repeat(graph.nodes, 1), z.new_empty(0)
-        train, curves = (
-            LocalSteps(self._training, problem, recorder, generator),
-            Curves(recorder, problem),
-        )
+        """Train and average.
+
+        The curves are those of the last average, with the mean squared error of z in each
+        iteration.
+        """
+        z = recorder.public["w0"].to(problem.x.device)
+        model = z
+        w = z.repeat(graph.nodes, 1)
+        lam = z.new_empty(0)
+        train = LocalSteps(self._training, problem, recorder, generator)
+        curves = Curves(recorder, problem)
         turn = _Iteration(self.rho, w, recorder, wires, graph.nodes // self.group_size)
         recorder.state("w", 0, w)
         for t in range(1, rounds + 1):
@@ -126,11 +133,13 @@ class SecureD(Victim):
                 w = train(t, z.repeat(graph.nodes, 1))
                 drawn = torch.rand(w.shape, generator=generator, dtype=w.dtype).to(w) * self.lam0
                 recorder.state("lam0", t, drawn - self.lam0 / 2)
-                z, lam = torch.zeros_like(z), drawn
+                z = torch.zeros_like(z)
+                lam = drawn
             z = turn(t, self._partition(recorder.public["groups"], t), w, lam, z)
             for name, value in (("w", w), ("x", turn.x), ("lam", lam)):
                 recorder.state(name, t, value)
-            model = model if t % self.iterations else z
+            if t % self.iterations == 0:
+                model = z
             curves.observe(t, model[None], lam=lam)
             if recorder.keep_curves:
                 recorder.curve("mse", t, float((z - w.mean(0)).square().mean()))
@@ -139,30 +148,35 @@ class SecureD(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare training and averaging; lam^0 is its mean and noise."""
-        p, peers, rho = Relations(graph), range(graph.nodes), decimal(self.rho)
-        z, w, lam = p.public("w0"), dict[int, Expression](), dict[int, Form]()
-        mean, groups = p.public("lam0") / 2 if self.lam0 else 0, _checked(graph, public)
+        p = Relations(graph)
+        peers = range(graph.nodes)
+        rho = decimal(self.rho)
+        z = p.public("w0")
+        w = dict[int, Expression]()
+        lam = dict[int, Form]()
+        mean = p.public("lam0") / 2 if self.lam0 else 0
+        std = self.lam0 / 12**0.5  # of a uniform variable on [0, lam0)
+        groups = _checked(graph, public)
         for t in p.rounds(rounds):
-            if start := self._starts(t):
+            last: Form = rho * z
+            if self._starts(t):
                 w = {k: p.state("w", k, eq=self._training.declare(p, k, z)) for k in peers}
-                lam = {
-                    k: mean + p.noise("lam0", self.lam0 / 12**0.5, k, law="uniform")
-                    if self.lam0
-                    else 0
-                    for k in peers
-                }
-            x = {
-                k: p.state("x", k, eq=(2 * w[k] - lam[k] + (0 if start else rho * z)) / (2 + rho))
-                for k in peers
-            }
-            y, sums = {}, []
+                lam = dict.fromkeys(peers, 0)
+                if self.lam0:
+                    lam = {k: mean + p.noise("lam0", std, k, law="uniform") for k in peers}
+                last = 0
+            x = {k: p.state("x", k, eq=(2 * w[k] - lam[k] + last) / (2 + rho)) for k in peers}
+            y = {}
+            sums = []
             for group in self._partition(groups, t).tolist():
                 for k in group:
                     y[k] = p.send(k, [j for j in group if j != k], x[k] + lam[k] / rho, "y")
                 total = sum(y[k] for k in group) * Fraction(1, graph.nodes)
                 others = [j for j in peers if j not in group]
-                told = [p.send(k, others, total, "sum") for k in group] if others else [total]
-                sums.append(told[0])
+                if others:
+                    told = [p.send(k, others, total, "sum") for k in group]
+                    total = told[0]
+                sums.append(total)
             z = p.state("z", eq=sum(sums))
             lam = {k: p.state("lam", k, eq=lam[k] + rho * (x[k] - z)) for k in peers}
         return p
@@ -170,7 +184,7 @@ class SecureD(Victim):
     def claims(
         self, graph: Graph, rounds: int, public: Mapping[str, Tensor] | None = None
     ) -> tuple[Claim, ...]:
-        """Theorem III.2."""
+        """Return Theorem III.2."""
         safe = 2 * self.partitions - 1
         promise = f"{safe} iterations of an FL round reveal nothing of a peer's w to another"
         assumes = (
@@ -186,7 +200,7 @@ class SecureD(Victim):
         return Steps(self.lr, self.local_steps, self.batch)
 
     def _starts(self, t: int) -> bool:
-        """Whether trace round t is the first iteration of an FL round."""
+        """Return whether trace round t is the first iteration of an FL round."""
         return (t - 1) % self.iterations == 0
 
     def _partition(self, groups: Tensor, t: int) -> Tensor:
@@ -200,21 +214,27 @@ def _complete(graph: Graph) -> None:
 
 
 def _checked(graph: Graph, public: Mapping[str, Tensor]) -> Tensor:
-    """Return the partitions of a trace; raises LeakauditError where they do not hold every peer once."""
+    """Return the partitions of a trace.
+
+    Raises:
+        LeakauditError: One of them does not hold every peer once.
+    """
     groups = public.get("groups")
-    if (
-        groups is None
-        or groups.dim() != 3
-        or any(sorted(day.flatten().tolist()) != list(range(graph.nodes)) for day in groups)
-    ):
-        raise LeakauditError(
-            f"secured: expected public 'groups' (|Pi|, n / s, s) that hold each of {graph.nodes} peers once a partition"
-        )
-    return groups
+    if groups is not None and groups.dim() == 3:
+        peers = list(range(graph.nodes))
+        if all(sorted(partition.flatten().tolist()) == peers for partition in groups):
+            return groups
+    raise LeakauditError(
+        "secured: expected public 'groups' (|Pi|, n / s, s) "
+        f"that hold each of {graph.nodes} peers once a partition"
+    )
 
 
 class _Iteration:
-    """One iteration of the averaging, for all peers, and what it sends. x, y: (n, d). sums: of the groups, (n / s, d)."""
+    """One iteration of the averaging, for all peers, and what it sends.
+
+    x and y are (n, d), the sums of the groups (n / s, d).
+    """
 
     def __init__(
         self,
@@ -224,17 +244,21 @@ class _Iteration:
         wires: Iterable[tuple[int, int]],
         groups: int,
     ) -> None:
-        self.rho, self.recorder, self.arcs = rho, recorder, broadcast(recorder, wires)
-        self.x, self.y, self.sums = (
-            torch.empty_like(like),
-            torch.empty_like(like),
-            like.new_empty(groups, like.shape[1]),
-        )
+        self.rho = rho
+        self.recorder = recorder
+        self.arcs = broadcast(recorder, wires)
+        self.x = torch.empty_like(like)
+        self.y = torch.empty_like(like)
+        self.sums = like.new_empty(groups, like.shape[1])
         self._known: dict[bytes, tuple[Tensor, Arcs, Arcs]] = {}
 
     def __call__(self, t: int, groups: Tensor, w: Tensor, lam: Tensor, z: Tensor) -> Tensor:
-        """Fill in x, y and the sums of the groups (n / s, s), move lam (n, d), and return the new z (d,)."""
-        new, (of, within, between) = torch.empty_like(z), self._partition(groups)
+        """Fill in x, y and the sums, move lam (n, d), and return the new z (d,).
+
+        The groups are (n / s, s).
+        """
+        new = torch.empty_like(z)
+        of, within, between = self._partition(groups)
         if self.recorder.partial:
             every = slice(None)
             self._say(every, w, lam, z)
@@ -252,26 +276,20 @@ class _Iteration:
         return new
 
     def _partition(self, groups: Tensor) -> tuple[Tensor, Arcs, Arcs]:
-        """Return each peer's group, the messages within groups, which carry y, and those between them, which carry sums."""
+        """Return each peer's group, the messages of y within groups, and those of sums."""
         key = groups.numpy().tobytes()
         if key not in self._known:
             of = torch.empty(len(self.y), dtype=torch.long)
             of[groups] = torch.arange(len(groups))[:, None]
-            inside, sums = (
-                of[self.arcs.src] == of[self.arcs.dst],
-                replace(self.arcs, row=of[self.arcs.src]),
-            )
+            inside = of[self.arcs.src] == of[self.arcs.dst]
+            sums = replace(self.arcs, row=of[self.arcs.src])
             self._known[key] = of.to(self.y.device), self.arcs.some(inside), sums.some(~inside)
         return self._known[key]
 
     def _say(self, part: slice, w: Tensor, lam: Tensor, z: Tensor) -> None:
         """Fill in x and y on some columns."""
-        mine = (
-            torch.mul(w[:, part], 2, out=self.x[:, part])
-            .sub_(lam[:, part])
-            .add_(z[part], alpha=self.rho)
-            .div_(2 + self.rho)
-        )
+        mine = torch.mul(w[:, part], 2, out=self.x[:, part]).sub_(lam[:, part])
+        mine.add_(z[part], alpha=self.rho).div_(2 + self.rho)
         torch.add(mine, lam[:, part], alpha=1 / self.rho, out=self.y[:, part])
 
     def _add_up(self, part: slice, of: Tensor) -> None:

@@ -1,7 +1,8 @@
 """The single-node reference: one model trained on the records of all nodes, which sends nothing.
 
-DP-Norm (2023), section VI, method M5: w <- w - mu g(w) with g the gradient over everybody's records, K steps a round. Decentralised
-methods are compared with its curves; record it with the seed, data and model of theirs.
+DP-Norm (2023), section VI, method M5: w <- w - mu g(w) with g the gradient over everybody's
+records, K steps a round. Decentralised methods are compared with its curves; record it with the
+seed, data and model of theirs.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Single(Victim):
         """Check the ranges."""
         if not (self.mu > 0 and self.inner >= 1 and self.batch >= 0):
             raise LeakauditError(
-                f"single: expected mu > 0, inner >= 1 and batch >= 0, got {self.mu}, {self.inner} and {self.batch}"
+                "single: expected mu > 0, inner >= 1 and batch >= 0, "
+                f"got {self.mu}, {self.inner} and {self.batch}"
             )
 
     @property
@@ -54,7 +56,7 @@ class Single(Victim):
         return True
 
     def fits(self, task: Task, graph: Graph, samples: int) -> None:
-        """Refuse a mini-batch that a node cannot fill, and steps that diverge on the task's l2 term."""
+        """Refuse a mini-batch that a node cannot fill, and steps that diverge on the l2 term."""
         enough(self.batch, samples)
         stable("single", task, mu=self.mu)
 
@@ -68,11 +70,9 @@ class Single(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; nodes hold equally many records, so that a pooled mini-batch weighs them alike."""
-        w, task, curves = (
-            recorder.public["w0"].to(problem.x.device),
-            problem.task,
-            Curves(recorder, problem),
-        )
+        w = recorder.public["w0"].to(problem.x.device)
+        task = problem.task
+        curves = Curves(recorder, problem)
         g = w.new_empty(graph.nodes, len(w))
         recorder.state("w", 0, w.expand(graph.nodes, -1))
         for t in range(1, rounds + 1):
@@ -87,14 +87,17 @@ class Single(Victim):
             step("recording", t, rounds)
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
-        """Declare the steps along the mean of the nodes' gradients; the model belongs to no node, since none is sent it."""
-        p, mu = Relations(graph), decimal(self.mu)
+        """Declare the steps along the mean of the nodes' gradients.
+
+        The model belongs to no node, since it is sent to none.
+        """
+        p = Relations(graph)
+        mu = decimal(self.mu)
         w = p.public("w0")
         for _ in p.rounds(rounds):
             for k in range(self.inner):
                 index = None if self.inner == 1 else k
-                mean = sum(p.grad(i, at=w, index=index) for i in range(graph.nodes)) * Fraction(
-                    1, graph.nodes
-                )
+                total = sum(p.grad(i, at=w, index=index) for i in range(graph.nodes))
+                mean = total * Fraction(1, graph.nodes)
                 w = p.state("w", None, None if k == self.inner - 1 else k, eq=w - mu * mean)
         return p

@@ -1,11 +1,14 @@
-"""Gradient tracking: every node follows an estimate y of the mean gradient, which is averaged like the model.
+"""Gradient tracking: a node's estimate y of the mean gradient is averaged like its model.
 
-DIGing (Nedic, Olshevsky and Shi 2017, Algorithm 1), with Metropolis weights and a common start x^0, y_i^0 = g_i(x^0):
+DIGing (Nedic, Olshevsky and Shi 2017, Algorithm 1), with Metropolis weights and a common start
+x^0, y_i^0 = g_i(x^0):
 
-    x^t = W x^{t-1} - alpha y^{t-1}        y^t = W y^{t-1} + g(x^t) - g(x^{t-1})        x^t and y^t travel, and y^0
+    x^t = W x^{t-1} - alpha y^{t-1}
+    y^t = W y^{t-1} + g(x^t) - g(x^{t-1})            x^t and y^t travel, and y^0
 
-noise=state adds noise to x wherever it is used, and the error stays small. noise=message adds it to what travels and is averaged, of x and
-of y: then the sum of the y drifts away from the sum of the gradients and the error grows.
+noise=state adds noise to x wherever it is used, and the error stays small. noise=message adds it
+to what travels and is averaged, of x and of y: then the sum of the y drifts away from the sum of
+the gradients and the error grows.
 """
 
 from __future__ import annotations
@@ -74,7 +77,9 @@ class Tracking(Victim):
         wires: Iterable[tuple[int, int]],
     ) -> None:
         """Train; the generator draws the noise."""
-        mix, channel, curves = Mixing(graph), Broadcast(recorder, wires), Curves(recorder, problem)
+        mix = Mixing(graph)
+        channel = Broadcast(recorder, wires)
+        curves = Curves(recorder, problem)
         w = common(recorder, problem)
         g = problem.task.gradients(w, problem.x, problem.y)
 
@@ -86,11 +91,9 @@ class Tracking(Victim):
             return value + noise
 
         recorder.state("w", 0, w)
-        y, spare, heard = (
-            g.clone(),
-            torch.empty_like(g),
-            {"w": w, "y": channel.send(0, "y", noised(0, "y", g, "message"))},
-        )
+        y = g.clone()
+        spare = torch.empty_like(g)
+        heard = {"w": w, "y": channel.send(0, "y", noised(0, "y", g, "message"))}
         recorder.end_round(0)
         for t in range(1, rounds + 1):
             for part in blocks(w):
@@ -111,40 +114,38 @@ class Tracking(Victim):
 
     def relations(self, graph: Graph, rounds: int, public: Mapping[str, Tensor]) -> Relations:
         """Declare both recursions; what travels without noise is the variable itself."""
-        p, mix, alpha = Relations(graph), Mixing(graph), decimal(self.alpha)
-        shaken, loud = self.sigma and self.noise == "state", self.sigma and self.noise == "message"
+        p = Relations(graph)
+        mix = Mixing(graph)
+        alpha = decimal(self.alpha)
+        on_state = self.sigma and self.noise == "state"
+        on_message = self.sigma and self.noise == "message"
 
         def send(i: int, kind: str, value: Expression) -> tuple[Expression, Expression]:
             """Return the variable and what is heard of it."""
-            if not loud:
-                m = p.send(i, graph.neighbours[i], value, kind)
+            near = graph.neighbours[i]
+            if not on_message:
+                m = p.send(i, near, value, kind)
                 return m, m
             kept = p.state(kind, i, eq=value)
-            return kept, p.send(
-                i, graph.neighbours[i], kept + p.noise(f"n{kind}", self.sigma, i), kind
-            )
+            return kept, p.send(i, near, kept + p.noise(f"n{kind}", self.sigma, i), kind)
 
+        # w and y are the variables, heard_w and heard_y what the neighbours have of them.
         w = dict(everybody(p, graph.nodes))
-        x, g = dict(w), {i: p.grad(i, at=w[i]) for i in w}
-        first = {i: send(i, "y", g[i]) for i in w}
-        y, heard = (
-            {i: pair[0] for i, pair in first.items()},
-            {i: pair[1] for i, pair in first.items()},
-        )
+        heard_w = dict(w)
+        g = {i: p.grad(i, at=w[i]) for i in w}
+        y = dict[int, Expression]()
+        heard_y = dict[int, Expression]()
+        for i in w:
+            y[i], heard_y[i] = send(i, "y", g[i])
         for _ in p.rounds(rounds):
-            moved, tracked = {}, {}
+            before_w = dict(heard_w)
+            before_y = dict(heard_y)
             for i in w:
-                new = mix.declared(i, x) - alpha * y[i]
-                moved[i] = send(i, "w", new + p.noise("nw", self.sigma, i) if shaken else new)
-                change = p.grad(i, at=moved[i][0])
-                tracked[i] = send(i, "y", mix.declared(i, heard) + change - g[i])
+                new = mix.declared(i, before_w) - alpha * y[i]
+                if on_state:
+                    new = new + p.noise("nw", self.sigma, i)
+                w[i], heard_w[i] = send(i, "w", new)
+                change = p.grad(i, at=w[i])
+                y[i], heard_y[i] = send(i, "y", mix.declared(i, before_y) + change - g[i])
                 g[i] = change
-            w, x = (
-                {i: pair[0] for i, pair in moved.items()},
-                {i: pair[1] for i, pair in moved.items()},
-            )
-            y, heard = (
-                {i: pair[0] for i, pair in tracked.items()},
-                {i: pair[1] for i, pair in tracked.items()},
-            )
         return p

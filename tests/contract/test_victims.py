@@ -133,7 +133,7 @@ class Late(Victim):
 
     regular = True
 
-    def run(self, *_: object) -> None:  # type: ignore[override]
+    def run(self, *_: object) -> None:
         """Never called."""
 
     def relations(self, graph: Graph, rounds: int, public: object) -> Relations:

@@ -83,7 +83,10 @@ def train(
 ) -> Recorder:
     """Run a victim on the least squares, its states and gradients kept."""
     task = Task.build(TaskSpec("linear", {"bias": False}, "squared", (10,), 1), dtype=dtype)
-    victim = registry.configure(registry.get("victims", name), constants)
+    kind = registry.get("victims", name)
+    if "samples" in registry.parameters(kind):  # as a recording fills it in
+        constants = {"samples": 30, **constants}
+    victim = registry.configure(kind, constants)
     if victim.centralised:
         graph = Graph(9, tuple((i, 8) for i in range(8)))
     edges = list(graph.edges) if wires else []

@@ -136,6 +136,10 @@ def test_the_examples_descriptions_can_be_read(name: str, project: Path) -> None
             "expected whole numbers as tags",
         ),
         (
+            'payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\n[messages]\nreceive = true',
+            "messages.receive: unknown key",
+        ),
+        (
             'payload = "weights"\n[model]\nname = "no.such:thing"\nshape = [4]',
             "No module named 'no'",
         ),

@@ -482,6 +482,51 @@ def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
     assert "NOT KNOWN: the step size" in found.toml
 
 
+def one_output(payload: str, hidden: int = 0, rounds: int = 4) -> Write:
+    """Two ranks send the parameters of a model of 9 inputs and one output one by one."""
+    sizes = (9 * hidden, hidden, hidden, 1) if hidden else (9, 1)
+
+    def write(logs: Sequence[Log]) -> None:
+        random = Generator().manual_seed(0)
+        near = torch.randn(sum(sizes), generator=random)
+        held = {0: torch.zeros(sum(sizes)), 1: torch.zeros(sum(sizes))}
+        for _ in range(rounds):
+            noise = torch.randn(2, sum(sizes), generator=random)
+            models = near + 0.01 * noise
+            sent = {
+                "gradients": noise,
+                "weights": models,
+                "duals": torch.stack([held[0] + models[0], held[1] - models[1]]),
+            }[payload]
+            for i, log in enumerate(logs):
+                for part in sent[i].split(sizes):
+                    if payload == "gradients":
+                        log.write("allreduce", part.clone())
+                    else:
+                        log.write("send", part.clone(), peer=1 - i)
+            held = {0: sent[1], 1: sent[0]}
+
+    return write
+
+
+@pytest.mark.parametrize("hidden", [0, 1, 4])
+@pytest.mark.parametrize("payload", ["gradients", "weights", "duals"])
+def test_a_model_with_one_output_is_guessed_from_the_lengths_of_its_tensors(
+    tmp_path: Path, payload: str, hidden: int
+) -> None:
+    """Its one row always has rank one, which proves nothing; the guess does not say that it does."""
+    found = guess(logged(tmp_path, 2, one_output(payload, hidden)))
+    assert found.said.startswith(f"{payload} (")
+    assert not any("gradient computed anew" in line for line in found.evidence)
+    model = tomllib.loads(found.toml)["model"]
+    if payload != "duals" and hidden == 4:  # noise: not of rank one
+        assert "model.name" in found.said
+        return
+    assert (model["name"], model["shape"]) == ("mlp" if hidden else "logistic", [1, 3, 3])
+    assert (model["loss"], model["classes"]) == ("binary", 2)
+    assert any("one output fits loss binary as well as squared" in e for e in found.evidence)
+
+
 def test_a_model_of_another_size_is_refused_by_a_guess(tmp_path: Path) -> None:
     task = Task.build(la.TaskSpec("logistic", shape=(1, 9, 9), classes=3))
     with pytest.raises(LeakauditError, match="no message of 246 numbers, the model's size"):

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.capture.tap import description, merge, wires
+from leakaudit.capture.tap import description, merge, observed, wires
 from leakaudit.capture.tap.fit import image, widths
 from leakaudit.capture.tap.guess import guess
 from leakaudit.capture.tap.log import Log
@@ -480,6 +481,49 @@ def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
     assert found.description is None
     assert found.said == "weights (sure), dpsgd; say yourself: params.alpha, model.name"
     assert "NOT KNOWN: the step size" in found.toml
+
+
+@pytest.mark.parametrize("server", [0, 1, 3])
+@pytest.mark.parametrize("step", [0.2, -0.2])
+def test_models_down_and_gradients_up_are_not_guessed_as_duals(
+    tmp_path: Path, server: int, step: float
+) -> None:
+    """What client and server add to each other's last message is w' - g and g' - w: nearly opposite."""
+    logs = logged(tmp_path, 4, gathering(server, step))
+    seen = observed.collect(logs, None)
+    assert np.median(list(observed._swaps(seen))) < observed.OPPOSED
+    assert min(observed._kept(seen)) > 5 * observed.KEPT
+    assert not any(observed._wires_agree(seen))
+    sent = observed.payload(seen)
+    assert (sent.payload, sent.sure) == ("gradients", "likely")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_duals_are_sure_because_all_wires_of_a_node_show_the_same_model(
+    tmp_path: Path, sign: int
+) -> None:
+    sent = observed.payload(observed.collect(logged(tmp_path, 3, consensus(sign)), TASK))
+    assert (sent.payload, sent.sure) == ("duals", "sure")
+
+
+def test_clients_that_send_the_way_to_their_optimum_are_never_sure_to_send_duals(
+    tmp_path: Path,
+) -> None:
+    """Their model and their message have a constant sum, as two neighbours' duals do."""
+
+    def write(logs: Sequence[Log]) -> None:
+        random = Generator().manual_seed(0)
+        w = torch.randn(40, generator=random)
+        optima = 0.1 * w + 0.01 * torch.randn(3, 40, generator=random)
+        for _ in range(4):
+            ways = optima - w
+            for n, way in enumerate(ways, 1):
+                logs[0].write("send", w, peer=n)
+                logs[n].write("send", way, peer=0)
+            w = w + ways.mean(0)
+
+    sent = observed.payload(observed.collect(logged(tmp_path, 4, write), None))
+    assert sent.sure != "sure"
 
 
 def one_output(payload: str, hidden: int = 0, rounds: int = 4) -> Write:

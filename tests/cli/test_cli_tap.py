@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -257,6 +258,29 @@ def test_files_that_are_something_else_are_one_line_and_code_2(
     out, err = capfd.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert complaint in err
+    assert not (folder / "trace.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("y", "node", "got"),
+    [
+        (np.int64(1), np.zeros(2, int), "got (2, 1, 4, 4), (), (2,) int64"),
+        (np.zeros(2, int), np.int64(0), "got (2, 1, 4, 4), (2,), () int64"),
+        (np.int64(1), np.int64(0), "got (2, 1, 4, 4), (), () int64"),
+        (np.zeros(3, int), np.zeros(2, int), "got (2, 1, 4, 4), (3,), (2,) int64"),
+        (np.zeros(2, int), np.zeros(2), "got (2, 1, 4, 4), (2,), (2,) float64"),
+    ],
+)
+def test_a_truth_of_other_shapes_is_one_line_and_code_2(
+    folder: Path, capfd: pytest.CaptureFixture[str], y: object, node: object, got: str
+) -> None:
+    logged(folder / "trace.tap")
+    np.savez("truth.npz", x=np.zeros((2, 1, 4, 4)), y=np.asarray(y), node=np.asarray(node))
+    arguments = ["merge", "trace.tap", "--describe", "tap.toml", "--truth", "truth.npz"]
+    assert main(["tap", *arguments]) == 2
+    out, err = capfd.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert f"truth.npz: expected x (s, 1, 4, 4), y (s,), node (s,), {got}; save one label" in err
     assert not (folder / "trace.pt").exists()
 
 

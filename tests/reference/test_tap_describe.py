@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.capture.tap import description, merge, wires
+from leakaudit.capture.tap import description, merge, observed, wires
 from leakaudit.capture.tap.fit import image, widths
 from leakaudit.capture.tap.guess import guess
 from leakaudit.capture.tap.log import Log
@@ -134,6 +135,10 @@ def test_the_examples_descriptions_can_be_read(name: str, project: Path) -> None
         (
             'payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\n[messages]\nkinds = {a = "w"}',
             "expected whole numbers as tags",
+        ),
+        (
+            'payload = "weights"\n[model]\nname = "mlp"\nshape = [4]\n[messages]\nreceive = true',
+            "messages.receive: unknown key",
         ),
         (
             'payload = "weights"\n[model]\nname = "no.such:thing"\nshape = [4]',
@@ -476,6 +481,94 @@ def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
     assert found.description is None
     assert found.said == "weights (sure), dpsgd; say yourself: params.alpha, model.name"
     assert "NOT KNOWN: the step size" in found.toml
+
+
+@pytest.mark.parametrize("server", [0, 1, 3])
+@pytest.mark.parametrize("step", [0.2, -0.2])
+def test_models_down_and_gradients_up_are_not_guessed_as_duals(
+    tmp_path: Path, server: int, step: float
+) -> None:
+    """What client and server add to each other's last message is w' - g and g' - w: nearly opposite."""
+    logs = logged(tmp_path, 4, gathering(server, step))
+    seen = observed.collect(logs, None)
+    assert np.median(list(observed._swaps(seen))) < observed.OPPOSED
+    assert min(observed._kept(seen)) > 5 * observed.KEPT
+    assert not any(observed._wires_agree(seen))
+    sent = observed.payload(seen)
+    assert (sent.payload, sent.sure) == ("gradients", "likely")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_duals_are_sure_because_all_wires_of_a_node_show_the_same_model(
+    tmp_path: Path, sign: int
+) -> None:
+    sent = observed.payload(observed.collect(logged(tmp_path, 3, consensus(sign)), TASK))
+    assert (sent.payload, sent.sure) == ("duals", "sure")
+
+
+def test_clients_that_send_the_way_to_their_optimum_are_never_sure_to_send_duals(
+    tmp_path: Path,
+) -> None:
+    """Their model and their message have a constant sum, as two neighbours' duals do."""
+
+    def write(logs: Sequence[Log]) -> None:
+        random = Generator().manual_seed(0)
+        w = torch.randn(40, generator=random)
+        optima = 0.1 * w + 0.01 * torch.randn(3, 40, generator=random)
+        for _ in range(4):
+            ways = optima - w
+            for n, way in enumerate(ways, 1):
+                logs[0].write("send", w, peer=n)
+                logs[n].write("send", way, peer=0)
+            w = w + ways.mean(0)
+
+    sent = observed.payload(observed.collect(logged(tmp_path, 4, write), None))
+    assert sent.sure != "sure"
+
+
+def one_output(payload: str, hidden: int = 0, rounds: int = 4) -> Write:
+    """Two ranks send the parameters of a model of 9 inputs and one output one by one."""
+    sizes = (9 * hidden, hidden, hidden, 1) if hidden else (9, 1)
+
+    def write(logs: Sequence[Log]) -> None:
+        random = Generator().manual_seed(0)
+        near = torch.randn(sum(sizes), generator=random)
+        held = {0: torch.zeros(sum(sizes)), 1: torch.zeros(sum(sizes))}
+        for _ in range(rounds):
+            noise = torch.randn(2, sum(sizes), generator=random)
+            models = near + 0.01 * noise
+            sent = {
+                "gradients": noise,
+                "weights": models,
+                "duals": torch.stack([held[0] + models[0], held[1] - models[1]]),
+            }[payload]
+            for i, log in enumerate(logs):
+                for part in sent[i].split(sizes):
+                    if payload == "gradients":
+                        log.write("allreduce", part.clone())
+                    else:
+                        log.write("send", part.clone(), peer=1 - i)
+            held = {0: sent[1], 1: sent[0]}
+
+    return write
+
+
+@pytest.mark.parametrize("hidden", [0, 1, 4])
+@pytest.mark.parametrize("payload", ["gradients", "weights", "duals"])
+def test_a_model_with_one_output_is_guessed_from_the_lengths_of_its_tensors(
+    tmp_path: Path, payload: str, hidden: int
+) -> None:
+    """Its one row always has rank one, which proves nothing; the guess does not say that it does."""
+    found = guess(logged(tmp_path, 2, one_output(payload, hidden)))
+    assert found.said.startswith(f"{payload} (")
+    assert not any("gradient computed anew" in line for line in found.evidence)
+    model = tomllib.loads(found.toml)["model"]
+    if payload != "duals" and hidden == 4:  # noise: not of rank one
+        assert "model.name" in found.said
+        return
+    assert (model["name"], model["shape"]) == ("mlp" if hidden else "logistic", [1, 3, 3])
+    assert (model["loss"], model["classes"]) == ("binary", 2)
+    assert any("one output fits loss binary as well as squared" in e for e in found.evidence)
 
 
 def test_a_model_of_another_size_is_refused_by_a_guess(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ MESSAGES = {
     "tags": list,
     "kinds": dict,
     "order": list,
-    "receive": bool,
 }
 
 
@@ -235,7 +234,7 @@ def _typed(values: Mapping[str, Any], types: Mapping[str, type], where: str) -> 
 def _is_of(value: object, kind: type) -> bool:
     """Return whether a value has a type; whole numbers are floats too, a bool is no number."""
     if isinstance(value, bool):
-        return kind is bool
+        return False
     if kind is float:
         return isinstance(value, int | float)
     return isinstance(value, kind)

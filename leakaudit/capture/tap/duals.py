@@ -143,13 +143,16 @@ def _moves(seen: Observed) -> Iterator[_Move]:
 def _inverse(task: Task, move: _Move) -> float | None:
     """Return the s = 1 / a at which the first layer's block is nearest to rank one.
 
-    None if there is no such layer, or if no block is nearly of rank one.
+    None if there is no such layer, if it has one row, which has rank one at every s, or if no block
+    is nearly of rank one.
     """
     if task.first_linear is None or task.first_linear[1] is None:
         return None
     weight = task.layout.slices[task.first_linear[0]]
     bias = task.layout.slices[task.first_linear[1]]
     rows = bias.stop - bias.start
+    if rows == 1:
+        return None
     r = move.r[weight].reshape(rows, -1).numpy()
     v = move.v[weight].reshape(rows, -1).numpy()
     p = move.r[bias].numpy()

@@ -90,6 +90,8 @@ def layers(value: Tensor, sizes: Sequence[int] = ()) -> Iterator[tuple[int, ...]
 
 def _is_rank_one(block: np.ndarray, bias: np.ndarray) -> bool:
     """Return whether a block (rows, inputs) is bias x^T for some x."""
+    if len(bias) == 1:
+        return bool(bias[0] != 0)  # one row has rank one
     # Most widths are wrong. Two rows show that quickly: block_k bias_m = block_m bias_k.
     k, m = np.argsort(-np.abs(bias))[:2]
     some = slice(0, min(COLUMNS, block.shape[1]))
@@ -136,11 +138,15 @@ def widths(d: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 def candidates(found: tuple[int, ...]) -> Iterator[Task]:
     """Yield the models of these widths, one for each activation.
 
+    One output is taken for the logit of loss ``binary``; ``squared`` would have the same widths.
+
     Args:
         found: widths as `widths` yields them.
     """
     inputs = found[0]
     spec = TaskSpec("logistic", shape=image(inputs), classes=found[-1])
+    if found[-1] == 1:
+        spec = replace(spec, loss="binary", classes=2)
     if len(found) == 2:
         yield Task.build(spec)
     if len(found) == 3:

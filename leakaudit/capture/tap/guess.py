@@ -221,6 +221,11 @@ def _evidence(model: _Model, given: bool, size: int) -> str:
         )
     if given:
         return "the model's size fits; nothing more could be proved from the messages"
+    if model.task is not None and model.task.spec.loss == "binary":
+        return (
+            "the widths are those of the tensors; one output fits loss binary as well as squared, "
+            "so binary is a guess, and an activation as well"
+        )
     if model.task is not None:
         return (
             "the widths are those of the tensors, or of a first layer that shows single records; "

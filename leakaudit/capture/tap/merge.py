@@ -224,9 +224,14 @@ def read_truth(path: Path, shape: Iterable[int], nodes: int) -> Truth:
     x, y, node = (held[name] for name in ARRAYS)
     shape = tuple(shape)
     whole = node.ndim == 1 and node.dtype.kind in "iu"
-    if x.shape[1:] != shape or not len(x) == len(y) == len(node) or not whole:
+    # Slices of a shape, because an array of shape () has no length.
+    equal = x.shape[:1] == y.shape[:1] == node.shape
+    if x.shape[1:] != shape or not equal or not whole:
         expected = f"x (s, {', '.join(map(str, shape))}), y (s,), node (s,)"
-        raise LeakauditError(f"{path}: expected {expected}, got {x.shape}, {y.shape}, {node.shape}")
+        raise LeakauditError(
+            f"{path}: expected {expected}, got {x.shape}, {y.shape}, {node.shape} {node.dtype}; "
+            "save one label and one whole number, its node, for each of the s records"
+        )
     if len(node) and not 0 <= node.min() <= node.max() < nodes:
         raise LeakauditError(
             f"{path}: expected nodes from 0 to {nodes - 1}, got {node.min()} to {node.max()}"

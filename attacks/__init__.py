@@ -1,7 +1,43 @@
-"""Attacks: one paper, one file; each registers itself under the name of its file."""
+"""Attacks: one paper, one file; each registers itself under the name of its file.
+
+Their classes are loaded when they are first used: ``leakaudit.attacks.DLG(steps=500)``.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if not __name__.startswith("leakaudit."):
     raise ImportError(
-        "attacks/ is the package leakaudit.attacks: "
-        "write 'import leakaudit.attacks', or all of it would exist twice"
+        "attacks/ is the package leakaudit.attacks: write 'import leakaudit.attacks', or all of it would exist twice"
     )
+
+if TYPE_CHECKING:
+    from leakaudit.attacks.analytic import Analytic
+    from leakaudit.attacks.differential import Differential
+    from leakaudit.attacks.dlg import DLG
+    from leakaudit.attacks.exact import Exact
+    from leakaudit.attacks.gradinversion import GradInversion
+    from leakaudit.attacks.idlg import IDLG
+    from leakaudit.attacks.inverting import Inverting
+    from leakaudit.attacks.labels import Labels
+    from leakaudit.attacks.rgap import RGAP
+
+__all__ = [
+    "DLG",
+    "IDLG",
+    "RGAP",
+    "Analytic",
+    "Differential",
+    "Exact",
+    "GradInversion",
+    "Inverting",
+    "Labels",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a class from the file of its name (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module 'leakaudit.attacks' has no attribute {name!r}")
+    module = importlib.import_module(f"leakaudit.attacks.{name.lower()}")
+    return getattr(module, name)

@@ -22,7 +22,7 @@ from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.inversion.labels import consistency
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.reconstruction import Attack, Certificate, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ STILL = 1e-15
 
 @attack("analytic")
 @dataclass(frozen=True)
-class Analytic:
+class Analytic(Attack):
     """Rank-one recovery of a single input, from gradients or from their differences.
 
     Attributes:

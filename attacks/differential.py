@@ -41,7 +41,7 @@ from leakaudit.inversion.search.objectives import Gradients, Target
 from leakaudit.inversion.search.optimise import Point, Run
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import expired
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.reconstruction import Attack, Certificate, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class _Candidate:
 
 @attack("differential")
 @dataclass(frozen=True)
-class Differential:
+class Differential(Attack):
     """L2 between differences with L-BFGS in float64, from the last layer's features if possible.
 
     Attributes:

@@ -24,7 +24,7 @@ from leakaudit.inversion.search import gradient_matching, objectives, priors
 from leakaudit.inversion.search.gradient_matching import Search, Unknowns
 from leakaudit.inversion.search.optimise import Point
 from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Reconstruction
+from leakaudit.reconstruction import Attack, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @attack("dlg")
 @dataclass(frozen=True)
-class Dlg:
+class DLG(Attack):
     """L2 between gradients, minimised over inputs and soft labels with L-BFGS.
 
     Several leaks and starts are searched together.

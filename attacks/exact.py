@@ -31,7 +31,7 @@ from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.inversion.labels import batch_labels, consistency
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import expired, step
-from leakaudit.reconstruction import SHOWN, Certificate, Reconstruction
+from leakaudit.reconstruction import SHOWN, Attack, Certificate, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ FAINT = 100.0
 
 @attack("exact")
 @dataclass(frozen=True)
-class Exact:
+class Exact(Attack):
     """Recovery of batches from activation patterns over time, certified image by image on the grid.
 
     Attributes:

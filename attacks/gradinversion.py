@@ -31,7 +31,7 @@ from leakaudit.inversion.search.objectives import Target
 from leakaudit.inversion.search.optimise import Run
 from leakaudit.inversion.search.priors import Statistics
 from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Reconstruction
+from leakaudit.reconstruction import Attack, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ PART = 0.5
 
 @attack("gradinversion")
 @dataclass(frozen=True)
-class GradInversion:
+class GradInversion(Attack):
     """Several searches with Adam that are drawn to their registered mean.
 
     The batch statistics are the victim's own if it sends them (`statistics`, from Python), else the

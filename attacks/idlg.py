@@ -22,7 +22,7 @@ from leakaudit.inversion.search import gradient_matching, objectives, priors
 from leakaudit.inversion.search.gradient_matching import Search, Unknowns
 from leakaudit.inversion.search.optimise import Point
 from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Reconstruction
+from leakaudit.reconstruction import Attack, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @attack("idlg")
 @dataclass(frozen=True)
-class Idlg:
+class IDLG(Attack):
     """L2 between gradients of one sample with its label known, minimised with L-BFGS.
 
     Several leaks and starts are searched together.

@@ -31,7 +31,7 @@ from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.objectives import Gradients, Target
 from leakaudit.inversion.search.optimise import Point, Run
 from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Reconstruction
+from leakaudit.reconstruction import Attack, Reconstruction
 from leakaudit.registry import attack, param
 from leakaudit.tasks.smoothed_relu import Rounding
 
@@ -60,7 +60,7 @@ class _Wanted:
 
 @attack("inverting")
 @dataclass(frozen=True)
-class Inverting:
+class Inverting(Attack):
     """Cosine and total variation with signed Adam.
 
     Labels are read if they are not given. Single gradients are searched together.

@@ -18,7 +18,7 @@ from leakaudit.inversion.labels.label_counts import Head
 from leakaudit.inversion.labels.label_signs import Read
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.reconstruction import Attack, Certificate, Reconstruction
 from leakaudit.registry import attack, param
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @attack("labels")
 @dataclass(frozen=True)
-class Labels:
+class Labels(Attack):
     """Counts of the classes from the last layer's gradient.
 
     It gives labels and no inputs, so `auto` takes it last.

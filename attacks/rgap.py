@@ -23,7 +23,7 @@ from leakaudit.inversion.labels import label_signs
 from leakaudit.inversion.search import objectives, optimise, priors
 from leakaudit.inversion.search.optimise import Point, Run
 from leakaudit.leak import GradientLeak
-from leakaudit.reconstruction import Certificate, Reconstruction
+from leakaudit.reconstruction import Attack, Certificate, Reconstruction
 from leakaudit.registry import attack, param
 from leakaudit.tasks import layer_chain
 from leakaudit.tasks.layer_chain import Layer
@@ -61,7 +61,7 @@ SMALL = 1e-18
 
 @attack("rgap")
 @dataclass(frozen=True)
-class Rgap:
+class RGAP(Attack):
     """Layer after layer in float64 if the equations suffice; L-BFGS for what they leave open.
 
     Attributes:

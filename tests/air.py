@@ -75,7 +75,15 @@ def _takes_arguments(node: ast.FunctionDef | ast.ClassDef) -> bool:
     if any("Enum" in ast.unparse(base) for base in node.bases):
         return False
     fields = [part for part in node.body if isinstance(part, ast.AnnAssign)]
-    return any("ClassVar" not in ast.unparse(field.annotation) for field in fields)
+    return any(not _is_described(field) for field in fields)
+
+
+def _is_described(field: ast.AnnAssign) -> bool:
+    """Return whether a field needs no entry: it is the class's own, or `param` holds its text."""
+    if "ClassVar" in ast.unparse(field.annotation):
+        return True
+    value = field.value
+    return isinstance(value, ast.Call) and ast.unparse(value.func) == "param"
 
 
 def rooms(project: Path) -> dict[str, list[Path]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Generator
@@ -74,7 +74,7 @@ def attack_one(
         return next(attack_together([leak], task, name, [generator], **settings)).found
     start = time.perf_counter()
     if isinstance(name, str):
-        chosen: Attack = registry.configure(registry.get("attacks", name), settings)
+        chosen = _configured(name, settings)
     elif settings:
         raise LeakauditError(
             f"the attack is given as a value, so give it {', '.join(settings)} when it is made"
@@ -138,7 +138,7 @@ def attack_together(
         AttackError: A named attack cannot use a leak.
     """
     if name != "auto":
-        chosen: Attack = registry.configure(registry.get("attacks", name), settings)
+        chosen = _configured(name, settings)
         for leak in leaks:
             _check(chosen, name, leak, task)
         yield from _run(name, chosen, range(len(leaks)), leaks, task, generators, settings)
@@ -250,7 +250,15 @@ def _run(
 
 def in_order() -> Iterator[tuple[str, Attack]]:
     """Return all attacks with their defaults, exact ones first, then by rank."""
-    known: list[tuple[str, Attack]] = []
-    for name, kind in registry.everything("attacks"):
-        known.append((name, cast(Attack, registry.configure(kind, {}))))
+    known = [(name, _configured(name, {})) for name in registry.names("attacks")]
     return iter(sorted(known, key=lambda pair: (not pair[1].exact, pair[1].rank, pair[0])))
+
+
+def _configured(name: str, settings: Mapping[str, Any]) -> Attack:
+    """Make a registered attack from its settings; a class that is not an attack is refused."""
+    kind = registry.get("attacks", name)
+    if not (isinstance(kind, type) and issubclass(kind, Attack)):
+        raise LeakauditError(
+            f"attack {name!r}: expected a subclass of leakaudit.reconstruction.Attack, got {kind!r}"
+        )
+    return registry.configure(kind, dict(settings))

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit.attacks.analytic import Analytic
-from leakaudit.attacks.dlg import Dlg
+from leakaudit import registry
 from leakaudit.cli import main
 
 SCENARIO = la.Scenario(
@@ -57,7 +56,7 @@ def test_an_attack_is_a_value_or_a_name() -> None:
     trace, truth = la.record(SCENARIO)
     leaks = la.leaks(trace, la.Adversary.parse("node:1"), nodes=[0])
     by_name = la.attack(leaks, "analytic", generator=generator(), numbers=10_000)
-    by_value = la.attack(leaks, Analytic(numbers=10_000), generator=generator())
+    by_value = la.attack(leaks, la.attacks.Analytic(numbers=10_000), generator=generator())
     assert torch.equal(by_name[0].x, by_value[0].x)
     assert by_value[0].attack == "analytic"
     (score,) = la.score(by_value, truth)
@@ -69,7 +68,7 @@ def test_settings_belong_to_a_name(place: Path) -> None:
     trace, _ = la.record(SCENARIO)
     leaks = la.leaks(trace, nodes=[0])
     with pytest.raises(la.LeakauditError, match="given as a value, so give it steps"):
-        la.attack(leaks, Dlg(), generator=generator(), steps=3)
+        la.attack(leaks, la.attacks.DLG(), generator=generator(), steps=3)
 
 
 def test_a_bound_is_that_of_the_command_line(
@@ -137,5 +136,21 @@ def test_theory_loads_no_scores(place: Path, verb: str) -> None:
     assert done.stdout.endswith("loaded []\n"), done.stdout + done.stderr
 
 
-def test_the_attacks_are_reached_from_the_package() -> None:
-    assert la.attacks.dlg.Dlg is Dlg
+def test_every_attack_of_the_registry_is_a_value_of_the_package() -> None:
+    registered = {
+        kind
+        for _, kind in registry.everything("attacks")
+        if kind.__module__.startswith("leakaudit.attacks.")
+    }
+    assert {getattr(la.attacks, name) for name in la.attacks.__all__} == registered
+    with pytest.raises(AttributeError, match="has no attribute 'Private'"):
+        la.attacks.Private  # noqa: B018 - the access is the test
+
+
+def test_a_half_written_attack_is_refused_by_what_it_lacks() -> None:
+    class Half(la.Attack):
+        def refuses(self, leak: la.GradientLeak, task: la.Task) -> None:
+            return None
+
+    with pytest.raises(la.LeakauditError, match=r"the attack Half of .* does not define __call__"):
+        Half()  # type: ignore[abstract]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if not __name__.startswith("leakaudit."):
     raise ImportError(
-        "attacks/ is the package leakaudit.attacks: write 'import leakaudit.attacks', or all of it would exist twice"
+        "attacks/ is the package leakaudit.attacks: write 'import leakaudit.attacks', or all of it "
+        "would exist twice"
     )
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """leakaudit: what can someone who hears your decentralised training learn about the training data?
 
-The names below are loaded when they are first used, so that `import leakaudit` stays light (no torch).
+The names below are loaded when they are first used, so `import leakaudit` stays light (no torch).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leakaudit import attacks as attacks  # noqa: TID251 - for type checkers, which see la.attacks.DLG
+    from leakaudit import attacks as attacks  # noqa: TID251 - so that type checkers see la.attacks
     from leakaudit.adversary import Adversary
     from leakaudit.api import attack, audit, bound, check, claims, record, sweep
     from leakaudit.errors import AttackError, LeakauditError

@@ -1,4 +1,4 @@
-"""Who listens (`Adversary`) and what that one hears (`View`): the only gate between a trace and an attack."""
+"""Adversaries, and the part of a trace that each can observe: the only gate to an attack."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from leakaudit.trace import Graph, Json, Layout, Messages, TaskSpec, Trace
 
 Edges = frozenset[tuple[int, int]]
 
-# Nodes up to which a table of all channels is held, of 8 MB: filling it takes a fiftieth of the time of sorting the messages.
+# Nodes up to which a table of all channels is held, of 8 MB. Filling it takes a fiftieth of the
+# time of sorting the messages.
 TABLE_NODES = 2048
 
 
@@ -25,9 +26,12 @@ TABLE_NODES = 2048
 class Adversary:
     """What somebody taps, corrupts and knows.
 
-    hears: directed edges (src, dst) tapped on the wire, or "all" or "none"; secure messages stay closed to a tap.
-    corrupt: nodes whose own traffic, secure messages included, is read.
-    window: rounds that are listened to, None for all. knows: names of constants and public tensors, or "all".
+    Attributes:
+        hears: Directed edges (src, dst) tapped on the wire, or "all" or "none"; secure messages
+            stay closed to a tap.
+        corrupt: Nodes whose own traffic, secure messages included, is read.
+        window: Rounds that are observed; None for all.
+        knows: Names of the constants and public tensors that are known, or "all".
     """
 
     hears: Edges | Literal["all", "none"] = "all"
@@ -39,10 +43,19 @@ class Adversary:
     def parse(
         cls, text: str, window: range | None = None, knows: frozenset[str] | Literal["all"] = "all"
     ) -> Adversary:
-        """Read ``eavesdropper``, ``node:3``, ``nodes:3,5``, ``edges:0-1,1-0`` or several joined by ``+``.
+        """Read an adversary as users write it.
 
-        ``node:3`` hears its own traffic alone; ``eavesdropper+node:3`` hears every wire and sits on node 3.
-        Raises LeakauditError for anything else.
+        ``node:3`` observes only its own traffic; ``eavesdropper+node:3`` taps every wire and sits
+        on node 3.
+
+        Args:
+            text: ``eavesdropper``, ``node:3``, ``nodes:3,5``, ``edges:0-1,1-0``, or several of them
+                joined by ``+``.
+            window: Rounds that are observed; None for all.
+            knows: Names of the constants and public tensors that are known, or "all".
+
+        Raises:
+            LeakauditError: The text is anything else.
         """
         hears: Edges | Literal["all"] = frozenset()
         corrupt: frozenset[int] = frozenset()
@@ -56,7 +69,8 @@ class Adversary:
                 hears = hears if hears == "all" else hears | pairs
             else:
                 raise LeakauditError(
-                    f"adversary {part!r}: expected eavesdropper, node:3, nodes:3,5 or edges:0-1,1-0, joined by '+'"
+                    f"adversary {part!r}: expected eavesdropper, node:3, nodes:3,5 or "
+                    "edges:0-1,1-0, joined by '+'"
                 )
         return cls(hears=hears or "none", corrupt=corrupt, window=window, knows=knows)
 
@@ -74,13 +88,15 @@ class Adversary:
     def observes(self, src: int, dst: int | None, *, secure: bool = False) -> bool:
         """Whether the content of a message on this channel is read, inside the window.
 
-        The one place that decides who hears what: for messages that were recorded (`View`), messages that a protocol declares
-        (`leakaudit.relations.know`), messages that a check expects, and wires that a report draws.
+        The one place that decides who hears what: for messages that were recorded (`View`),
+        messages that a protocol declares (`leakaudit.relations.know`), messages that a check
+        expects, and wires that a report draws.
 
         Args:
             src: The sender.
             dst: The receiver; None for a public board, which everybody reads.
-            secure: Whether it is encrypted, so that only its two ends read it. On a public board every node is an end.
+            secure: Whether it is encrypted, so that only its two ends read it. On a public board
+                every node is an end.
         """
         if src in self.corrupt or dst in self.corrupt:
             return True
@@ -91,25 +107,47 @@ class Adversary:
         return self.hears == "all" or (src, dst) in self.hears
 
     def view(self, trace: Trace) -> View:
-        """Cut the trace down to what this adversary hears; raises LeakauditError for a node or edge that is not there."""
+        """Cut a trace down to what this adversary observes.
+
+        Args:
+            trace: The recording.
+
+        Raises:
+            LeakauditError: The trace has no such node or edge.
+        """
         self.check(trace.graph)
         return View(self, trace)
 
     def check(self, graph: Graph) -> None:
-        """Raise LeakauditError where it sits on a node, or taps an edge, that the graph does not have."""
-        if missing := {n for n in self.corrupt if n >= graph.nodes}:
+        """Check that a graph has what this adversary corrupts and taps.
+
+        Args:
+            graph: The network.
+
+        Raises:
+            LeakauditError: It does not have one of the nodes or edges.
+        """
+        missing = {node for node in self.corrupt if node >= graph.nodes}
+        if missing:
             raise LeakauditError(
                 f"there is no node {min(missing)}: the trace has nodes 0 to {graph.nodes - 1}"
             )
-        if isinstance(self.hears, frozenset) and (wrong := sorted(self.hears - set(graph.arcs))):
-            near = graph.neighbours[wrong[0][0]] if wrong[0][0] < graph.nodes else ()
+        if not isinstance(self.hears, frozenset):
+            return
+        wrong = sorted(self.hears - set(graph.arcs))
+        if wrong:
+            src, dst = wrong[0]
+            near = list(graph.neighbours[src]) if src < graph.nodes else []
             raise LeakauditError(
-                f"there is no edge {wrong[0][0]}-{wrong[0][1]} in the trace; node {wrong[0][0]} has neighbours {list(near)}"
+                f"there is no edge {src}-{dst} in the trace; node {src} has neighbours {near}"
             )
 
 
 class View:
-    """What one adversary hears of a trace: messages by (round, src, dst, kind), and the constants it knows."""
+    """What one adversary observes of a trace.
+
+    Messages by (round, src, dst, kind), and the constants that it knows.
+    """
 
     def __init__(self, adversary: Adversary, trace: Trace) -> None:
         """Keep the trace closed; everything goes out through the methods."""
@@ -132,11 +170,25 @@ class View:
         return allowed and (name in self._trace.params or name in self._trace.public)
 
     def constant(self, name: str) -> Json:
-        """Return a constant of the protocol; raises LeakauditError where it is absent or not known."""
+        """Return a constant of the protocol.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            LeakauditError: It is absent or not known.
+        """
         return self._known(name, self._trace.params)
 
     def public(self, name: str) -> Tensor:
-        """Return a public tensor; raises LeakauditError where it is absent or not known."""
+        """Return a public tensor.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            LeakauditError: It is absent or not known.
+        """
         tensor: Tensor = self._known(name, self._trace.public)
         return tensor
 
@@ -154,10 +206,15 @@ class View:
     @cached_property
     def channels(self) -> frozenset[tuple[int, int, str]]:
         """All (src, dst, kind) of which anything is heard."""
-        names, n, found = list(self._kinds), self.graph.nodes + 1, set[tuple[int, int, str]]()
+        names = list(self._kinds)
+        n = self.graph.nodes + 1
+        found: set[tuple[int, int, str]] = set()
         for keys, _ in self._index:
-            some = np.unique(keys % (len(names) * n * n))
-            found |= {(int(k) // n % n, int(k) % n - 1, names[int(k) // n // n]) for k in some}
+            without_round = np.unique(keys % (len(names) * n * n))
+            for key in without_round.tolist():
+                pair, dst = divmod(key, n)
+                kind, src = divmod(pair, n)
+                found.add((src, dst - 1, names[kind]))
         return frozenset(found)
 
     def has(self, round: int, src: int, dst: int, kind: str) -> bool:
@@ -173,7 +230,8 @@ class View:
         if found is None:
             span = f"rounds {self.rounds.start} to {self.rounds.stop - 1}"
             raise LeakauditError(
-                f"round {round} has no message {kind!r} {src} -> {dst} that {self.adversary} hears ({span})"
+                f"round {round} has no message {kind!r} {src} -> {dst} "
+                f"that {self.adversary} hears ({span})"
             )
         table, row = found
         payload = self._trace.messages[table].payload[row]
@@ -181,7 +239,8 @@ class View:
             bad = int((~torch.isfinite(payload)).sum())
             where = f"message {kind!r} {src} -> {dst} of round {round}"
             raise LeakauditError(
-                f"{where} holds {bad} values that are not finite; end before it with --rounds 0:{round}"
+                f"{where} holds {bad} values that are not finite; "
+                f"end before it with --rounds 0:{round}"
             )
         return payload
 
@@ -222,7 +281,10 @@ class View:
         return keys[order], row[keep][order]
 
     def _observed(self, src: np.ndarray, dst: np.ndarray, secure: np.ndarray) -> np.ndarray:
-        """Return `Adversary.observes` (m,) of messages (m,); every channel is asked once, however many messages it has."""
+        """Return `Adversary.observes` (m,) of messages (m,).
+
+        Every channel is asked once, however many messages it has.
+        """
         n = self.graph.nodes
         channel = (src * n + dst) * 2 + secure
         if n > TABLE_NODES:

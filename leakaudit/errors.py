@@ -13,7 +13,7 @@ class LeakauditError(Exception):
 
 
 class ProgramError(LeakauditError):
-    """The program under test did not end with a finished recording, so the gate has seen nothing."""
+    """The program under test left no finished recording, so the gate has seen nothing."""
 
     code = 4
 

@@ -74,7 +74,8 @@ class GradientLeak:
             raise LeakauditError(
                 f"leak of node {self.node}: "
                 f"expected value ({m}, {width}), rounds ({t},), std ({m},), "
-                f"got {tuple(self.value.shape)}, {tuple(self.rounds.shape)}, {tuple(self.std.shape)}"
+                f"got {tuple(self.value.shape)}, {tuple(self.rounds.shape)}, "
+                f"{tuple(self.std.shape)}"
             )
         if self.theta is not None and self.theta.shape[0] != t:
             raise LeakauditError(

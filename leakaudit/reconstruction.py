@@ -41,7 +41,8 @@ class Reconstruction:
     Attributes:
         node: Whose inputs.
         attack: Registered name of the attack.
-        x: (b, *shape) in the data's units, clamped to [0, 1] for images; b = 0 if nothing was found.
+        x: (b, *shape) in the data's units, clamped to [0, 1] for images; b = 0 if nothing was
+            found.
         y: (b,) labels; None if they were not found.
         certificate: Of all inputs together.
         residual: Relative misfit of the leak.
@@ -76,8 +77,8 @@ class Reconstruction:
 class Attack(ABC):
     """A value made of hyper-parameters that is called with a leak.
 
-    An attack is a frozen dataclass that defines `refuses` and `__call__`. It may also be `Batched` or
-    `Selective`.
+    An attack is a frozen dataclass that defines `refuses` and `__call__`. It may also be `Batched`
+    or `Selective`.
 
     Attributes:
         exact: Whether it solves equations instead of optimising.

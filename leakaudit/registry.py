@@ -1,9 +1,10 @@
 """Victims, attacks and renderers by name; the core names none of them.
 
-A leaf is one file in `leakaudit.victims`, `leakaudit.attacks` or `leakaudit.reports` that decorates one
-class or function with `@victim`, `@attack` or `@renderer`; the file bears the registered name.
-Other distributions register through entry points of the same group names. A module that is in no distribution is named by the
-environment variable LEAKAUDIT_PLUGINS, or by `--plugin`; a configuration file cannot name one, for it would then run code.
+A leaf is one file in `leakaudit.victims`, `leakaudit.attacks` or `leakaudit.reports` that decorates
+one class or function with `@victim`, `@attack` or `@renderer`; the file bears the registered name.
+Other distributions register through entry points of the same group names. A module that is in no
+distribution is named by the environment variable LEAKAUDIT_PLUGINS, or by `--plugin`. A
+configuration file cannot name one, because it would then run code.
 """
 
 from __future__ import annotations
@@ -49,9 +50,15 @@ renderer = _decorator("reports")
 
 
 def add_plugins(modules: Iterable[str]) -> None:
-    """Import modules of the current folder or installed ones, whose victims, attacks and renderers then have their names.
+    """Import modules, whose victims, attacks and renderers then have their names.
 
-    Child processes import them too. Raises LeakauditError for one that cannot be imported.
+    Child processes import them too.
+
+    Args:
+        modules: Names of modules of the current folder, or of installed ones.
+
+    Raises:
+        LeakauditError: One of them cannot be imported.
     """
     _import(modules)
     os.environ[PLUGINS] = ",".join(dict.fromkeys([*_told(), *modules]))
@@ -78,7 +85,14 @@ def _import(modules: Iterable[str]) -> None:
 
 
 def names(group: str) -> list[str]:
-    """Sorted names of a group, found without importing any of our own files; plugins are imported."""
+    """Return the names of a group, without importing any of our own files; plug-ins are imported.
+
+    Args:
+        group: One of `GROUPS`.
+
+    Returns:
+        Sorted names.
+    """
     _import(_told())
     package = importlib.import_module(f"leakaudit.{group}")
     own = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
@@ -88,12 +102,24 @@ def names(group: str) -> list[str]:
 
 
 def get(group: str, name: str) -> Any:
-    """Load one victim, attack or renderer; raises LeakauditError with the nearest name where there is none."""
+    """Load one victim, attack or renderer.
+
+    Args:
+        group: One of `GROUPS`.
+        name: Its registered name.
+
+    Raises:
+        LeakauditError: There is none of this name; the nearest one is named.
+    """
     if name not in _found[group]:
         if group == "victims" and name.startswith(OWN):
-            says = f"nobody has declared the protocol {name!r}, so nothing can be deduced from its messages"
+            says = (
+                f"nobody has declared the protocol {name!r}, so nothing can be deduced from its "
+                "messages"
+            )
             raise LeakauditError(
-                f"{says}; declare it in one file (docs/add-a-victim.md), or record a declared protocol"
+                f"{says}; declare it in one file (docs/add-a-victim.md), or record a declared "
+                "protocol"
             )
         if name not in names(group):
             where = f"see 'leakaudit list {group}', or name the module that has it with --plugin"
@@ -108,36 +134,70 @@ def get(group: str, name: str) -> Any:
 
 
 def everything(group: str) -> Iterator[tuple[str, Any]]:
-    """Load all of a group, by name."""
+    """Load all of a group, by name.
+
+    Args:
+        group: One of `GROUPS`.
+    """
     for name in names(group):
         yield name, get(group, name)
 
 
 def param(default: Any, help: str, symbol: str = "") -> Any:
-    """Declare a hyper-parameter: a dataclass field with its meaning, unit and the paper's symbol."""
+    """Declare a hyper-parameter: a field of a dataclass.
+
+    Args:
+        default: Its value if none is given.
+        help: Its meaning and unit.
+        symbol: That of the paper.
+    """
     return field(default=default, metadata={"help": help, "symbol": symbol})
 
 
 def parameters(kind: type) -> dict[str, Field[Any]]:
-    """Return the hyper-parameters of a victim or an attack."""
+    """Return the hyper-parameters of a victim or an attack.
+
+    Args:
+        kind: Its class.
+
+    Returns:
+        Fields by name.
+    """
     return {f.name: f for f in fields(kind) if f.init} if is_dataclass(kind) else {}
 
 
 def choices(kind: type, name: str) -> tuple[str, ...]:
-    """Return the words that a hyper-parameter takes, () where it takes other values."""
+    """Return the words that a hyper-parameter takes.
+
+    Args:
+        kind: Class of the victim or attack.
+        name: The hyper-parameter.
+
+    Returns:
+        The words; () if it takes other values.
+    """
     hint = get_type_hints(kind)[name]
     return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def values(thing: Any) -> dict[str, Any]:
-    """Return the hyper-parameters of a victim or an attack with their values."""
+    """Return the hyper-parameters of a victim or an attack with their values.
+
+    Args:
+        thing: The victim or attack.
+    """
     return {name: getattr(thing, name) for name in parameters(type(thing))}
 
 
 def configure(kind: type[T], settings: dict[str, Any]) -> T:
-    """Build a victim or an attack from ``key=value`` settings; text is read as the field's type.
+    """Build a victim or an attack from settings.
 
-    Raises LeakauditError for an unknown key or a value of another type.
+    Args:
+        kind: Its class.
+        settings: Values by name; text is read as the field's type.
+
+    Raises:
+        LeakauditError: A key is unknown, or a value has another type.
     """
     known, hints, read = parameters(kind), get_type_hints(kind), {}
     for key, value in settings.items():

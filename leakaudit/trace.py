@@ -1,4 +1,4 @@
-"""What was overheard (`Trace`) and what was true (`Truth`): tensors and JSON values, nothing else."""
+"""What was overheard (`Trace`) and what was true (`Truth`): only tensors and JSON values."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""A small language for the shape of a JSON value, and the first place where a value departs from it.
+"""A small language for the shape of a JSON value, and where a value departs from it first.
 
-A spec is a type (float takes whole numbers too and must be finite), None, a `Pattern` or a frozenset of allowed values;
-``(a, b)`` are alternatives, ``[a]`` is a list of a, ``{str: a}`` maps any text to a, and every other dictionary lists
-its exact keys, where one that ends in "?" may be absent. `ANY` is any JSON value.
+A spec is a type (float takes whole numbers too and must be finite), None, a `Pattern` or a
+frozenset of allowed values. ``(a, b)`` are alternatives, ``[a]`` is a list of a, ``{str: a}`` maps
+any text to a, and every other dictionary lists its exact keys, where one that ends in "?" may be
+absent. `ANY` is any JSON value.
 """
 
 from __future__ import annotations
@@ -21,14 +22,28 @@ ANY = object()
 
 @dataclass(frozen=True)
 class Pattern:
-    """Text that a regular expression matches in full; name: what a reader calls it."""
+    """Text that a regular expression matches in full.
+
+    Attributes:
+        name: What a reader calls it.
+        expression: The regular expression.
+    """
 
     name: str
     expression: str
 
 
 def departure(value: Json, spec: Any, at: str = "") -> str | None:
-    """Say in one sentence where `value` departs from `spec` first; None where it does not. at: the place of the value."""
+    """Say where a value departs from a spec first.
+
+    Args:
+        value: Of a file.
+        spec: In the words above.
+        at: Place of the value in the file.
+
+    Returns:
+        One sentence, or None if the value fits.
+    """
     if isinstance(spec, tuple):
         return _alternatives(value, spec, at)
     if isinstance(spec, list) and isinstance(value, list):

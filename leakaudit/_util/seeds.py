@@ -25,7 +25,8 @@ def generators(seed: int, *names: str) -> dict[str, Generator]:
 
     Args:
         seed: Seed of the run.
-        names: What each generator is for. Its stream depends on its place in the list, not its name.
+        names: What each generator is for. Its stream depends on its place in the list, not on
+            its name.
 
     Returns:
         A generator on the CPU by name.

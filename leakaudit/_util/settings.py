@@ -1,7 +1,6 @@
 """Options that every verb shares, and where their values come from.
 
-A flag is stronger than LEAKAUDIT_*, that than leakaudit.toml, that than pyproject.toml, and that than
-the default.
+From the strongest to the weakest: a flag, LEAKAUDIT_*, leakaudit.toml, pyproject.toml, the default.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a recording may say: the names and wires of the protocol that it declares, and data that its task can hold.
+"""What a recording may say: names and wires of its protocol, and data that its task can hold.
 
-A name that is not known is refused when it is recorded, with the nearest known one: later it would only mean that nothing is found.
+A name that is not known is refused when it is recorded, with the nearest known one: later it would
+only mean that nothing is found.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ SAID = (
     "records",
     "batch",
 )  # constants that every recording may name: attacks and the lint read them
-FIRST = 3  # rounds that are declared to learn the kinds of messages; schedules begin with the start, and repeat soon after
+# Rounds that are declared to learn the kinds of messages: schedules repeat soon after the start.
+FIRST = 3
 INSIDE = 1e-6  # by which pictures may leave [0, 1]: rounding of a normalisation that was undone
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -31,7 +33,8 @@ Integers = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 class Vocabulary:
     """The names that a recording of one protocol may use.
 
-    A protocol without a victim is named ``own:NAME``: its kinds and constants are its own, only its wires are checked.
+    A protocol without a victim is named ``own:NAME``: its kinds and constants are its own, and only
+    its wires are checked.
 
     Args:
         protocol: a registered victim, or ``own:NAME``.
@@ -60,7 +63,8 @@ class Vocabulary:
         if protocol not in registry.names("victims"):
             near = suggest(protocol, registry.names("victims"))
             raise LeakauditError(
-                f"protocol: unknown {protocol!r}{near}; a protocol that nobody has declared is recorded as 'own:NAME'"
+                f"protocol: unknown {protocol!r}{near}; a protocol that nobody has declared is "
+                "recorded as 'own:NAME'"
             )
         kind = registry.get("victims", protocol)
         known = registry.parameters(kind)
@@ -73,7 +77,10 @@ class Vocabulary:
 
     @cached_property
     def kinds(self) -> Mapping[str, bool] | None:
-        """Kinds of messages that the protocol sends, and whether each goes to a public board; None if it cannot be declared yet."""
+        """Kinds of messages that the protocol sends, and whether each goes to a public board.
+
+        None if it cannot be declared yet.
+        """
         if self.victim is None:
             return None
         few = FIRST if self.rounds is None else min(self.rounds, FIRST)
@@ -96,7 +103,8 @@ class Vocabulary:
         kinds = self.kinds
         if kind not in self._seen and kinds is not None and kind not in kinds:
             raise LeakauditError(
-                f"round {round}: {self.protocol} sends no messages of kind {kind!r}{suggest(str(kind), kinds)}"
+                f"round {round}: {self.protocol} sends no messages of kind "
+                f"{kind!r}{suggest(str(kind), kinds)}"
             )
         self._seen.add(kind)
         if kinds is not None and kinds[kind]:
@@ -110,7 +118,8 @@ class Vocabulary:
             i, j = int(src[wrong[0]]), int(dst[wrong[0]])
             near = list(self.graph.neighbours[i])
             raise LeakauditError(
-                f"round {round}: there is no wire {i} -> {j} in the graph; node {i} has neighbours {near}"
+                f"round {round}: there is no wire {i} -> {j} in the graph; node {i} has neighbours "
+                f"{near}"
             )
 
     @cached_property
@@ -120,7 +129,15 @@ class Vocabulary:
 
 
 def finite(value: Tensor, what: str) -> None:
-    """Raise LeakauditError if a message holds NaN or infinity."""
+    """Check that a message holds neither NaN nor infinity.
+
+    Args:
+        value: Its payload.
+        what: How a message names it.
+
+    Raises:
+        LeakauditError: It does.
+    """
     if not bool(torch.isfinite(value).all()):
         bad = int((~torch.isfinite(value)).sum())
         says = (
@@ -132,10 +149,15 @@ def finite(value: Tensor, what: str) -> None:
 
 
 def inputs(x: Tensor, task: TaskSpec, what: str) -> None:
-    """Check that inputs are in the range in which the task's data lie: [0, 1] for pictures, finite for anything else.
+    """Check that inputs are in the range of the task's data: [0, 1] for pictures, else finite.
+
+    Args:
+        x: (n, *shape) inputs.
+        task: What is trained.
+        what: How a message names them.
 
     Raises:
-        LeakauditError: they are not.
+        LeakauditError: They are not.
     """
     if not x.numel():
         return
@@ -156,8 +178,13 @@ def inputs(x: Tensor, task: TaskSpec, what: str) -> None:
 def labels(y: Tensor, task: TaskSpec, what: str) -> None:
     """Check that labels are such that the task's loss takes.
 
+    Args:
+        y: (n,) labels.
+        task: What is trained.
+        what: How a message names them.
+
     Raises:
-        LeakauditError: they are not.
+        LeakauditError: They are not.
     """
     if not y.numel():
         return
@@ -167,7 +194,8 @@ def labels(y: Tensor, task: TaskSpec, what: str) -> None:
     whole = not y.is_floating_point()
     if task.loss == "cross_entropy" and whole and not (low >= 0 and high < task.classes):
         raise LeakauditError(
-            f"{what}: expected labels from 0 to {task.classes - 1}, got {low:g} to {high:g}; set classes in TaskSpec"
+            f"{what}: expected labels from 0 to {task.classes - 1}, got {low:g} to {high:g}; set "
+            "classes in TaskSpec"
         )
     if task.loss == "binary" and not (low >= 0 and high <= 1):
         raise LeakauditError(

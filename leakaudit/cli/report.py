@@ -74,7 +74,10 @@ def add(verbs: Any) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="module of your own with reports, of the current folder or installed; its code runs; repeatable",
+        help=(
+            "module of your own with reports, of the current folder or installed; its code runs; "
+            "repeatable"
+        ),
     )
     sub.add_argument("-q", "--quiet", action="store_true", help="no notes on stderr")
     sub.set_defaults(run=run)

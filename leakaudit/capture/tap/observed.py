@@ -31,8 +31,8 @@ Payload: TypeAlias = Literal["weights", "gradients", "duals"]
 # w and -w. Two more relations of duals m_ij tell them apart, with c_i = 2 rho A_ij w_i:
 #
 # - m_ij(t+1) = m_ji(t) + c_i and m_ji(t+1) = m_ij(t) - c_j, so the sum of both changes by c_i - c_j
-#   in a round, and each alone by much more. For a model and a gradient H w + b the change of the sum
-#   has the square |dw|^2 + |dg|^2 + 2 dw H dw. If the loss is convex along the step, that is at
+#   in a round, and each alone by much more. For a model and a gradient H w + b the change of the
+#   sum has the square |dw|^2 + |dg|^2 + 2 dw H dw. If the loss is convex along the step, that is at
 #   least |dw|^2 + |dg|^2, with any optimiser.
 # - A_ij (m_ij(t+1) - m_ji(t)) = 2 rho w_i is the same on all wires of a node, up to rounding. Of a
 #   server it is w' - g_j, and clients' gradients differ. The first relation alone does not suffice

@@ -255,9 +255,9 @@ def blind_chance(guesses: int, candidates: Tensor, total: int) -> float:
     saw no leak. A guess identifies a record only if that record is the nearest of all N to it, so k
     guesses have k such records at most, and each of these is the node's with chance b / N.
     Whichever guesses are made and however they are matched, k b / N records are identified on
-    average at most, which is k / N of the node's b. Distinct records of the data set as guesses reach that, but for matches
-    that leave a record that was guessed right to another guess. Records that are equal to m - 1
-    others count m times, since each stands for all of them.
+    average at most, which is k / N of the node's b. Distinct records of the data set as guesses
+    reach that, but for matches that leave a record that was guessed right to another guess. Records
+    that are equal to m - 1 others count m times, since each stands for all of them.
 
     Args:
         guesses: k, reconstructions that can be matched.

@@ -132,7 +132,7 @@ def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, 
     # A result of kind fail, the default, is an alert. What a gate found within its limits is not
     # one: its kind is pass (or open, if it is inconclusive), and its level none.
     outcome = "fail"
-    level = check.level
+    level: str = check.level
     if check.cell and check.level == "note":
         outcome = "open" if check.open else "pass"
         level = "none"

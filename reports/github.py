@@ -10,14 +10,15 @@ from leakaudit.results.grading import checks
 from leakaudit.results.wording import clean
 from leakaudit.trace import Json
 
-# GitHub shows ten annotations of each kind in a step; two lines are for the sentence and for how many are left.
+# GitHub shows ten annotations of each kind in a step. Two of them are for the
+# sentence of the summary and for the number of those that are left out.
 SHOWN = 8
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
 @renderer("github")
 def render(results: Mapping[str, Json]) -> str:
-    """Write one line a check under the summary; the job's summary is the Markdown report.
+    """Write the summary and one line for each check; the job's summary is the Markdown report.
 
     Args:
         results: A record.
@@ -32,7 +33,8 @@ def render(results: Mapping[str, Json]) -> str:
         lines.append(_line("notice", "leakaudit", shown.against.summary))
     for level, command in _COMMANDS.items():
         some = [check for check in found if check.level == level]
-        lines += [_line(command, check.name, check.message) for check in some[:SHOWN]]
+        for check in some[:SHOWN]:
+            lines.append(_line(command, check.name, check.message))
         left = len(some) - SHOWN
         if left > 0:
             more = f"{left} more of this kind, none of them worse; see the whole report"
@@ -41,10 +43,11 @@ def render(results: Mapping[str, Json]) -> str:
 
 
 def _line(command: str, title: object, text: object) -> str:
+    """One workflow command; a colon or a comma would end its title."""
     name = _escape(title).replace(":", "%3A").replace(",", "%2C")
     return f"::{command} title={name}::{_escape(text)}"
 
 
 def _escape(text: object) -> str:
-    """Write text so that the runner reads it back as it is; line breaks are gone already."""
+    """Write text so that the runner reads it back as it is; `clean` has removed line breaks."""
     return clean(text).replace("%", "%25")

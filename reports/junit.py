@@ -1,4 +1,7 @@
-"""A test report: one case a check, which fails where a record is given away, a claim refuted or a limit exceeded."""
+"""A test report with one case for each check.
+
+A case fails if a record is given away, a claim is refuted or a limit is exceeded.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def render(results: Mapping[str, Json]) -> str:
         results: A record.
 
     Returns:
-        One suite an adversary; what is inconclusive or not determined is a skipped case.
+        One suite for each adversary; what is inconclusive or not determined is a skipped case.
     """
     record = model.of_run(results)
     suites: dict[str, list[Tree.Element]] = {}
@@ -30,21 +33,28 @@ def render(results: Mapping[str, Json]) -> str:
     for one in record.undetermined:
         suites.setdefault(clean(one.adversary), []).append(_unknown(record, one))
     root = Tree.Element("testsuites", name="leakaudit")
-    for adversary, cases in (suites or {"nobody": []}).items():
+    if not suites:
+        suites["nobody"] = []
+    for adversary, cases in suites.items():
         root.append(_suite(record, adversary, cases))
     for total in ("tests", "failures", "errors"):
-        root.set(total, str(sum(int(suite.get(total, "0")) for suite in root)))
+        counts = [int(suite.get(total, "0")) for suite in root]
+        root.set(total, str(sum(counts)))
     Tree.indent(root)
     text = Tree.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
 
 
 def _suite(record: RunRecord, adversary: str, cases: list[Tree.Element]) -> Tree.Element:
-    name = f"leakaudit as {adversary}" if adversary else "leakaudit lint"
+    """The cases of one adversary, "" for those of the lint."""
+    name = "leakaudit lint"
+    if adversary:
+        name = f"leakaudit as {adversary}"
+    seconds = sum(float(case.get("time", "0")) for case in cases)
     suite = Tree.Element("testsuite", name=name, tests=str(len(cases)), errors="0")
-    suite.set("failures", str(sum(case.find("failure") is not None for case in cases)))
-    suite.set("skipped", str(sum(case.find("skipped") is not None for case in cases)))
-    suite.set("time", f"{sum(float(case.get('time', '0')) for case in cases):.3f}")
+    suite.set("failures", _count(cases, "failure"))
+    suite.set("skipped", _count(cases, "skipped"))
+    suite.set("time", f"{seconds:.3f}")
     suite.set("timestamp", record.provenance.started[:19])  # without fractions and zone
     properties = Tree.SubElement(suite, "properties")
     for what, value in provenance(record):
@@ -54,7 +64,13 @@ def _suite(record: RunRecord, adversary: str, cases: list[Tree.Element]) -> Tree
     return suite
 
 
+def _count(cases: list[Tree.Element], outcome: str) -> str:
+    """Number of cases with an outcome, "failure" or "skipped"."""
+    return str(sum(case.find(outcome) is not None for case in cases))
+
+
 def _case(record: RunRecord, check: Check) -> Tree.Element:
+    """The case of one check."""
     case = Tree.Element(
         "testcase",
         name=check.name,
@@ -71,6 +87,7 @@ def _case(record: RunRecord, check: Check) -> Tree.Element:
 
 
 def _unknown(record: RunRecord, one: Undetermined) -> Tree.Element:
+    """The skipped case of a node whose leak is not determined."""
     case = Tree.Element(
         "testcase",
         name=f"node {one.node}: nothing determined",
@@ -82,4 +99,5 @@ def _unknown(record: RunRecord, one: Undetermined) -> Tree.Element:
 
 
 def _class(record: RunRecord, rule: str) -> str:
+    """Name of the class under which a viewer groups the cases of one rule."""
     return f"leakaudit.{clean(record.trace.protocol)}.{rule}"

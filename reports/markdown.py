@@ -22,7 +22,8 @@ def render(results: Mapping[str, Json]) -> str:
         results: A record.
 
     Returns:
-        A page; names from the trace are escaped, so that they are neither markup, links nor mentions.
+        A page; names from the trace are escaped, so that they are neither markup, links nor
+        mentions.
     """
     shown = Shown.of(results)
     record = shown.record
@@ -30,8 +31,7 @@ def render(results: Mapping[str, Json]) -> str:
     if shown.against:
         blocks += ["## Against the earlier results", md.items(lines(shown.against))]
     if record.findings:
-        headings, rows = table(record.findings)
-        blocks += ["## Nodes", md.table(headings, rows), _notes(record.findings)]
+        blocks += ["## Nodes", md.table(*table(record.findings)), _notes(record.findings)]
     if record.picture:
         blocks.append(f"![Originals over reconstructions]({quote(record.picture, safe='')})")
     if record.undetermined:
@@ -44,10 +44,12 @@ def render(results: Mapping[str, Json]) -> str:
 
 def _notes(findings: Sequence[Finding]) -> str:
     """What the certificates mean, and each finding's own note and formula."""
-    meant = {one.certificate.name.lower(): one.certificate.sentence for one in findings}
-    said = [f"certificate {name}: {sentence}" for name, sentence in meant.items()]
+    meant = {}
     formulas = []
     for one in findings:
+        meant[one.certificate.name.lower()] = one.certificate.sentence
         if one.leak.formula:
             formulas.append(f"{one.leak.kind} got by: {one.leak.formula}")
-    return md.items([*said, *dict.fromkeys(formulas), *scopes(findings), *notes(findings)])
+    certificates = [f"certificate {name}: {sentence}" for name, sentence in meant.items()]
+    once = [*certificates, *dict.fromkeys(formulas)]
+    return md.items([*once, *scopes(findings), *notes(findings)])

@@ -1,4 +1,4 @@
-"""SARIF 2.1.0, for code scanning: one rule an attack or test, one result a check."""
+"""SARIF 2.1.0, for code scanning: one rule for each attack or test, one result for each check."""
 
 from __future__ import annotations
 
@@ -37,6 +37,9 @@ def render(results: Mapping[str, Json]) -> str:
     rules = list(dict.fromkeys(check.rule for check in found))
     states = _states(shown)
     file = quote(clean(shown.location or LOCATION).lstrip("/"), safe="/._-~")
+    outcomes = []
+    for check in found:
+        outcomes.append(_result(check, rules.index(check.rule), file, states.get(check.id)))
     driver = {
         "name": "leakaudit",
         "version": clean(record.provenance.versions.get("leakaudit") or "0"),
@@ -49,7 +52,7 @@ def render(results: Mapping[str, Json]) -> str:
     run = {
         "tool": {"driver": driver},
         "invocations": [invocation],
-        "results": [_result(c, rules.index(c.rule), file, states.get(c.id)) for c in found],
+        "results": outcomes,
         "properties": {
             "summary": clean(record.summary),
             "limits": list(LIMITS),
@@ -64,10 +67,15 @@ def _states(shown: Shown) -> dict[str, str]:
     """Fingerprints and their states; SARIF has no result for a check that is gone."""
     if shown.against is None:
         return {}
-    return {row.id: _STATES[row.change] for row in shown.against.rows if row.change in _STATES}
+    states = {}
+    for row in shown.against.rows:
+        if row.change in _STATES:
+            states[row.id] = _STATES[row.change]
+    return states
 
 
 def _rule(record: RunRecord, rule: str) -> dict[str, Json]:
+    """Describe an attack, a pitfall of the lint or a test."""
     short = f"Training inputs leak: {rule}"
     text = f"what {rule} gives away of training inputs"
     advice = " ".join(LIMITS)
@@ -80,7 +88,8 @@ def _rule(record: RunRecord, rule: str) -> dict[str, Json]:
         text = f"pitfall {rule} of the lint: {clean(pitfall.name)}"
         advice = clean(pitfall.fix)
     elif rule == "lint":
-        short = text = "What a recording declares and claims, against what it shows"
+        short = "What a recording declares and claims, against what it shows"
+        text = short
     return {
         "id": _id(rule),
         "name": rule,
@@ -92,29 +101,46 @@ def _rule(record: RunRecord, rule: str) -> dict[str, Json]:
 
 
 def _pitfalls(record: RunRecord) -> dict[str, PitfallText]:
+    """Texts of the pitfalls by rule, which only a gate's record has."""
     if isinstance(record, CheckRecord):
         return given(record.gate.pitfalls, {})
     return {}
 
 
 def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, Json]:
-    kind, name = "node", f"node {check.node}"
+    """Write one check as a result.
+
+    Args:
+        check: What was looked at, and what came out.
+        rule: Place of its rule in the list of rules.
+        file: File of the user's repository that the result points to.
+        state: Against the earlier results, None if there are none.
+
+    Returns:
+        A SARIF result.
+    """
+    kind = "node"
+    name = f"node {check.node}"
     if check.cell:
-        kind, name = "cell", check.cell
+        kind = "cell"
+        name = check.cell
     where = {"kind": kind, "name": name, "fullyQualifiedName": check.name}
     place = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
     message = f"{check.message}."
     if check.adversary:
         message = f"{check.message}; heard by {check.adversary}."
-    # A result of kind fail, the default, is an alert. What a gate found within its limits is not one: its
-    # kind is pass, and its level none.
-    failed = check.level != "note" or not check.cell
-    outcome = "open" if check.open else "pass"
+    # A result of kind fail, the default, is an alert. What a gate found within its limits is not
+    # one: its kind is pass (or open, if it is inconclusive), and its level none.
+    outcome = "fail"
+    level: str = check.level
+    if check.cell and check.level == "note":
+        outcome = "open" if check.open else "pass"
+        level = "none"
     result: dict[str, Json] = {
         "ruleId": _id(check.rule),
         "ruleIndex": rule,
-        "kind": "fail" if failed else outcome,
-        "level": check.level if failed else "none",
+        "kind": outcome,
+        "level": level,
         "message": {"text": message},
         "locations": [{"physicalLocation": place, "logicalLocations": [where]}],
         "partialFingerprints": {"leakaudit/v1": check.id},
@@ -125,4 +151,5 @@ def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, 
 
 
 def _id(rule: str) -> str:
+    """Identifier of a rule; a slash or a space within its name becomes a hyphen."""
     return "leakaudit/" + "-".join(rule.replace("/", " ").split())

@@ -26,10 +26,10 @@ from leakaudit.results.wording import (
 from leakaudit.trace import Json
 
 _STYLES = {"exact": "bold red", "approximate": "yellow", "failed": "dim"}
+_RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")  # columns of numbers
+_SPARE = ("SSIM", "LPIPS", "identified", "seconds")  # columns that a narrow terminal leaves out
 _ROOM = 110  # columns of a terminal below which `_SPARE` is left out, so that no word is broken
-_SPARE = ("SSIM", "LPIPS", "identified", "seconds")
 SHOWN = 200  # findings in a terminal; a choice
-_RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")
 
 
 @renderer("text")
@@ -48,9 +48,10 @@ def render(results: Mapping[str, Json], width: int = 120, color: bool = False) -
 
 
 def _parts(shown: Shown, wide: bool) -> RenderableType:
+    """The whole report, part under part; wide: with the columns of `_SPARE`."""
     record = shown.record
     parts: list[RenderableType] = [Text(clean(record.summary), style="bold")]
-    parts += [Text(line) for line in lines(shown.against)]
+    parts += map(Text, lines(shown.against))
     if record.findings:
         parts.append(_findings(record.findings, wide))
     left = len(record.findings) - SHOWN
@@ -58,24 +59,29 @@ def _parts(shown: Shown, wide: bool) -> RenderableType:
         more = f"the {SHOWN} worst findings are shown, {left} more are in the HTML report"
         parts.append(Text(more))
     failed = [one for one in record.findings if one.certificate.name == "FAILED"]
-    parts += [Text(line) for line in notes(failed)]
-    parts += [Text(f"not determined: {line}") for line in not_determined(record.undetermined)]
-    parts += [Text(line) for line in scopes(record.findings)]
+    parts += map(Text, notes(failed))
+    for line in not_determined(record.undetermined):
+        parts.append(Text(f"not determined: {line}"))
+    parts += map(Text, scopes(record.findings))
     return Group(*parts, Text(LIMITS[0], style="dim"))
 
 
 def _findings(findings: Sequence[Finding], wide: bool) -> Table:
+    """The findings as a table, or the `SHOWN` worst ones if there are more."""
     some = findings
     if len(some) > SHOWN:
         some = sorted(some, key=harm, reverse=True)[:SHOWN]
     headings, rows = table(some)
-    kept = [k for k, heading in enumerate(headings) if wide or heading not in _SPARE]
     out = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for k in kept:
-        if headings[k] in _RIGHT:
-            out.add_column(headings[k], justify="right", overflow="fold")
+    kept = []
+    for k, heading in enumerate(headings):
+        if not wide and heading in _SPARE:
+            continue
+        kept.append(k)
+        if heading in _RIGHT:
+            out.add_column(heading, justify="right", overflow="fold")
         else:
-            out.add_column(headings[k], overflow="fold")
+            out.add_column(heading, overflow="fold")
     for row in rows:
         out.add_row(*(Text(row[k], style=_STYLES.get(row[k], "")) for k in kept))
     return out

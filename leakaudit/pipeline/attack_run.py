@@ -27,17 +27,27 @@ from leakaudit.trace import Json, Trace, Truth
 from leakaudit.traces import trace_file
 from leakaudit.traces._storage import sidecar
 
-HASHED = 4 << 30  # bytes; larger traces are attacked without being hashed
+HASHED = 4 << 30  # bytes; larger traces are attacked without being hashed, a choice
 
 
 @dataclass(frozen=True)
 class Options:
     """What an attack run does.
 
-    nodes: whose inputs, None for all. attack: a name or ``auto``; settings: its hyper-parameters. rounds: how many
-    gradients at most. truth: a file, ``auto`` (the one beside the trace) or ``none``. max_seconds: 0 for no limit.
-    trusted: whether a model ``package.module:factory`` may run its code. resume: whether to go on with what an interrupted run
-    of the same kind left in the output folder.
+    Attributes:
+        adversary: Who attacks, and what it observes.
+        nodes: Whose inputs, None for all.
+        attack: A name or ``auto``.
+        settings: Hyper-parameters of the attack.
+        rounds: How many gradients at most, None for the default.
+        truth: A file, ``auto`` (the one beside the trace) or ``none``.
+        lpips_weights: As `lpips_weights.find` takes it.
+        seed: Of the attacks' random numbers.
+        device: Where the attacks compute, in torch's words.
+        max_seconds: Time limit, 0 for none.
+        trusted: Whether a model ``package.module:factory`` may run its code.
+        resume: Whether to go on with what an interrupted run of the same kind left in the output
+            folder.
     """
 
     adversary: Adversary = field(default_factory=Adversary)
@@ -55,55 +65,67 @@ class Options:
 
     def to_json(self) -> dict[str, Json]:
         """Return the effective configuration, for the record and its digest."""
-        window = self.adversary.window
-        heard = {
-            "adversary": str(self.adversary),
-            "window": None if window is None else [window.start, window.stop],
-        }
-        knows = self.adversary.knows
-        rest = {
-            k: getattr(self, k)
-            for k in (
-                "attack",
-                "rounds",
-                "truth",
-                "lpips_weights",
-                "seed",
-                "device",
-                "max_seconds",
-                "trusted",
-            )
-        }
+        adversary = self.adversary
+        window = adversary.window
+        knows = adversary.knows
         return {
-            **heard,
+            "adversary": str(adversary),
+            "window": None if window is None else [window.start, window.stop],
             "knows": knows if isinstance(knows, str) else sorted(knows),
-            "nodes": self.nodes and list(self.nodes),
+            "nodes": None if self.nodes is None else list(self.nodes),
             "settings": dict(self.settings),
-            **rest,
+            "attack": self.attack,
+            "rounds": self.rounds,
+            "truth": self.truth,
+            "lpips_weights": self.lpips_weights,
+            "seed": self.seed,
+            "device": self.device,
+            "max_seconds": self.max_seconds,
+            "trusted": self.trusted,
         }
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a run leaves: the record, and whether Ctrl-C cut it short."""
+    """What a run leaves.
+
+    Attributes:
+        results: The record.
+        interrupted: Whether Ctrl-C cut the run short.
+    """
 
     results: dict[str, Json]
     interrupted: bool
 
 
 def attack_file(path: Path, folder: Path, options: Options) -> Finished:
-    """Attack a trace and write results.json, reconstructions.npz and .png, originals.npz and report.md into `folder`.
+    """Attack a trace and write the results into a folder.
 
-    Ctrl-C ends the attacks and keeps what was found, marked as not complete.
-    Raises LeakauditError, with nothing written, for a trace, truth, adversary, attack or folder that cannot be used.
+    These are results.json, reconstructions.npz and .png, originals.npz and report.md. Ctrl-C ends
+    the attacks and keeps what was found, marked as not complete.
+
+    Args:
+        path: Of the trace, a file or a folder of shards.
+        folder: Where to write; made if it does not exist.
+        options: What to do.
+
+    Returns:
+        The record, as it was written.
+
+    Raises:
+        LeakauditError: The trace, truth, adversary, attack or folder cannot be used; nothing is
+            written.
     """
-    started, clock = datetime.now(UTC), time.perf_counter()
+    started = datetime.now(UTC)
+    clock = time.perf_counter()
     trace = trace_file.load(path)
     truth_path = _truth_path(path, options.truth)
-    truth = None if truth_path is None else trace_file.load_truth(truth_path)
-    unverified = []
-    if truth is not None and not trace_file.same_run(trace, truth):
-        unverified.append(results.ID_ONLY)
+    truth: Truth | None = None
+    unverified: list[str] = []
+    if truth_path is not None:
+        truth = trace_file.load_truth(truth_path)
+        if not trace_file.same_run(trace, truth):
+            unverified.append(results.ID_ONLY)
     weights, sentence = lpips_weights.find(options.lpips_weights, trace.task.shape)
     task = Task.build(trace.task, device=options.device, trusted=options.trusted)
     task.check_layout(trace.layout)
@@ -131,16 +153,9 @@ def attack_file(path: Path, folder: Path, options: Options) -> Finished:
             truth_path=truth_path,
             truth_recording=None if truth is None else truth.recording,
         )
+        not_tried = _not_tried(found, options, trace)
         record = _write(
-            folder,
-            trace,
-            truth,
-            found,
-            scores,
-            origin,
-            sentence,
-            _not_tried(found, options, trace),
-            unverified,
+            folder, trace, truth, found, scores, origin, sentence, not_tried, unverified
         )
         if record["complete"]:
             kept.clear()
@@ -149,21 +164,27 @@ def attack_file(path: Path, folder: Path, options: Options) -> Finished:
 
 def _key(trace: Trace, sha256: str | None, options: Options) -> str:
     """Digest of what the reconstructions of a run depend on."""
-    rest = ("truth", "lpips_weights", "max_seconds", "trusted")
-    about = {k: v for k, v in options.to_json().items() if k not in rest}
+    about = options.to_json()
+    for name in ("truth", "lpips_weights", "max_seconds", "trusted"):
+        del about[name]
     return checkpoint.key({"trace": sha256 or [trace.id, trace.recording], "options": about})
 
 
 def _not_tried(found: Found, options: Options, trace: Trace) -> list[str]:
-    """Say in words what the run left out."""
-    late = (
-        [f"nodes {', '.join(map(str, found.late))} (--max-seconds was over)"] if found.late else []
-    )
-    attacks = sorted(set(registry.names("attacks")) - {r.attack for _, r in found.pairs})
-    listened = [] if options.adversary.corrupt else ["curious nodes and coalitions (--as node:3)"]
+    """What the run left out, in words."""
+    left_out = []
+    if found.late:
+        late = ", ".join(map(str, found.late))
+        left_out.append(f"nodes {late} (--max-seconds was over)")
+    tried = {reconstruction.attack for _, reconstruction in found.pairs}
+    for name in sorted(set(registry.names("attacks")) - tried):
+        left_out.append(f"attack {name}")
+    if not options.adversary.corrupt:
+        left_out.append("curious nodes and coalitions (--as node:3)")
     last = max((int(leak.rounds.max()) for leak, _ in found.pairs), default=trace.rounds)
-    after = [f"rounds after {last}"] if last < trace.rounds - 1 else []
-    return [*late, *(f"attack {name}" for name in attacks), *listened, *after]
+    if last < trace.rounds - 1:
+        left_out.append(f"rounds after {last}")
+    return left_out
 
 
 def _write(
@@ -177,24 +198,26 @@ def _write(
     not_tried: list[str],
     unverified: list[str],
 ) -> dict[str, Json]:
-    """Write all files of a run, results.json last: where it stands, everything that it names stands too."""
-    made = [f for _, f in found.pairs]
+    """Write all files of a run.
+
+    results.json is the last one: if it exists, so does everything that it names.
+    """
+    made = [reconstruction for _, reconstruction in found.pairs]
     images = results.save_reconstructions(folder / "reconstructions.npz", made)
     pairs = pictures.pair_up(made, scores, truth)
     kept = pictures.save_originals(folder / "originals.npz", made, truth)
-    drawn = "reconstructions.png" if any(p.found is not None for p in pairs) else None
-    if drawn:
+    drawn = None
+    if any(pair.found is not None for pair in pairs):
+        drawn = "reconstructions.png"
         title = f"{trace.protocol}, {trace.task.model}, {found.pairs[0][0].adversary}"
         pictures.save(pictures.grid(pairs, title=title), folder / drawn)
-    entries = [
-        findings.finding(leak, f, s, i)
-        for (leak, f), s, i in zip(found.pairs, scores, images, strict=True)
-    ]
+    entries = []
+    for (leak, reconstruction), score, image in zip(found.pairs, scores, images, strict=True):
+        entries.append(findings.finding(leak, reconstruction, score, image))
     adversary = origin["settings"]["adversary"]
-    missing = [
-        findings.undetermined(node, adversary, reason)
-        for node, reason in sorted(found.reasons.items())
-    ]
+    missing = []
+    for node, reason in sorted(found.reasons.items()):
+        missing.append(findings.undetermined(node, adversary, reason))
     complete = not (found.interrupted or found.late)
     record = findings.build(
         trace,
@@ -220,7 +243,9 @@ def _truth_path(path: Path, option: str) -> Path | None:
         return None
     beside = trace_file.truth_path(path)
     if option == "auto":
-        return beside if beside.is_file() else None
+        if beside.is_file():
+            return beside
+        return None
     if not Path(option).is_file():
         raise LeakauditError(
             f"truth file {option} is not there; name it with --truth FILE, or use --truth none"
@@ -229,14 +254,30 @@ def _truth_path(path: Path, option: str) -> Path | None:
 
 
 def _sha256(path: Path) -> str | None:
-    """Return the digest of a file, of the manifest for a folder of shards; None above `HASHED` bytes."""
-    file = path / "manifest.json" if path.is_dir() else path
-    return sidecar.digest(file) if file.stat().st_size <= HASHED else None
+    """Digest of a file, of the manifest for a folder of shards; None above `HASHED` bytes."""
+    file = path
+    if path.is_dir():
+        file = path / "manifest.json"
+    if file.stat().st_size > HASHED:
+        return None
+    return sidecar.digest(file)
 
 
 @contextmanager
 def ready(folder: Path) -> Iterator[None]:
-    """Make the output folder and try it before any work; take it away again where the work inside fails and left it empty."""
+    """Make the output folder and try to write to it before any work.
+
+    If the work inside fails, the folders that were made and are still empty are removed.
+
+    Args:
+        folder: Where the work will write.
+
+    Yields:
+        Nothing; the folder exists.
+
+    Raises:
+        LeakauditError: The folder cannot be written.
+    """
     new = [p for p in (folder, *folder.parents) if not p.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

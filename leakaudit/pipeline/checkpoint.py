@@ -1,7 +1,9 @@
-"""What an attack run has finished, kept in its output folder until all of it is there, so that a run that was cut short can go on.
+"""What an attack run has finished, so that a run that was interrupted can be resumed.
 
-Each file holds reconstructions that were settled together, appears whole or not at all, and bears the key of its run: a digest of the
-trace and of everything that the reconstructions depend on. A file that a stranger left is read as safely as a trace.
+The files are in the output folder of the run until all of it is there. Each holds reconstructions
+that were settled together, appears whole or not at all, and bears the key of its run: a digest of
+the trace and of everything that the reconstructions depend on. A file from a stranger is read as
+safely as a trace.
 """
 
 from __future__ import annotations
@@ -22,35 +24,43 @@ from leakaudit.results import provenance
 from leakaudit.trace import Json
 from leakaudit.traces._storage import safe_reader
 
-FOLDER, FORMAT, VERSION = "unfinished", "leakaudit.checkpoint", 1
-VALUES = (
-    "node",
-    "attack",
-    "residual",
-    "seconds",
-    "note",
-    "certified",
-)  # of a reconstruction, beside tensors and certificate
-DEPEND = (
-    "leakaudit",
-    "torch",
-    "numpy",
-    "scipy",
-)  # packages whose version a reconstruction depends on
+FOLDER = "unfinished"
+FORMAT = "leakaudit.checkpoint"
+VERSION = 1
+
+# Fields of a reconstruction that are kept as JSON, beside its tensors and its certificate.
+VALUES = ("node", "attack", "residual", "seconds", "note", "certified")
+
+# Packages whose version a reconstruction depends on.
+DEPEND = ("leakaudit", "torch", "numpy", "scipy")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The finished part of one run. folder: where its files stand; key: of the run."""
+    """The finished part of one run.
+
+    Attributes:
+        folder: Where its files are.
+        key: Of the run, see `key`.
+    """
 
     folder: Path
     key: str
 
     @classmethod
     def begin(cls, output: Path, key: str, resume: bool) -> Checkpoint:
-        """Take up what stands in `output`, or remove it where the run starts anew.
+        """Take up what an earlier run left, or remove it.
 
-        Raises LeakauditError where it belongs to another run or cannot be read.
+        Args:
+            output: The output folder of the run.
+            key: Of the run, see `key`.
+            resume: Whether to go on with what is there; if not, it is removed.
+
+        Returns:
+            The finished part.
+
+        Raises:
+            LeakauditError: What is there belongs to another run, or it cannot be read.
         """
         made = cls(output / FOLDER, key)
         if resume:
@@ -60,46 +70,49 @@ class Checkpoint:
         return made
 
     def save(self, found: Sequence[Reconstruction]) -> None:
-        """Keep reconstructions of different nodes in one file; raises LeakauditError where it cannot be written."""
+        """Keep reconstructions of different nodes in one file.
+
+        Args:
+            found: The reconstructions; nothing is written if there are none.
+
+        Raises:
+            LeakauditError: The file cannot be written.
+        """
         if not found:
             return
-        tensors = {f"x{i}": f.x.detach().cpu().clone() for i, f in enumerate(found)}
-        tensors |= {
-            f"y{i}": f.y.detach().cpu().clone() for i, f in enumerate(found) if f.y is not None
+        tensors: dict[str, Tensor] = {}
+        about = []
+        for i, one in enumerate(found):
+            tensors |= _tensors(one, i)
+            values = {name: getattr(one, name) for name in VALUES}
+            about.append({**values, "certificate": one.certificate.name})
+        content = {
+            "format": FORMAT,
+            "version": VERSION,
+            "key": self.key,
+            "meta": json.dumps(about),
+            "tensors": tensors,
         }
-        tensors |= {
-            f"interval{i}": f.interval.detach().cpu().clone()
-            for i, f in enumerate(found)
-            if f.interval is not None
-        }
-        tensors |= {
-            f"choices{i}_{k}": some.detach().cpu().clone()
-            for i, f in enumerate(found)
-            for k, some in f.choices.items()
-        }
-        about = [
-            {k: getattr(f, k) for k in VALUES} | {"certificate": f.certificate.name} for f in found
-        ]
         with replacing(self.folder / f"node{found[0].node}.pt") as file:
-            torch.save(
-                {
-                    "format": FORMAT,
-                    "version": VERSION,
-                    "key": self.key,
-                    "meta": json.dumps(about),
-                    "tensors": tensors,
-                },
-                file,
-            )
+            torch.save(content, file)
 
     def finished(self) -> dict[int, Reconstruction]:
-        """Return what was kept, by node; raises as `begin` does."""
-        return {
-            f.node: f for path in sorted(self.folder.glob("node*.pt")) for f in self._read(path)
-        }
+        """Read what was kept.
+
+        Returns:
+            The reconstructions by node.
+
+        Raises:
+            LeakauditError: As `begin`.
+        """
+        kept: dict[int, Reconstruction] = {}
+        for path in sorted(self.folder.glob("node*.pt")):
+            for one in self._read(path):
+                kept[one.node] = one
+        return kept
 
     def clear(self) -> None:
-        """Remove the files of this or another run, and the folder where nothing else is in it."""
+        """Remove the files of this or another run, and the folder if nothing else is in it."""
         for path in [*self.folder.glob("node*.pt"), *self.folder.glob(".node*.tmp")]:
             path.unlink(missing_ok=True)
         if self.folder.is_dir() and not any(self.folder.iterdir()):
@@ -113,41 +126,61 @@ class Checkpoint:
             )
         if tree.get("key") != self.key:
             raise LeakauditError(
-                f"{path} belongs to a run on another trace or with other settings; start anew without --resume"
+                f"{path} belongs to a run on another trace or with other settings; "
+                "start anew without --resume"
             )
         try:
-            return [
-                _rebuilt(one, tree["tensors"], i) for i, one in enumerate(json.loads(tree["meta"]))
-            ]
+            tensors = tree["tensors"]
+            about = json.loads(tree["meta"])
+            return [_rebuilt(one, tensors, i) for i, one in enumerate(about)]
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise LeakauditError(f"{path} is damaged; start anew without --resume") from None
 
 
 def key(about: Mapping[str, Json]) -> str:
-    """Digest of what a run's reconstructions depend on, versions of the packages included."""
-    versions = provenance.versions()
-    return provenance.digest(
-        {"run": dict(about), "versions": {name: versions[name] for name in DEPEND}}
-    )
+    """Digest what a run's reconstructions depend on, versions of the packages included.
+
+    Args:
+        about: The trace and the options, as JSON.
+
+    Returns:
+        The key that the files of the run bear.
+    """
+    installed = provenance.versions()
+    versions = {name: installed[name] for name in DEPEND}
+    return provenance.digest({"run": dict(about), "versions": versions})
+
+
+def _tensors(one: Reconstruction, i: int) -> dict[str, Tensor]:
+    """Tensors of the i-th reconstruction of a file, by the names that `_rebuilt` looks for."""
+    given = {f"x{i}": one.x}
+    if one.y is not None:
+        given[f"y{i}"] = one.y
+    if one.interval is not None:
+        given[f"interval{i}"] = one.interval
+    for place, others in one.choices.items():
+        given[f"choices{i}_{place}"] = others
+    return {name: tensor.detach().cpu().clone() for name, tensor in given.items()}
 
 
 def _rebuilt(one: Mapping[str, Any], tensors: Mapping[str, Tensor], i: int) -> Reconstruction:
-    y = tensors.get(f"y{i}")
-    x, y = tensors[f"x{i}"].clone(), None if y is None else y.clone()
-    interval = tensors.get(f"interval{i}")
-    interval = None if interval is None else interval.clone()
+    """The i-th reconstruction of a file; each tensor is a copy with its own memory."""
     start = f"choices{i}_"
-    choices = {
-        int(name.removeprefix(start)): some.clone()
-        for name, some in tensors.items()
-        if name.startswith(start)
-    }
-    rest = {k: one[k] for k in VALUES}
+    choices: dict[int, Tensor] = {}
+    for name, others in tensors.items():
+        if name.startswith(start):
+            choices[int(name.removeprefix(start))] = others.clone()
     return Reconstruction(
-        x=x,
-        y=y,
+        x=tensors[f"x{i}"].clone(),
+        y=_copied(tensors.get(f"y{i}")),
         certificate=Certificate[one["certificate"]],
-        interval=interval,
+        interval=_copied(tensors.get(f"interval{i}")),
         choices=choices,
-        **rest,
+        **{name: one[name] for name in VALUES},
     )
+
+
+def _copied(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    return tensor.clone()

@@ -1,4 +1,7 @@
-"""The nodes of a trace, attacked in groups: their leaks are searched together, and the time left is shared by all nodes left."""
+"""The nodes of a trace, attacked in groups.
+
+The leaks of a group are searched together, and the time left is shared by all nodes left.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,21 @@ from leakaudit.trace import Trace
 if TYPE_CHECKING:
     from leakaudit.pipeline.attack_run import Options
 
-TOGETHER = 32  # most nodes of a group
-MEMORY = 512 << 20  # bytes of the values and models of a group, where it has several nodes
-EVERY = 1.0  # seconds between two files of a checkpoint
+TOGETHER = 32  # most nodes of a group; a choice
+MEMORY = 512 << 20  # bytes of the values and models of a group of several nodes; a choice
+EVERY = 1.0  # seconds between two files of a checkpoint; a choice
 
 
 @dataclass
 class Found:
-    """What the attacks of one run gave so far. reasons: why nothing is determined, by node. late: nodes for which no time was left."""
+    """What the attacks of one run gave so far.
+
+    Attributes:
+        pairs: Each leak and what was reconstructed from it.
+        reasons: Why nothing is determined, by node.
+        late: Nodes for which no time was left.
+        interrupted: Whether Ctrl-C ended the run.
+    """
 
     pairs: list[tuple[GradientLeak, Reconstruction]] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
@@ -39,12 +49,22 @@ class Found:
 def attack(trace: Trace, task: Task, options: Options, kept: Checkpoint) -> Found:
     """Attack all nodes of a run; Ctrl-C ends it and leaves what was found.
 
-    Groups are the same whatever was finished before, and what was searched in one batch is kept together, so that a run that goes on
-    gives what one without a break gives.
+    Groups are the same whatever was finished before, and what was searched in one batch is kept
+    together. So a run that was interrupted and resumed gives what a run without a break gives.
+
+    Args:
+        trace: The recording.
+        task: Its model and loss.
+        options: What to do. Without nodes, all that the adversary can attack.
+        kept: What was finished before, and where to keep what is finished now.
+
+    Returns:
+        What was found, in the order of the nodes.
     """
-    order = list(
-        hearing.targets(trace, options.adversary) if options.nodes is None else options.nodes
-    )
+    if options.nodes is None:
+        order = list(hearing.targets(trace, options.adversary))
+    else:
+        order = list(options.nodes)
     size = _together(trace, task, options)
     run = _Run(task, options, kept, Deduction(trace, options.adversary), kept.finished())
     try:
@@ -66,16 +86,31 @@ def attack(trace: Trace, task: Task, options: Options, kept: Checkpoint) -> Foun
 
 
 def _together(trace: Trace, task: Task, options: Options) -> int:
-    """Return how many nodes make a group: one where the model is too large for a vmap."""
+    """Return how many nodes make a group: one if the model is too large for a vmap.
+
+    A node needs a gradient and a model in each round, both in float64.
+    """
     if task.layout.size > LOOP_ABOVE:
         return 1
     rows = min(options.rounds or hearing.MOST, trace.rounds) or 1
-    return max(1, min(TOGETHER, MEMORY // (2 * 8 * rows * task.layout.size)))
+    bytes_per_node = 2 * 8 * rows * task.layout.size
+    return max(1, min(TOGETHER, MEMORY // bytes_per_node))
 
 
 @dataclass
 class _Run:
-    """One run under way. done: what was finished before it. alone: what it has finished since the last file, each by itself."""
+    """One run under way.
+
+    Attributes:
+        task: Model and loss of the trace.
+        options: What to do.
+        kept: Where finished reconstructions are kept.
+        heard: What the adversary deduces from the trace.
+        done: What was finished before this run, by node.
+        found: What it has found so far.
+        alone: What it has finished since the last file, each by itself.
+        saved: When the last file was written, by the monotonic clock.
+    """
 
     task: Task
     options: Options
@@ -93,18 +128,22 @@ class _Run:
             got = hearing.deduce(self.heard, [node], self.options.rounds)
             self.found.reasons |= got.undetermined
             leaks += list(got)
-        self.found.pairs += [
-            (leak, self.done[leak.node]) for leak in leaks if leak.node in self.done
-        ]
-        left = [leak for leak in leaks if leak.node not in self.done]
+        left = []
+        for leak in leaks:
+            if leak.node in self.done:
+                self.found.pairs.append((leak, self.done[leak.node]))
+            else:
+                left.append(leak)
         random = [generator(self.options.seed, leak.node) for leak in left]
         batch: list[Reconstruction] = []
-        for settled in attacking.attack_together(
+        search = attacking.attack_together(
             left, self.task, self.options.attack, random, **self.options.settings
-        ):
+        )
+        for settled in search:
             self.found.pairs.append((left[settled.place], settled.found))
             if not settled.late:
-                (batch if settled.together else self.alone).append(settled.found)
+                finished = batch if settled.together else self.alone
+                finished.append(settled.found)
             if time.monotonic() > self.saved + EVERY:
                 self.keep()
         self.kept.save(batch)
@@ -112,4 +151,5 @@ class _Run:
     def keep(self) -> None:
         """Write what was finished since the last time."""
         self.kept.save(self.alone)
-        self.alone, self.saved = [], time.monotonic()
+        self.alone = []
+        self.saved = time.monotonic()

@@ -1,4 +1,7 @@
-"""Scores of an attack that ran before, from its stored reconstructions: with a truth that came later, or one more metric."""
+"""New scores of an attack that ran before, from its stored reconstructions.
+
+For a truth that came later, or one more metric.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,8 @@ def same_recording(record: Mapping[str, Json], truth: Truth, sha256: str | None)
             scored with, or the record is not an attack's.
     """
     typed = one_truth(record)
-    trace, scored = typed.provenance.trace, typed.provenance.truth
+    trace = typed.provenance.trace
+    scored = typed.provenance.truth
     if trace.id != truth.id:
         raise LeakauditError(
             f"expected the truth of recording {trace.id!r}, got that of {truth.id!r}; "
@@ -148,15 +152,17 @@ def rescore(
         The record with new scores, the reconstructions, and their scores.
 
     Raises:
-        LeakauditError: A metric is not known, the record is of another kind, or the reconstructions are
-            not beside it.
+        LeakauditError: A metric is not known, the record is of another kind, or the
+            reconstructions are not beside it.
     """
     check(metrics)
     old = one_truth(record)
     found = record_file.load_reconstructions(record, folder)
     scores = scoring.score(found, truth, weights)
-    pairs = zip(old.findings, scores, strict=True)
-    findings = tuple(_scored(finding, score, set(metrics)) for finding, score in pairs)
+    chosen = set(metrics)
+    findings = tuple(
+        _scored(finding, score, chosen) for finding, score in zip(old.findings, scores, strict=True)
+    )
     new = replace(
         old,
         findings=findings,
@@ -203,7 +209,7 @@ def _origin(
 
 
 def _remarks(record: AttackRecord, truth: Truth) -> list[str]:
-    """What is not verified: as before, but whether only the id ties the truth depends on this truth."""
+    """What is not verified: as before, but for whether only the id ties this truth to the trace."""
     kept = [one for one in given(record.unverified, ()) if one != record_file.ID_ONLY]
     recording = drawn(given(record.provenance.trace.recording, None))
     if recording is None or truth.recording is None:
@@ -212,7 +218,10 @@ def _remarks(record: AttackRecord, truth: Truth) -> list[str]:
 
 
 def _scored(finding: Finding, score: Score, metrics: set[str]) -> Finding:
-    """Replace the named columns of a finding's scores, all of them if none is named or nothing was scored before."""
+    """Replace the named columns of a finding's scores.
+
+    All of them are replaced if none is named or nothing was scored before.
+    """
     notes = [_own_note(finding), score.note]
     return replace(
         finding,
@@ -222,13 +231,16 @@ def _scored(finding: Finding, score: Score, metrics: set[str]) -> Finding:
 
 
 def _chosen(old: Scores | None, score: Score, metrics: set[str]) -> Scores | None:
+    """The old scores with the named columns, or all, of a new score; None if it has no truth."""
     values = score.to_json()
     if values is None:
         return None
     if metrics:
-        values = {k: v for k, v in values.items() if k not in METRICS or k in metrics}
+        for name in METRICS:
+            if name not in metrics:
+                values.pop(name, None)
     if metrics and old is not None:
-        kept = {k: v for k, v in model.plain(old).items() if k not in metrics}
+        kept = {name: value for name, value in model.plain(old).items() if name not in metrics}
         values = {**kept, **values}
     return model.fitted(values, Scores)
 
@@ -248,8 +260,16 @@ def _own_note(finding: Finding) -> str:
 
 
 def missing(scores: Sequence[Score], metrics: Collection[str]) -> list[str]:
-    """Return the metrics that were asked for and not measured on any record."""
-    return [m for m in metrics if all(getattr(s, m) is None for s in scores)]
+    """Find the metrics that were asked for and could not be measured on any record.
+
+    Args:
+        scores: From `rescore`.
+        metrics: Names that a user gave.
+
+    Returns:
+        Those of the names that no score has.
+    """
+    return [name for name in metrics if all(getattr(one, name) is None for one in scores)]
 
 
 def write(
@@ -259,7 +279,9 @@ def write(
     scores: Sequence[Score],
     truth: Truth,
 ) -> None:
-    """Write results.json, reconstructions.npz and .png, originals.npz and report.md, results.json last.
+    """Write results.json, reconstructions.npz and .png, originals.npz and report.md.
+
+    results.json is the last one: if it exists, so does everything that it names.
 
     Args:
         folder: Where.
@@ -275,12 +297,12 @@ def write(
     picture = None
     if any(pair.found is not None for pair in pairs):
         picture = PICTURE
+    illustrated = []
+    for finding, image in zip(typed.findings, stored, strict=True):
+        illustrated.append(replace(finding, images=image))
     new = replace(
         typed,
-        findings=tuple(
-            replace(finding, images=image)
-            for finding, image in zip(typed.findings, stored, strict=True)
-        ),
+        findings=tuple(illustrated),
         originals=pictures.save_originals(folder / "originals.npz", found, truth),
         picture=picture,
     )

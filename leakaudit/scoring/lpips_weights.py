@@ -1,11 +1,14 @@
-"""Weights of LPIPS, from a file or from torch's cache: every key is checked, nothing is downloaded, nothing is loaded in part."""
+"""Weights of LPIPS, from a file or from torch's cache.
+
+Every key is checked, nothing is downloaded, and nothing is loaded in part.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,20 +20,26 @@ from leakaudit.errors import LeakauditError
 from leakaudit.tasks import _torchvision
 
 SIDES = {"alex": 31, "squeeze": 17, "vgg": 16}  # smallest side in pixels that each trunk accepts
+NO_WEIGHTS = "not measured (no weights)"
+_CONSTANTS = "scaling_layer."  # never read from a file
+
+# The names under which torchvision caches the trunks. Each ends in the first digits of its sha256.
 _CACHED = {
     "alex": "alexnet-owt-7be5be79.pth",
     "squeeze": "squeezenet1_1-b8a52dc0.pth",
     "vgg": "vgg16-397923af.pth",
-}  # torchvision's names
-NO_WEIGHTS = "not measured (no weights)"
-_CONSTANTS = "scaling_layer."  # never read from a file
+}
 
 
 @dataclass(frozen=True)
 class Weights:
     """A loaded LPIPS network.
 
-    net: ``alex``, ``squeeze`` or ``vgg``. source: file name. sha256: of that file. module: takes two batches (b, 3, h, w) in [-1, 1].
+    Attributes:
+        net: ``alex``, ``squeeze`` or ``vgg``.
+        source: Name of the file.
+        sha256: Of that file.
+        module: Takes two batches (b, 3, h, w) in [-1, 1].
     """
 
     net: str
@@ -48,75 +57,108 @@ class Weights:
 
 
 def find(option: str, shape: tuple[int, ...] | None = None) -> tuple[Weights | None, str]:
-    """Weights for images of one shape (c, h, w), and a sentence that says which they are or why LPIPS is not measured.
+    """Find the weights for images of one shape.
 
-    option: a file, ``auto`` (torchvision's weights where torch.hub has cached them) or ``off``. shape: None for large colour images.
-    Raises LeakauditError as `read` does.
+    Args:
+        option: A file, ``auto`` (torchvision's weights if torch.hub has cached them) or ``off``.
+        shape: (c, h, w) of one image; None for large colour images.
+
+    Returns:
+        The weights, None if LPIPS is not measured, and a sentence that tells which they are or why
+        it is not measured.
+
+    Raises:
+        LeakauditError: As `read`, or a cached file is damaged.
     """
     if option == "off":
         return None, "not measured (switched off)"
     if shape is not None and (len(shape) != 3 or shape[0] not in (1, 3)):
         return None, "not measured (no images with 1 or 3 channels)"
     side = min(shape[1:]) if shape else max(SIDES.values())
-    if option != "auto":
-        weights = read(Path(option))
-        return (
-            (weights, str(weights))
-            if side >= weights.side
-            else (None, f"not measured ({_too_small(weights.net)})")
-        )
-    cached = {
-        net: path
-        for net, name in _CACHED.items()
-        if (path := Path(torch.hub.get_dir(), "checkpoints", name)).is_file()
-    }
+    if option == "auto":
+        return _from_cache(side)
+    weights = read(Path(option))
+    if side < weights.side:
+        return None, _too_small([weights.net])
+    return weights, str(weights)
+
+
+def _from_cache(side: int) -> tuple[Weights | None, str]:
+    """Take the first cached network, in the order of `_CACHED`, that accepts a side in pixels."""
+    folder = Path(torch.hub.get_dir(), "checkpoints")
+    cached = [net for net, name in _CACHED.items() if (folder / name).is_file()]
     if not cached:
         return None, NO_WEIGHTS
-    if not (fitting := [net for net in cached if side >= SIDES[net]]):
-        return None, f"not measured ({', '.join(map(_too_small, cached))})"
-    path = cached[fitting[0]]
-    weights, wanted = read(path), path.stem.rsplit("-", 1)[1]
+    fitting = [net for net in cached if side >= SIDES[net]]
+    if not fitting:
+        return None, _too_small(cached)
+    path = folder / _CACHED[fitting[0]]
+    weights = read(path)
+    wanted = path.stem.rsplit("-", 1)[1]
     if not weights.sha256.startswith(wanted):
         raise LeakauditError(
-            f"{path}: expected a sha256 that begins with {wanted}, got {weights.sha256[:8]}; delete it or use --lpips-weights off"
+            f"{path}: expected a sha256 that begins with {wanted}, got {weights.sha256[:8]}; "
+            "delete it or use --lpips-weights off"
         )
     return weights, str(weights)
 
 
-def read(path: Path) -> Weights:
-    """Load one file: ``.npz`` with ``net.<name in torchvision's features>`` and ``lin.<i>``, or ``.pth``.
+def _too_small(nets: Iterable[str]) -> str:
+    """Why no network measures images that are too small for all of these."""
+    needs = [f"{net} needs sides of at least {SIDES[net]} px" for net in nets]
+    return f"not measured ({', '.join(needs)})"
 
-    A .pth holds torchvision's classifier (the heads then come from the lpips package) or a whole LPIPS module.
-    Raises LeakauditError where the file cannot be read, or its keys or shapes are not exactly those of one network.
+
+def read(path: Path) -> Weights:
+    """Load one file of weights.
+
+    Args:
+        path: A ``.npz`` with ``net.<name in torchvision's features>`` and ``lin.<i>``, or a
+            ``.pth``. A .pth holds torchvision's classifier (the heads then come from the lpips
+            package) or a whole LPIPS module.
+
+    Returns:
+        The network, with every value from the file.
+
+    Raises:
+        LeakauditError: The file cannot be read, or its keys or shapes are not exactly those of one
+            network.
     """
     given = {_canonical(key): value for key, value in _load(path).items()}
     for net in SIDES:
         module = blank(net)
         wanted = {_canonical(key) for key in module.state_dict()}
-        tensors = given if "lin.0" in given else {**_heads(net), **given}
-        if tensors.keys() | {key for key in wanted if key.startswith(_CONSTANTS)} == wanted:
+        constants = {key for key in wanted if key.startswith(_CONSTANTS)}
+        tensors = given
+        if "lin.0" not in given:
+            tensors = {**_heads(net), **given}
+        if tensors.keys() | constants == wanted:
             _fill(module, tensors, path)
-            return Weights(net, path.name, hashlib.sha256(path.read_bytes()).hexdigest(), module)
+            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+            return Weights(net, path.name, sha256, module)
+    some = ", ".join(sorted(given)[:3])
     raise LeakauditError(
-        f"{path}: expected exactly the keys of an LPIPS network (alex, squeeze or vgg: net.0.weight, lin.0, …) or of torchvision's "
-        f"classifier, got {len(given)} keys such as {', '.join(sorted(given)[:3])!r:.120}; use another file or --lpips-weights off"
+        f"{path}: expected exactly the keys of an LPIPS network "
+        "(alex, squeeze or vgg: net.0.weight, lin.0, …) or of torchvision's classifier, "
+        f"got {len(given)} keys such as {some!r:.120}; use another file or --lpips-weights off"
     )
 
 
 def blank(net: str) -> nn.Module:
-    """Build the lpips package's module for one network without values: no download, no random numbers, no memory."""
+    """Build the lpips package's module without values: no download, no random numbers, no memory.
+
+    Args:
+        net: ``alex``, ``squeeze`` or ``vgg``.
+
+    Returns:
+        The module, on torch's meta device.
+    """
     with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", UserWarning
-        )  # torchvision's deprecation of an argument that lpips passes
-        module: nn.Module = _torchvision.lpips().LPIPS(
-            pretrained=False, pnet_rand=True, net=net, verbose=False
-        )
+        # torchvision deprecates an argument that lpips passes
+        warnings.simplefilter("ignore", UserWarning)
+        lpips = _torchvision.lpips()
+        module: nn.Module = lpips.LPIPS(pretrained=False, pnet_rand=True, net=net, verbose=False)
     return module
-
-
-def _too_small(net: str) -> str:
-    return f"{net} needs sides of at least {SIDES[net]} px"
 
 
 def _canonical(key: str) -> str:
@@ -126,7 +168,7 @@ def _canonical(key: str) -> str:
 
 
 def _load(path: Path) -> dict[str, Tensor]:
-    """Plain tensors of a file; a classifier's last layers, which LPIPS has no use for, are left out."""
+    """Plain tensors of a file, without a classifier's last layers, which LPIPS does not use."""
     try:
         if path.suffix == ".npz":
             with np.load(path, allow_pickle=False) as file:
@@ -137,37 +179,49 @@ def _load(path: Path) -> dict[str, Tensor]:
         raise LeakauditError(
             f"{path}: expected LPIPS weights as .npz or .pth, could not read it: {reason}"
         ) from None
-    if not isinstance(state, dict) or not all(
-        isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()
-    ):
+    if not _is_state(state):
         raise LeakauditError(
             f"{path}: expected a state dictionary of tensors, got {type(state).__name__}"
         )
-    return {k: v for k, v in state.items() if not k.startswith("classifier.")}
+    return {key: value for key, value in state.items() if not key.startswith("classifier.")}
+
+
+def _is_state(state: object) -> bool:
+    """Whether a file held names and tensors, and nothing else."""
+    if not isinstance(state, dict):
+        return False
+    return all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items())
 
 
 def _heads(net: str) -> dict[str, Tensor]:
     """Linear heads v0.1 that the lpips package carries."""
     file = Path(_torchvision.lpips().__path__[0]) / "weights" / "v0.1" / f"{net}.pth"
-    return {
-        _canonical(k): v for k, v in torch.load(file, map_location="cpu", weights_only=True).items()
-    }
+    heads = torch.load(file, map_location="cpu", weights_only=True)
+    return {_canonical(key): value for key, value in heads.items()}
 
 
 def _fill(module: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Put values into a blank module, strictly; the constants of its scaling layer stay."""
     state = dict(module.state_dict())
     for key, slot in state.items():
-        if (name := _canonical(key)) in tensors and not key.startswith(_CONSTANTS):
-            value = tensors[name].float()
-            if (
-                value.numel() != slot.numel()
-                or (value.ndim > 1 and value.shape != slot.shape)
-                or not bool(torch.isfinite(value).all())
-            ):
-                raise LeakauditError(
-                    f"{path}: {name}: expected {tuple(slot.shape)} finite numbers, got {tuple(value.shape)}"
-                )
-            state[key] = value.reshape(slot.shape)
+        name = _canonical(key)
+        if name not in tensors or key.startswith(_CONSTANTS):
+            continue
+        value = tensors[name].float()
+        if not _fits(value, slot):
+            raise LeakauditError(
+                f"{path}: {name}: expected {tuple(slot.shape)} finite numbers, "
+                f"got {tuple(value.shape)}"
+            )
+        state[key] = value.reshape(slot.shape)
     module.load_state_dict(state, strict=True, assign=True)
     module.requires_grad_(False).eval()
+
+
+def _fits(value: Tensor, slot: Tensor) -> bool:
+    """Whether a value has the shape of its slot (the heads may be stored flat) and is finite."""
+    if value.numel() != slot.numel():
+        return False
+    if value.ndim > 1 and value.shape != slot.shape:
+        return False
+    return bool(torch.isfinite(value).all())

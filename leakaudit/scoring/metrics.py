@@ -1,6 +1,8 @@
-"""How near a reconstruction comes to the truth: pure functions over pairs of batches (b, *shape), computed in float64.
+"""How near a reconstruction comes to the truth.
 
-x is the reconstruction and y the truth throughout; `data_range` is the width of the data's scale (1 for images in [0, 1]).
+Pure functions over pairs of batches (b, *shape), computed in float64. Throughout, x is the
+reconstruction, y is the truth, and `data_range` is the width of the data's scale (1 for images in
+[0, 1]).
 """
 
 from __future__ import annotations
@@ -16,30 +18,78 @@ if TYPE_CHECKING:
     from leakaudit.scoring.lpips_weights import Weights
 
 PSNR_CAP = 200.0  # dB; equal images have infinite PSNR, which JSON cannot hold
-SSIM_WINDOW = 7
-_CHUNK = 4096  # records compared at a time
+SSIM_WINDOW = 7  # pixels; the default of scikit-image
+_SMALLEST_WINDOW = 3  # pixels; scikit-image refuses a smaller one
+_CHUNK = 4096  # records compared at a time; a choice, it bounds the memory
+_LPIPS_BATCH = 16  # pairs given to the network at a time; a choice, it bounds the memory
 
 
 def mse(x: Tensor, y: Tensor) -> Tensor:
-    """Mean squared error of each pair, (b,), in squared data units."""
+    """Mean squared error of each pair.
+
+    Args:
+        x: (b, *shape) reconstructions.
+        y: (b, *shape) true records.
+
+    Returns:
+        (b,) in squared data units.
+
+    Raises:
+        LeakauditError: The shapes differ.
+    """
     return _difference(x, y).square().mean(1)
 
 
 def psnr(x: Tensor, y: Tensor, *, data_range: float) -> Tensor:
-    """Peak signal-to-noise ratio of each pair, (b,), in dB: ``10 log10(data_range^2 / mse)``, at most `PSNR_CAP`."""
-    return (10 * torch.log10(data_range**2 / mse(x, y))).clamp(max=PSNR_CAP)
+    """Peak signal-to-noise ratio of each pair, ``10 log10(data_range^2 / mse)``.
+
+    Args:
+        x: (b, *shape) reconstructions.
+        y: (b, *shape) true records.
+        data_range: Width of the data's scale.
+
+    Returns:
+        (b,) in dB, at most `PSNR_CAP`.
+
+    Raises:
+        LeakauditError: The shapes differ.
+    """
+    ratio = data_range**2 / mse(x, y)
+    decibels = 10 * torch.log10(ratio)
+    return decibels.clamp(max=PSNR_CAP)
 
 
 def ssim_window(shape: tuple[int, ...]) -> int | None:
-    """Side of the SSIM window for one image (c, h, w): 7, or the largest odd number from 3 that fits; None where none does."""
+    """Choose the side of the SSIM window.
+
+    Args:
+        shape: (c, h, w) of one image.
+
+    Returns:
+        `SSIM_WINDOW`, or the largest odd number from 3 that fits. None if none does.
+    """
     side = min(shape[-2:])
-    return None if side < 3 else min(SSIM_WINDOW, side - 1 + side % 2)
+    if side < _SMALLEST_WINDOW:
+        return None
+    largest_odd = side - 1 + side % 2
+    return min(SSIM_WINDOW, largest_odd)
 
 
 def ssim(x: Tensor, y: Tensor, *, data_range: float) -> Tensor | None:
-    """Structural similarity of each pair of images (b, c, h, w), (b,), by scikit-image with a uniform window of `ssim_window`.
+    """Structural similarity of each pair of images, by scikit-image with a uniform window.
 
-    None where a side is under 3 pixels. Source: Wang et al. 2004, equation 13, averaged over windows and channels.
+    Source: Wang et al. 2004, equation 13, averaged over windows and channels.
+
+    Args:
+        x: (b, c, h, w) reconstructions.
+        y: (b, c, h, w) true images.
+        data_range: Width of the data's scale.
+
+    Returns:
+        (b,), with the window of `ssim_window`. None if a side is under 3 pixels.
+
+    Raises:
+        LeakauditError: The shapes differ.
     """
     from skimage.metrics import structural_similarity
 
@@ -47,77 +97,161 @@ def ssim(x: Tensor, y: Tensor, *, data_range: float) -> Tensor | None:
     window = ssim_window(tuple(x.shape[1:]))
     if window is None:
         return None
-    similarity: Any = structural_similarity
-    pairs = zip(x.double().cpu().numpy(), y.double().cpu().numpy(), strict=True)
-    values = [
-        float(similarity(a, b, win_size=window, data_range=data_range, channel_axis=0))
-        for a, b in pairs
-    ]
+    similarity: Any = structural_similarity  # scikit-image has no types
+    found = x.double().cpu().numpy()
+    true = y.double().cpu().numpy()
+    values = []
+    for a, b in zip(found, true, strict=True):
+        value = similarity(a, b, win_size=window, data_range=data_range, channel_axis=0)
+        values.append(float(value))
     return torch.tensor(values, dtype=torch.float64)
 
 
 def lpips_distance(x: Tensor, y: Tensor, weights: Weights, *, data_range: float) -> Tensor:
-    """Perceptual distance of each pair of images (b, 1 or 3, h, w) in [0, data_range], (b,); gray counts as three equal channels.
+    """Perceptual distance of each pair of images.
 
-    Raises LeakauditError for sides that the network cannot take. Source: Zhang et al. 2018, equation 1, with weights v0.1.
+    A grey image counts as three equal channels. Source: Zhang et al. 2018, equation 1, with
+    weights v0.1.
+
+    Args:
+        x: (b, 1 or 3, h, w) reconstructions in [0, data_range].
+        y: (b, 1 or 3, h, w) true images in [0, data_range].
+        weights: The network.
+        data_range: Width of the data's scale.
+
+    Returns:
+        (b,)
+
+    Raises:
+        LeakauditError: The shapes differ, or the network cannot take such channels or sides.
     """
     _difference(x, y)
     if x.ndim != 4 or x.shape[1] not in (1, 3) or min(x.shape[2:]) < weights.side:
         raise LeakauditError(
-            f"lpips with {weights.net}: expected 1 or 3 channels and sides from {weights.side} px, got {tuple(x.shape[1:])}"
+            f"lpips with {weights.net}: expected 1 or 3 channels and sides from "
+            f"{weights.side} px, got {tuple(x.shape[1:])}"
         )
-    out = []
+    if not len(x):
+        return torch.zeros(0, dtype=torch.float64)
+    distances = []
+    batches = zip(x.split(_LPIPS_BATCH), y.split(_LPIPS_BATCH), strict=True)
     with torch.no_grad():
-        for a, b in zip(x.split(16), y.split(16), strict=True):
-            scaled = [
-                (2 * t.detach().to("cpu", torch.float32) / data_range - 1).expand(-1, 3, -1, -1)
-                for t in (a, b)
-            ]
-            out.append(weights.module(*scaled).double().flatten())
-    return torch.cat(out) if out else torch.zeros(0, dtype=torch.float64)
+        for found, true in batches:
+            found = _lpips_input(found, data_range)
+            true = _lpips_input(true, data_range)
+            distance = weights.module(found, true)
+            distances.append(distance.double().flatten())
+    return torch.cat(distances)
+
+
+def _lpips_input(images: Tensor, data_range: float) -> Tensor:
+    """Scale images to [-1, 1] and give them three channels, as the network wants them."""
+    values = images.detach().to("cpu", torch.float32)
+    scaled = 2 * values / data_range - 1
+    return scaled.expand(-1, 3, -1, -1)
 
 
 def exact(x: Tensor, y: Tensor, *, levels: int) -> Tensor | None:
-    """Whether each pair is identical once both are rounded to the grid k/levels, (b,) bool; None where the data has no grid (levels 0)."""
+    """Compare each pair after both are rounded to the grid k/levels.
+
+    Args:
+        x: (b, *shape) reconstructions.
+        y: (b, *shape) true records.
+        levels: Steps of the data's grid from 0 to 1; 0 if the data has none.
+
+    Returns:
+        (b,) bool, True if the rounded records are identical. None if the data has no grid.
+
+    Raises:
+        LeakauditError: The shapes differ.
+    """
     _difference(x, y)
     if levels == 0:
         return None
-    a, b = ((t.double() * levels).round().flatten(1) for t in (x, y))
-    return torch.all(a == b, dim=1)
+    found = _on_grid(x, levels)
+    true = _on_grid(y, levels)
+    return torch.all(found == true, dim=1)
+
+
+def _on_grid(values: Tensor, levels: int) -> Tensor:
+    """Number of the nearest grid point for each value, one row a record."""
+    return (values.double() * levels).round().flatten(1)
 
 
 def relative_error(x: Tensor, y: Tensor) -> Tensor:
-    """``|x - y| / |y|`` of each pair, (b,), Euclidean; the plain error where y is 0."""
-    error, size = (t.square().sum(1).sqrt() for t in (_difference(x, y), y.double().flatten(1)))
+    """Euclidean error of each pair over the length of the true record, ``|x - y| / |y|``.
+
+    Args:
+        x: (b, *shape) reconstructions.
+        y: (b, *shape) true records.
+
+    Returns:
+        (b,); the error itself if y is 0.
+
+    Raises:
+        LeakauditError: The shapes differ.
+    """
+    error = _length(_difference(x, y))
+    size = _length(y.double().flatten(1))
     return error / size.where(size > 0, 1.0)
 
 
+def _length(rows: Tensor) -> Tensor:
+    return rows.square().sum(1).sqrt()
+
+
 def labels_correct(found: Tensor, true: Tensor) -> Tensor:
-    """Whether each label is right, (b,) bool: classes must be equal, real targets within 1e-3 relative."""
+    """Compare labels one by one: classes must be equal, real targets within 1e-3 relative.
+
+    Args:
+        found: (b,) or (b, *target) reconstructed labels.
+        true: The true labels, of the same shape.
+
+    Returns:
+        Bool of the same shape, True if the label is right.
+
+    Raises:
+        LeakauditError: The shapes differ.
+    """
     if found.shape != true.shape:
         raise LeakauditError(
-            f"labels: expected two columns of the same length, got {tuple(found.shape)} and {tuple(true.shape)}"
+            "labels: expected two columns of the same length, "
+            f"got {tuple(found.shape)} and {tuple(true.shape)}"
         )
     if true.is_floating_point():
+        # Both tolerances are choices; the absolute one is for targets near 0.
         return torch.isclose(found.double(), true.double(), rtol=1e-3, atol=1e-6)
     return found.eq(true)
 
 
 def identification(x: Tensor, y: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
-    """Rank of the true record among all records by distance to the reconstruction, and the number of candidates, both (b,) int64.
+    """Rank the true record among all records by distance to the reconstruction.
 
-    records: (s, *shape), the data set; those equal to y stand for y. Rank 1 means nearer than every other record
-    (a tie counts against); guessing has rank 1 with chance 1 / candidates. Computed in the records' dtype.
+    Rank 1 means nearer than every other record (a tie counts against). A guess has rank 1 with
+    chance 1 / candidates. Computed in the records' dtype.
+
+    Args:
+        x: (b, *shape) reconstructions.
+        y: (b, *shape) true records.
+        records: (s, *shape) data set; those of its records that are equal to y stand for y.
+
+    Returns:
+        The ranks and the numbers of candidates, both (b,) int64.
+
+    Raises:
+        LeakauditError: The shapes of x and y differ.
     """
     _difference(x, y)
-    x, y = (t.to(records).flatten(1) for t in (x, y))
-    near = (x - y).square().sum(1, keepdim=True).sqrt()
-    rank = torch.ones(len(x), dtype=torch.int64)
-    candidates = torch.ones(len(x), dtype=torch.int64)
+    found = x.to(records).flatten(1)
+    true = y.to(records).flatten(1)
+    near = (found - true).square().sum(1, keepdim=True).sqrt()
+    rank = torch.ones(len(found), dtype=torch.int64)
+    candidates = torch.ones(len(found), dtype=torch.int64)
     for part in records.flatten(1).split(_CHUNK):
-        other = _distances(y, part) > 0
+        other = _distances(true, part) > 0
+        nearer = other & (_distances(found, part) <= near)
         candidates += other.sum(1).cpu()
-        rank += (other & (_distances(x, part) <= near)).sum(1).cpu()
+        rank += nearer.sum(1).cpu()
     return rank, candidates
 
 
@@ -127,8 +261,10 @@ def _distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _difference(x: Tensor, y: Tensor) -> Tensor:
+    """Difference of two batches in float64, one row a record; their shapes must agree."""
     if x.shape != y.shape or x.ndim < 2:
         raise LeakauditError(
-            f"metrics: expected two batches (b, *shape) of one shape, got {tuple(x.shape)} and {tuple(y.shape)}"
+            "metrics: expected two batches (b, *shape) of one shape, "
+            f"got {tuple(x.shape)} and {tuple(y.shape)}"
         )
     return x.double().flatten(1) - y.double().flatten(1)

@@ -1,4 +1,7 @@
-"""The pictures of a report: the best, median, worst and some random images of every attack, as PNG in data URIs."""
+"""The pictures of a report: images of every attack, as PNG in data URIs.
+
+They are its best, median and worst images, and some random ones.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +88,8 @@ def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
         folder: Where its files are.
 
     Returns:
-        The record with ``gallery``, the values of one `leakaudit.rendering.shown.Section` for each attack
-        by each adversary.
+        The record with ``gallery``, the values of one `leakaudit.rendering.shown.Section` for each
+        attack by each adversary.
 
     Raises:
         LeakauditError: A file of pictures cannot be read.
@@ -139,7 +142,7 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
 
 
 def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
-    """Choose closest, middle, farthest and random entries, each once, a quarter of the room of each.
+    """Choose closest, middle, farthest and random entries, each once, a quarter of the room each.
 
     Args:
         entries: What there is.
@@ -178,7 +181,10 @@ def _place(k: int, count: int) -> str:
 
 
 def _entries(finding: Finding) -> list[Entry]:
-    """One entry a true record, in the truth's order; without scores one an image, closest first by the attack's own order."""
+    """One entry for each true record, in the order of the truth.
+
+    Without scores there is one for each image, closest first in the attack's own order.
+    """
     scores = finding.scores
     if scores is None:
         residual = math.inf if finding.residual is None else float(finding.residual)
@@ -290,7 +296,7 @@ class _Files:
 
 
 def _image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
-    """Return one image as bytes, None if there is none or it is not an image with 1 or 3 channels."""
+    """Return one image as bytes; None if there is none or it does not have 1 or 3 channels."""
     if batch is None or batch.ndim != 4 or batch.shape[1] not in (1, 3) or row >= len(batch):
         return None
     x = batch[row]

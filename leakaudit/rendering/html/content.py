@@ -103,7 +103,10 @@ def content(shown: Shown) -> dict[str, object]:
 
 
 def _summary(record: RunRecord) -> tuple[str, str]:
-    """The worst case and the rest; the stored sentence in one piece if it is not what the fields give."""
+    """The worst case and the rest.
+
+    The stored sentence stays in one piece if it is not what the fields give.
+    """
     remarks = given(record.unverified, ())
     made = headline(record)
     if warned(made.text, remarks) != record.summary:
@@ -130,7 +133,10 @@ def _state(counted: Mapping[grading.Level, int], record: RunRecord) -> tuple[str
 
 
 def _networks(record: RunRecord) -> Iterator[tuple[str, Markup]]:
-    """Yield what pictures of networks show, and the pictures, one for each adversary; a gate has them by check."""
+    """Yield what pictures of networks show, and the pictures.
+
+    There is one for each adversary; a gate has them by check.
+    """
     if not isinstance(record, CheckRecord):
         yield from _heard(gated.scene(record), "")
         return

@@ -1,4 +1,7 @@
-"""What attacks get against epsilon: PSNR, SSIM or relative error, and success rates under their ceilings."""
+"""What attacks get against epsilon.
+
+PSNR, SSIM or relative error, and success rates under their ceilings.
+"""
 
 from __future__ import annotations
 
@@ -271,8 +274,8 @@ def _ticks(values: Sequence[float], log: bool) -> list[float]:
         return [10.0**k for k in range(first, last + 1, math.ceil((last - first) / TICKS))]
     low = min(low, 0.0)
     high = max(high, 0.0, low + 1e-6)
-    # The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that needs no more than `TICKS` steps; the
-    # factors of 1e-9 keep rounding from adding a step.
+    # The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that needs no more than `TICKS` steps;
+    # the factors of 1e-9 keep rounding from adding a step.
     size = 10 ** math.floor(math.log10((high - low) / TICKS))
     least = (high - low) / TICKS * (1 - 1e-9)
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= least)

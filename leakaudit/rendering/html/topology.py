@@ -45,7 +45,8 @@ def network(trace: TraceSummary, adversary: str, steps: Mapping[int, int]) -> Ma
     Args:
         trace: The network.
         adversary: Who hears.
-        steps: What each node gave away, a place in `shades.STEPS`; a node that is not there was not attacked.
+        steps: What each node gave away, a place in `shades.STEPS`; a node that is not there was not
+            attacked.
 
     Returns:
         The drawing; None if the network is not known in full, or too large.

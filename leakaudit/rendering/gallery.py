@@ -128,17 +128,19 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
             if one.found is not None or one.original is not None:
                 drawn.append(one)
     shown = drawn[:MOST]
-    encode = fitting([image for one in shown for image in one.images])
+    images: list[np.ndarray] = []
+    for one in shown:
+        images += one.images
+    encode = fitting(images)
     pictures: dict[tuple[str, str], list[Picture]] = {}
     for one in shown:
         finding = one.entry.finding
         pictures.setdefault((finding.attack, finding.adversary), []).append(_picture(one, encode))
-    return [
-        Section(
-            attack=attack, adversary=adversary, total=len(groups[attack, adversary]), images=some
-        )
-        for (attack, adversary), some in pictures.items()
-    ]
+    sections = []
+    for (attack, adversary), some in pictures.items():
+        total = len(groups[attack, adversary])
+        sections.append(Section(attack=attack, adversary=adversary, total=total, images=some))
+    return sections
 
 
 def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
@@ -154,8 +156,10 @@ def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
     ranked = sorted(entries, key=lambda entry: -entry.rank)
     if len(ranked) <= room:
         alike = len({entry.rank for entry in ranked}) == 1
-        places = ["" if alike else _place(k, len(ranked)) for k in range(len(ranked))]
-        return list(zip(places, ranked, strict=True))
+        found = []
+        for k, entry in enumerate(ranked):
+            found.append(("" if alike else _place(k, len(ranked)), entry))
+        return found
     each = room // 4
     half = (len(ranked) - each) // 2
     chosen = {
@@ -163,11 +167,16 @@ def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
         "median": list(range(half, half + each)),
         "worst": list(range(len(ranked) - each, len(ranked))),
     }
-    taken = {k for places in chosen.values() for k in places}
+    taken: set[int] = set()
+    for those in chosen.values():
+        taken.update(those)
     left = [k for k in range(len(ranked)) if k not in taken]
     # Seed 0: the same record gives the same page.
     chosen["random"] = sorted(random.Random(0).sample(left, min(each, len(left))))
-    return [(place, ranked[k]) for place, places in chosen.items() for k in places]
+    marked = []
+    for place, those in chosen.items():
+        marked += [(place, ranked[k]) for k in those]
+    return marked
 
 
 def _place(k: int, count: int) -> str:
@@ -197,7 +206,9 @@ def _entries(finding: Finding) -> list[Entry]:
 
 
 def _picture(one: _Drawn, encode: Callable[[np.ndarray | None], str | None]) -> Picture:
-    entry, finding, scores = one.entry, one.entry.finding, one.entry.finding.scores
+    entry = one.entry
+    finding = entry.finding
+    scores = finding.scores
     certified = entry.row is not None and entry.row < given(finding.certified, 0)
     return Picture(
         place=one.place,
@@ -241,7 +252,8 @@ class _Files:
     def drawn(self, entry: Entry, place: str) -> _Drawn:
         """Read the images of an entry, (h, w) or (h, w, 3) bytes each."""
         finding = entry.finding
-        found, others = None, []
+        found = None
+        others: list[np.ndarray] = []
         if finding.images is not None and entry.row is not None:
             found = _image(self.array(finding.images.file, finding.images.x), entry.row)
         if finding.images is not None:

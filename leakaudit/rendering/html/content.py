@@ -66,7 +66,9 @@ def content(shown: Shown) -> dict[str, object]:
     counted = grading.counts(checks)
     headings, rows = table(record.findings)
     scene = gated.scene(record)
-    certificates = {f.certificate.name.lower(): f.certificate.sentence for f in record.findings}
+    certificates = {}
+    for finding in record.findings:
+        certificates[finding.certificate.name.lower()] = finding.certificate.sentence
     return {
         "title": f"leakaudit: {record.trace.protocol}",
         "summary": _summary(record),
@@ -115,7 +117,10 @@ def _summary(record: RunRecord) -> tuple[str, str]:
 
 
 def _counts(counted: Mapping[grading.Level, int], checks: int) -> str:
-    said = [f"{counted[level]} {words}" for level, words in _WORDS.items() if counted[level]]
+    said = []
+    for level, words in _WORDS.items():
+        if counted[level]:
+            said.append(f"{counted[level]} {words}")
     return f"{checks} check{'s' * (checks != 1)}: {', '.join(said)}"
 
 
@@ -188,7 +193,8 @@ def _blocks(
             part = places[start : start + BLOCK]
             name = where
             if len(places) > BLOCK:
-                first, last = findings[part[0]].node, findings[part[-1]].node
+                first = findings[part[0]].node
+                last = findings[part[-1]].node
                 span = f"findings {start + 1} to {start + len(part)}, nodes {first} to {last}"
                 name = f"{where}: {span}"
             tally = Counter(findings[k].certificate.name.lower() for k in part)

@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from msgspec.structs import asdict
 
-from leakaudit.rendering.html.shades import Scene, shaded, shaded_best
+from leakaudit.rendering.html.shades import Scene, Shade, shaded, shaded_best
 from leakaudit.results import grading
 from leakaudit.results.grading import CONTROLS
 from leakaudit.results.model import CheckRecord, RuleEntry, RunRecord, given
@@ -98,10 +98,12 @@ def checks(record: CheckRecord) -> Iterator[tuple[str, Scene]]:
         Name of the check, and its network.
     """
     for name, network in given(record.gate.networks, {}).items():
-        shades, others = [], []
+        shades: list[Shade] = []
+        others: list[str] = []
         for cell in record.gate.cells:
             if cell.check == name:
-                shades += [shaded_best(one, cell.adversary) for one in given(cell.nodes, ())]
+                for one in given(cell.nodes, ()):
+                    shades.append(shaded_best(one, cell.adversary))
                 others += [cell.adversary] * len(cell.reasons)
         yield name, Scene(network, tuple(shades), tuple(others))
 

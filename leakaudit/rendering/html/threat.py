@@ -18,7 +18,8 @@ def threat(record: RunRecord) -> list[tuple[str, str]]:
     Returns:
         Name and value.
     """
-    trace, settings = record.trace, record.provenance.settings
+    trace = record.trace
+    settings = record.provenance.settings
     cells: tuple[CellEntry, ...] = ()
     if isinstance(record, CheckRecord):
         cells = record.gate.cells

@@ -197,14 +197,21 @@ def _blocks(
                 last = findings[part[-1]].node
                 span = f"findings {start + 1} to {start + len(part)}, nodes {first} to {last}"
                 name = f"{where}: {span}"
-            tally = Counter(findings[k].certificate.name.lower() for k in part)
             yield {
                 "id": f"block-{part[0]}",
                 "name": name,
-                "said": ", ".join(f"{count} {word}" for word, count in tally.most_common()),
+                "said": _certified([findings[k] for k in part]),
                 "open": few,
                 "rows": _rows(findings, rows, part),
             }
+
+
+def _certified(findings: Sequence[Finding]) -> str:
+    """How many findings have each certificate, the most frequent first."""
+    tally: Counter[str] = Counter()
+    for finding in findings:
+        tally[finding.certificate.name.lower()] += 1
+    return ", ".join(f"{count} {word}" for word, count in tally.most_common())
 
 
 def _group(finding: Finding) -> str:

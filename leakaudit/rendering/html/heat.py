@@ -63,8 +63,12 @@ def by_point(scene: Scene) -> Markup | None:
     """
     shades = [one for one in scene.shades if one.point]
     points = sorted({one.point[0] for one in shades}, key=_order)[-COLUMNS:]
-    columns = [(name, name) for name in map(_name, points)]
-    column = {(point,): k for k, point in enumerate(points)}
+    columns: list[Span] = []
+    column: dict[tuple[Extended, ...], int] = {}
+    for k, point in enumerate(points):
+        name = _name(point)
+        columns.append((name, name))
+        column[point,] = k
 
     def places(one: Shade) -> Iterable[int]:
         return [column[one.point]] if one.point in column else []

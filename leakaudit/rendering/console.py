@@ -24,36 +24,62 @@ def stdout() -> Console:
     """Return where tables go: as wide as the terminal, else `WIDE`."""
     from rich.console import Console
 
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else WIDE)
+    width = None
+    if not sys.stdout.isatty():
+        width = WIDE
+    return Console(file=sys.stdout, highlight=False, width=width)
 
 
 def fit() -> dict[str, Any]:
     """Return the width and colours that a text on stdout may have; a file has the text's own."""
-    return (
-        {"width": shutil.get_terminal_size().columns, "color": "NO_COLOR" not in os.environ}
-        if sys.stdout.isatty()
-        else {}
-    )
+    if not sys.stdout.isatty():
+        return {}
+    return {"width": shutil.get_terminal_size().columns, "color": "NO_COLOR" not in os.environ}
 
 
 def printed(parts: Iterable[RenderableType], width: int, color: bool) -> str:
-    """Return these as text in lines of `width` columns, without blanks at their ends; color adds a terminal's codes."""
+    """Return parts of a page as text, without blanks at the ends of its lines.
+
+    Args:
+        parts: What is printed, in order.
+        width: Columns of a line.
+        color: Whether to add a terminal's codes.
+
+    Returns:
+        The text, with a final line break.
+    """
     from rich.console import Console
 
-    file, system = io.StringIO(), _SYSTEM if color else None
+    file = io.StringIO()
     console = Console(
-        file=file, width=width, color_system=system, force_terminal=color, legacy_windows=False
+        file=file,
+        width=width,
+        color_system=_SYSTEM if color else None,
+        force_terminal=color,
+        legacy_windows=False,
     )
     for part in parts:
         console.print(part)
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+    lines = [line.rstrip() for line in file.getvalue().splitlines()]
+    return "\n".join(lines) + "\n"
 
 
 @contextmanager
 def shown(mode: str, seconds: float = 0.0) -> Iterator[None]:
-    """Show the progress of the work inside; mode is auto, rich, plain or none. seconds: its deadline, 0 for none."""
+    """Show the progress of the work inside.
+
+    Args:
+        mode: ``auto``, ``rich``, ``plain`` or ``none``; ``auto`` is ``rich`` on a terminal, else
+            ``plain``.
+        seconds: Deadline of the work, 0 for none.
+
+    Yields:
+        Nothing; the work is done meanwhile.
+    """
     if mode == "auto":
-        mode = "rich" if sys.stderr.isatty() else "plain"
+        mode = "plain"
+        if sys.stderr.isatty():
+            mode = "rich"
     limit = seconds or None
     if mode == "rich":
         from rich.console import Console
@@ -85,7 +111,10 @@ def shown(mode: str, seconds: float = 0.0) -> Iterator[None]:
             with watching(draw, limit):
                 yield
         return
-    with watching(_Lines() if mode == "plain" else None, limit):
+    lines = None
+    if mode == "plain":
+        lines = _Lines()
+    with watching(lines, limit):
         yield
 
 

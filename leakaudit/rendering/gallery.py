@@ -1,4 +1,7 @@
-"""The pictures of a report: the best, median, worst and some random images of every attack, as PNG in data URIs."""
+"""The pictures of a report: images of every attack, as PNG in data URIs.
+
+They are its best, median and worst images, and some random ones.
+"""
 
 from __future__ import annotations
 
@@ -85,8 +88,8 @@ def with_pictures(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
         folder: Where its files are.
 
     Returns:
-        The record with ``gallery``, the values of one `leakaudit.rendering.shown.Section` for each attack
-        by each adversary.
+        The record with ``gallery``, the values of one `leakaudit.rendering.shown.Section` for each
+        attack by each adversary.
 
     Raises:
         LeakauditError: A file of pictures cannot be read.
@@ -125,21 +128,23 @@ def sections_of(findings: Iterable[Finding], originals: str | None, folder: Path
             if one.found is not None or one.original is not None:
                 drawn.append(one)
     shown = drawn[:MOST]
-    encode = fitting([image for one in shown for image in one.images])
+    images: list[np.ndarray] = []
+    for one in shown:
+        images += one.images
+    encode = fitting(images)
     pictures: dict[tuple[str, str], list[Picture]] = {}
     for one in shown:
         finding = one.entry.finding
         pictures.setdefault((finding.attack, finding.adversary), []).append(_picture(one, encode))
-    return [
-        Section(
-            attack=attack, adversary=adversary, total=len(groups[attack, adversary]), images=some
-        )
-        for (attack, adversary), some in pictures.items()
-    ]
+    sections = []
+    for (attack, adversary), some in pictures.items():
+        total = len(groups[attack, adversary])
+        sections.append(Section(attack=attack, adversary=adversary, total=total, images=some))
+    return sections
 
 
 def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
-    """Choose closest, middle, farthest and random entries, each once, a quarter of the room of each.
+    """Choose closest, middle, farthest and random entries, each once, a quarter of the room each.
 
     Args:
         entries: What there is.
@@ -151,8 +156,10 @@ def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
     ranked = sorted(entries, key=lambda entry: -entry.rank)
     if len(ranked) <= room:
         alike = len({entry.rank for entry in ranked}) == 1
-        places = ["" if alike else _place(k, len(ranked)) for k in range(len(ranked))]
-        return list(zip(places, ranked, strict=True))
+        found = []
+        for k, entry in enumerate(ranked):
+            found.append(("" if alike else _place(k, len(ranked)), entry))
+        return found
     each = room // 4
     half = (len(ranked) - each) // 2
     chosen = {
@@ -160,11 +167,16 @@ def choose(entries: Sequence[Entry], room: int) -> list[tuple[str, Entry]]:
         "median": list(range(half, half + each)),
         "worst": list(range(len(ranked) - each, len(ranked))),
     }
-    taken = {k for places in chosen.values() for k in places}
+    taken: set[int] = set()
+    for those in chosen.values():
+        taken.update(those)
     left = [k for k in range(len(ranked)) if k not in taken]
     # Seed 0: the same record gives the same page.
     chosen["random"] = sorted(random.Random(0).sample(left, min(each, len(left))))
-    return [(place, ranked[k]) for place, places in chosen.items() for k in places]
+    marked = []
+    for place, those in chosen.items():
+        marked += [(place, ranked[k]) for k in those]
+    return marked
 
 
 def _place(k: int, count: int) -> str:
@@ -178,7 +190,10 @@ def _place(k: int, count: int) -> str:
 
 
 def _entries(finding: Finding) -> list[Entry]:
-    """One entry a true record, in the truth's order; without scores one an image, closest first by the attack's own order."""
+    """One entry for each true record, in the order of the truth.
+
+    Without scores there is one for each image, closest first in the attack's own order.
+    """
     scores = finding.scores
     if scores is None:
         residual = math.inf if finding.residual is None else float(finding.residual)
@@ -191,7 +206,9 @@ def _entries(finding: Finding) -> list[Entry]:
 
 
 def _picture(one: _Drawn, encode: Callable[[np.ndarray | None], str | None]) -> Picture:
-    entry, finding, scores = one.entry, one.entry.finding, one.entry.finding.scores
+    entry = one.entry
+    finding = entry.finding
+    scores = finding.scores
     certified = entry.row is not None and entry.row < given(finding.certified, 0)
     return Picture(
         place=one.place,
@@ -235,7 +252,8 @@ class _Files:
     def drawn(self, entry: Entry, place: str) -> _Drawn:
         """Read the images of an entry, (h, w) or (h, w, 3) bytes each."""
         finding = entry.finding
-        found, others = None, []
+        found = None
+        others: list[np.ndarray] = []
         if finding.images is not None and entry.row is not None:
             found = _image(self.array(finding.images.file, finding.images.x), entry.row)
         if finding.images is not None:
@@ -290,7 +308,7 @@ class _Files:
 
 
 def _image(batch: np.ndarray | None, row: int) -> np.ndarray | None:
-    """Return one image as bytes, None if there is none or it is not an image with 1 or 3 channels."""
+    """Return one image as bytes; None if there is none or it does not have 1 or 3 channels."""
     if batch is None or batch.ndim != 4 or batch.shape[1] not in (1, 3) or row >= len(batch):
         return None
     x = batch[row]

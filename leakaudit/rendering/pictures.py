@@ -21,16 +21,31 @@ from leakaudit.trace import Truth
 
 TILE = 104  # pixels that the longer side of a picture gets, about
 KEPT = 64_000_000  # bytes of true images beside a result
-_GAP, _NEAR, _MARGIN, _LINE, _LEFT, _NARROW = 14, 6, 28, 17, 92, 84
-PAPER, INK, QUIET, EDGE, EMPTY = "#fbfbf9", "#1f2328", "#6b7280", "#d5d8dc", "#eceef0"
+# Distances in pixels, all of them choices.
+_GAP = 14  # between columns, and below a row of them
+_NEAR = 6  # between the images of a column
+_MARGIN = 28  # around the picture
+_LINE = 17  # height of a line of text
+_LEFT = 92  # width of the names of the rows
+_NARROW = 84  # width of a column at least, for its captions
+PAPER = "#fbfbf9"
+INK = "#1f2328"
+QUIET = "#6b7280"
+EDGE = "#d5d8dc"
+EMPTY = "#eceef0"
 _WORDS = {"exact": "#b42318", "interval": "#b42318", "approximate": "#9a5b00", "failed": "#6b7280"}
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One column: an original and what an attack made of it, both (c, h, w) in [0, 1] with 1 or 3 channels, either may be missing.
+    """One column: an original and what an attack made of it.
 
-    psnr in dB. certificate: ``exact``, ``interval``, ``approximate`` or ``failed``.
+    Attributes:
+        node: The node whose record it is.
+        original: (c, h, w) in [0, 1] with 1 or 3 channels, None if it is not known.
+        found: The same of the reconstruction, None if the record was not recovered.
+        psnr: In dB, None if it was not measured.
+        certificate: ``exact``, ``interval``, ``approximate`` or ``failed``.
     """
 
     node: int
@@ -43,39 +58,73 @@ class Pair:
 def pair_up(
     found: Sequence[Reconstruction], scores: Sequence[Score], truth: Truth | None
 ) -> list[Pair]:
-    """Columns of a grid, in the truth's order where there is a truth: a record without reconstruction has an empty place.
+    """Columns of a grid, in the order of the truth if it is known.
 
-    Reconstructions that are no images with 1 or 3 channels are left out.
+    A record without a reconstruction has an empty place. Reconstructions that are not images with 1
+    or 3 channels are left out.
+
+    Args:
+        found: The reconstructions.
+        scores: One for each of them.
+        truth: The true records, None if they are not known.
+
+    Returns:
+        The columns.
     """
     out = []
     for one, score in zip(found, scores, strict=True):
-        if one.x.ndim != 4 or one.x.shape[1] not in (1, 3):
+        if not _drawable(one):
             continue
-        words = [c.name.lower() for c in one.certificates]
+        words = [certificate.name.lower() for certificate in one.certificates]
         if truth is None:
-            out += [
-                Pair(one.node, None, x, None, word) for x, word in zip(one.x, words, strict=True)
-            ]
+            for image, word in zip(one.x, words, strict=True):
+                out.append(Pair(one.node, None, image, None, word))
             continue
-        for i, (x, row) in enumerate(zip(truth.of(one.node)[0], score.matched, strict=True)):
-            psnr = (
-                None if score.psnr is None or score.psnr[i] is None else float(score.psnr[i] or 0)
-            )
-            word = one.certificate.name.lower() if row is None else words[row]
-            out.append(Pair(one.node, x, None if row is None else one.x[row], psnr, word))
+        originals, _ = truth.of(one.node)
+        for i, (original, row) in enumerate(zip(originals, score.matched, strict=True)):
+            image = None
+            word = one.certificate.name.lower()
+            if row is not None:
+                image = one.x[row]
+                word = words[row]
+            out.append(Pair(one.node, original, image, _psnr(score, i), word))
     return out
 
 
-def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | None) -> str | None:
-    """Write the true images of the nodes that were attacked, ``node<i>`` (n, c, h, w), and return the file's name.
+def _drawable(one: Reconstruction) -> bool:
+    """Whether the reconstructions are images with 1 or 3 channels."""
+    return one.x.ndim == 4 and one.x.shape[1] in (1, 3)
 
-    They are bytes where the data has the grid k/255. None where there is no truth, no image, or more than `KEPT` bytes of them.
+
+def _psnr(score: Score, i: int) -> float | None:
+    """PSNR of a true record, None if it was not measured."""
+    if score.psnr is None or score.psnr[i] is None:
+        return None
+    return float(score.psnr[i] or 0)
+
+
+def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | None) -> str | None:
+    """Write the true images of the nodes that were attacked, ``node<i>`` (n, c, h, w).
+
+    They are stored as bytes if the data has the grid k/255.
+
+    Args:
+        path: Where to.
+        found: The reconstructions.
+        truth: The true records, None if they are not known.
+
+    Returns:
+        The file's name; None if there is no truth, no image, or more than `KEPT` bytes of them.
     """
     if truth is None:
         return None
-    shown = sorted({one.node for one in found if one.x.ndim == 4 and one.x.shape[1] in (1, 3)})
-    arrays = {f"node{n}": _stored(truth.of(n)[0], truth.task.levels) for n in shown}
-    if not arrays or sum(a.nbytes for a in arrays.values()) > KEPT:
+    shown = sorted({one.node for one in found if _drawable(one)})
+    arrays = {}
+    for node in shown:
+        originals, _ = truth.of(node)
+        arrays[f"node{node}"] = _stored(originals, truth.task.levels)
+    size = sum(array.nbytes for array in arrays.values())
+    if not arrays or size > KEPT:
         return None
     with replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
@@ -83,58 +132,86 @@ def save_originals(path: Path, found: Sequence[Reconstruction], truth: Truth | N
 
 
 def _stored(x: Tensor, levels: int) -> np.ndarray:
-    x = x.detach().cpu()
-    stored: np.ndarray = (
-        (x.double() * 255).round().to(torch.uint8) if levels == 255 else x.float()
-    ).numpy()
+    values = x.detach().cpu()
+    if levels == 255:
+        values = (values.double() * 255).round().to(torch.uint8)
+    else:
+        values = values.float()
+    stored: np.ndarray = values.numpy()
     return stored
 
 
 def grid(
     pairs: Sequence[Pair], *, title: str = "", columns: int = 10, limit: int = 96
 ) -> Image.Image:
-    """Draw pairs as columns, in rows of at most `columns`; the picture says so where it stops at `limit` of them.
+    """Draw pairs as columns. Small images are enlarged without smoothing.
 
-    Small images are enlarged without smoothing. Raises LeakauditError where there is nothing to draw or it is no image.
+    Args:
+        pairs: What is drawn.
+        title: Above the columns, shortened to the width of the picture; "" for none.
+        columns: How many stand in a row at most.
+        limit: How many pairs are drawn at most; the picture states how many were left out.
+
+    Returns:
+        The picture.
+
+    Raises:
+        LeakauditError: There is nothing to draw, or it is not an image.
     """
-    tiles = [(_tile(p.original), _tile(p.found)) for p in pairs[:limit]]
-    sizes = [t.size for both in tiles for t in both if t is not None]
+    tiles = [(_tile(pair.original), _tile(pair.found)) for pair in pairs[:limit]]
+    sizes: list[tuple[int, int]] = []
+    filled = set()
+    for both in tiles:
+        for row, tile in enumerate(both):
+            if tile is not None:
+                sizes.append(tile.size)
+                filled.add(row)
     if not sizes:
         raise LeakauditError("picture: expected at least one image, got none")
+    bands = math.ceil(len(tiles) / columns)
     layout = _Layout(
         count=len(tiles),
-        wide=math.ceil(len(tiles) / math.ceil(len(tiles) / columns)),  # rows of about equal length
-        rows=tuple(i for i in (0, 1) if any(both[i] is not None for both in tiles)),
-        width=max(_NARROW, *(s[0] for s in sizes)),
-        height=max(s[1] for s in sizes),
+        wide=math.ceil(len(tiles) / bands),  # rows of about equal length
+        rows=tuple(sorted(filled)),
+        width=max(_NARROW, *(width for width, _ in sizes)),
+        height=max(height for _, height in sizes),
         head=2 * _LINE if title else 0,
     )
-    page = Image.new("RGB", layout.page(foot=_LINE if len(pairs) > limit else 0), PAPER)
+    cut = len(pairs) > limit
+    page = Image.new("RGB", layout.page(foot=_LINE if cut else 0), PAPER)
     draw = ImageDraw.Draw(page)
     say(draw, (_MARGIN, _MARGIN), _fit(title, page.width - 2 * _MARGIN, 15), 15, INK, "lt")
     for i, (pair, both) in enumerate(zip(pairs, tiles, strict=False)):
         _column(page, draw, layout, i, pair, [both[row] for row in layout.rows])
-    if len(pairs) > limit:
-        say(
-            draw,
-            (_MARGIN, page.height - _MARGIN),
-            f"{limit} of {len(pairs)} images shown",
-            12,
-            QUIET,
-            "lb",
-        )
+    if cut:
+        foot = f"{limit} of {len(pairs)} images shown"
+        say(draw, (_MARGIN, page.height - _MARGIN), foot, 12, QUIET, "lb")
     return page
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """Write a PNG whole or not at all."""
+    """Write a PNG whole or not at all.
+
+    Args:
+        image: The picture.
+        path: Where to.
+    """
     with replacing(path) as file:
         image.save(file, format="PNG", optimize=True)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where things lie, in pixels. rows: 0 for originals, 1 for reconstructions."""
+    """Where things lie, in pixels.
+
+    Attributes:
+        count: Number of columns.
+        wide: How many of them stand in a row.
+        rows: Which images a column has: 0 for originals, 1 for reconstructions.
+        width: Of a column.
+        height: Of an image's place.
+        head: Height of the title.
+    """
 
     count: int
     wide: int
@@ -150,16 +227,16 @@ class _Layout:
 
     def at(self, i: int) -> tuple[int, int]:
         """Upper left corner of a column."""
-        return _MARGIN + _LEFT + i % self.wide * (
-            self.width + _GAP
-        ), _MARGIN + self.head + i // self.wide * self.band
+        left = _MARGIN + _LEFT + i % self.wide * (self.width + _GAP)
+        top = _MARGIN + self.head + i // self.wide * self.band
+        return left, top
 
     def page(self, foot: int) -> tuple[int, int]:
         """Size of the picture."""
-        wide = 2 * _MARGIN + _LEFT + self.wide * (self.width + _GAP) - _GAP
-        return max(wide, 480), 2 * _MARGIN + self.head + math.ceil(
-            self.count / self.wide
-        ) * self.band - _GAP + foot
+        bands = math.ceil(self.count / self.wide)
+        width = 2 * _MARGIN + _LEFT + self.wide * (self.width + _GAP) - _GAP
+        height = 2 * _MARGIN + self.head + bands * self.band - _GAP + foot
+        return max(width, 480), height
 
 
 def _column(
@@ -170,7 +247,10 @@ def _column(
     pair: Pair,
     images: Sequence[Image.Image | None],
 ) -> None:
-    """Draw one column: the node, its images, their PSNR and certificate, and names of the rows at the left edge."""
+    """Draw one column: the node, its images, their PSNR and certificate.
+
+    The names of the rows stand at the left edge.
+    """
     left, top = layout.at(i)
     middle = left + layout.width / 2
     say(draw, (middle, top), f"node {pair.node}", 12, INK)
@@ -180,15 +260,12 @@ def _column(
         if i % layout.wide == 0:
             say(draw, (_MARGIN, centre), ("original", "reconstruction")[row], 12, QUIET, "lm")
         if image is None:
-            draw.rectangle(
-                (left, top, left + layout.width - 1, top + layout.height - 1), fill=EMPTY
-            )
+            box = (left, top, left + layout.width - 1, top + layout.height - 1)
+            draw.rectangle(box, fill=EMPTY)
             say(draw, (middle, centre), "not recovered", 12, QUIET, "mm")
         else:
-            x, y = (
-                left + (layout.width - image.width) // 2,
-                top + (layout.height - image.height) // 2,
-            )
+            x = left + (layout.width - image.width) // 2
+            y = top + (layout.height - image.height) // 2
             draw.rectangle((x - 1, y - 1, x + image.width, y + image.height), outline=EDGE)
             page.paste(image, (x, y))
         top += layout.height + _NEAR
@@ -207,35 +284,44 @@ def say(
     colour: str,
     anchor: str = "ma",
 ) -> None:
-    """Write one line at a place."""
+    """Write one line.
+
+    Args:
+        draw: Draws on the picture.
+        at: Place of the anchor, in pixels.
+        text: What is written.
+        size: Of the font, in pixels.
+        colour: As ``#rrggbb``.
+        anchor: As in PIL: horizontal, then vertical; by default the middle of the upper edge.
+    """
     draw.text(at, text, fill=colour, font=ImageFont.load_default(size=size), anchor=anchor)
 
 
 def _tile(x: Tensor | None) -> Image.Image | None:
-    """An image at about `TILE` pixels: small ones by whole factors without smoothing, large ones shrunk."""
+    """An image at about `TILE` pixels.
+
+    Small ones are enlarged by whole factors without smoothing, large ones shrunk.
+    """
     if x is None:
         return None
     if x.ndim != 3 or x.shape[0] not in (1, 3):
         raise LeakauditError(f"picture: expected images (1 or 3, h, w), got {tuple(x.shape)}")
-    values = (
-        (torch.nan_to_num(x.detach().cpu().double(), nan=0.5).clamp(0, 1) * 255)
-        .round()
-        .to(torch.uint8)
-    )
+    # A value that is not a number is drawn in the middle of the range.
+    unit = torch.nan_to_num(x.detach().cpu().double(), nan=0.5).clamp(0, 1)
+    values = (unit * 255).round().to(torch.uint8)
     image = Image.fromarray(values.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
     side = max(image.size)
     if side > 1.5 * TILE:
-        return image.resize(
-            (max(1, image.width * TILE // side), max(1, image.height * TILE // side)),
-            Image.Resampling.LANCZOS,
-        )
+        size = max(1, image.width * TILE // side), max(1, image.height * TILE // side)
+        return image.resize(size, Image.Resampling.LANCZOS)
     factor = max(1, round(TILE / side))
     return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
 
 
 def _fit(text: str, width: int, size: int) -> str:
     """Shorten one line to a width in pixels."""
-    text, font = clean(text), ImageFont.load_default(size=size)
-    while len(text) > 1 and font.getlength(text) > width:
-        text = text.rstrip("…")[:-1] + "…"
-    return text
+    font = ImageFont.load_default(size=size)
+    shown = clean(text)
+    while len(shown) > 1 and font.getlength(shown) > width:
+        shown = shown.rstrip("…")[:-1] + "…"
+    return shown

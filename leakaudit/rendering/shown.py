@@ -16,7 +16,8 @@ class Picture:
     """One image of a gallery.
 
     Attributes:
-        place: ``best``, ``median``, ``worst`` or ``random``; "" if the gallery shows all or they are alike.
+        place: ``best``, ``median``, ``worst`` or ``random``; "" if the gallery shows all or they
+            are alike.
         at: Point of an audit's grid in words, "" elsewhere.
         node: Whose record.
         record: Which of them.
@@ -84,8 +85,9 @@ class Shown:
         """Read the JSON values that a report is given.
 
         Args:
-            results: A record, to which ``against`` (`leakaudit.results.comparison.compare`), ``gallery``
-                (`leakaudit.rendering.gallery.with_pictures`) and ``location`` may have been added.
+            results: A record, to which ``against`` (`leakaudit.results.comparison.compare`),
+                ``gallery`` (`leakaudit.rendering.gallery.with_pictures`) and ``location`` may have
+                been added.
 
         Returns:
             The same as types.

@@ -1,4 +1,7 @@
-"""Two results side by side: what gives away more than before, less, the same, and what one of them did not look at."""
+"""Two results side by side: what gives away more than before, less, or the same.
+
+A check that only one of them made is reported as new or gone.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,11 @@ def differences(now: RunRecord, before: RunRecord) -> list[str]:
 
 
 def _recordings(now: TraceSource, before: TraceSource) -> tuple[object, object]:
-    """What identifies both recordings; the number that is drawn for each is left out if a record of version 1 has none."""
+    """What identifies both recordings.
+
+    The number that is drawn for each recording is left out if one of the records, of version 1, has
+    none.
+    """
     ids = (now.id, now.sha256), (before.id, before.sha256)
     if UNSET in (now.recording, before.recording):
         return ids
@@ -152,7 +159,8 @@ def lines(against: Against | Mapping[str, Json] | None) -> list[str]:
         against: The comparison, also as JSON values; None or empty for none.
 
     Returns:
-        Its sentence, then a line a change, at most `SHOWN`; cleaned, not escaped; nothing for no comparison.
+        Its sentence, then a line for each change, at most `SHOWN`; cleaned, not escaped; nothing if
+        there is no comparison.
     """
     found = against
     if not isinstance(found, Against):
@@ -184,7 +192,11 @@ def _row(now: Check | None, before: Check | None) -> ComparedCheck:
 
 
 def _change(now: Check | None, before: Check | None) -> Change:
-    """By level, then by identical records, then by PSNR or error beyond the tolerance, then by certificate; residuals do not count."""
+    """How a check changed, by the first of these that differs.
+
+    Level, identical records, PSNR or error beyond the tolerance, certificate. Residuals do not
+    count.
+    """
     if before is None:
         return "new"
     if now is None:

@@ -1,7 +1,8 @@
 """Where a JSON value first departs from the types of `leakaudit.results.model`, in one sentence.
 
-msgspec decides whether a value fits. Its message names a type and a place, but neither the value that came nor, below a
-mapping of free names, the name. So once it has refused a value, the value is walked beside its type to find the place.
+msgspec decides whether a value fits. Its message names a type and a place, but neither the value
+that came nor, below a mapping of free names, the name. So once it has refused a value, the value
+is walked beside its type to find the place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The record of an attack run as plain values: one finding a reconstruction, then the whole of results.json."""
+"""The record of an attack run as plain values: its findings, then the whole of results.json."""
 
 from __future__ import annotations
 
@@ -181,7 +181,8 @@ def described(attack: str) -> dict[str, Json]:
         attack: Its name.
 
     Returns:
-        The values of a `leakaudit.results.model.AttackAbout`: its source, what it reads, what it costs.
+        The values of a `leakaudit.results.model.AttackAbout`: its source, what it reads, and what
+        it costs.
     """
     kind = registry.get("attacks", attack)
     return model.plain(

@@ -1,6 +1,7 @@
-"""A record as the checks that other programs count: a level, one line, and a name that stays the same from run to run.
+"""A record as the checks that other programs count.
 
-Every finding is a check, and so are the verdicts of an audit and the rules of a gate.
+A check has a level, one line, and a name that stays the same from run to run. Every finding is a
+check, and so are the verdicts of an audit and the rules of a gate.
 """
 
 from __future__ import annotations
@@ -135,14 +136,15 @@ def counts(found: Iterable[Check]) -> dict[Level, int]:
 def level(finding: Finding) -> Level:
     """Say how bad a finding is.
 
-    A record is given away if it is identical to the truth, certified exact, or known to within narrow intervals.
-    In an audit the verdicts judge, and a finding is a warning at most.
+    A record is given away if it is identical to the truth, certified exact, or known to within
+    narrow intervals. In an audit the verdicts judge, and a finding is a warning at most.
 
     Args:
         finding: One finding.
 
     Returns:
-        ``error`` for a record given away, ``warning`` for one that fits or is identified, else ``note``.
+        ``error`` for a record given away, ``warning`` for one that fits or is identified, else
+        ``note``.
     """
     scores, word = finding.scores, finding.certificate.name
     recovered = scores is None or scores.not_recovered < len(scores.matched)

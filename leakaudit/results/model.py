@@ -1,11 +1,14 @@
-"""The record of a run as types: what results.json holds, one tagged kind each for attack, audit, check and sweep.
+"""The record of a run as types: the content of results.json.
 
-The types are the schema. msgspec builds a record from JSON values by them and refuses what does not fit;
-`leakaudit.results.departures` says where it does not, and ``schema.json`` beside this file is generated from them.
+There is one tagged kind each for attack, audit, check and sweep. The types are the schema:
+msgspec builds a record from JSON values by them and refuses what does not fit,
+`leakaudit.results.departures` reports where it does not, and ``schema.json`` beside this file is
+generated from them.
 
-Two conventions hold throughout. A field that older records lack, or that only some records have, is `UNSET` when
-it is absent, so that a record that is read and written again keeps exactly its keys; `given` reads such a field.
-Infinity is the text ``inf``, because JSON has no infinity; `decoded` and `encoded` are the only two places that know.
+Two conventions hold throughout. A field that older records lack, or that only some records have,
+is `UNSET` when it is absent, so that a record that is read and written again keeps exactly its
+keys; `given` reads such a field. Infinity is the text ``inf``, because JSON has no infinity; only
+`decoded` and `encoded` know this.
 """
 
 from __future__ import annotations
@@ -27,14 +30,17 @@ K = TypeVar("K")
 SCHEMA: Literal["leakaudit.results"] = "leakaudit.results"
 VERSION: Literal[2] = 2
 
-# JSON writes 1 and 1.0 alike for readers, but not alike byte for byte; a union keeps each number as it was.
+# To a reader of JSON, 1 and 1.0 are the same number, but their bytes differ; the union keeps each
+# number as it was written.
 Number: TypeAlias = int | float
-# A number, "inf" for infinity, or null; an epsilon of null stands for constants that were left as configured.
+# A number, "inf" for infinity, or null; an epsilon of null stands for constants that were left as
+# configured.
 Extended: TypeAlias = int | float | Literal["inf"] | None
 # Any JSON value: settings and constants belong to the program that was run, not to this schema.
 Free: TypeAlias = object
 
-# "(?!\n)$": in Python, "$" also matches before a final line break. In JSON schema the look-ahead changes nothing.
+# "(?!\n)$": in Python, "$" also matches before a final line break. In JSON schema the look-ahead
+# changes nothing.
 FileName: TypeAlias = Annotated[
     str,
     Meta(
@@ -109,7 +115,15 @@ class NumberColumn(_Entry, frozen=True, kw_only=True):
 
 
 class FlagColumn(_Entry, frozen=True, kw_only=True):
-    """One metric of a reconstruction that is yes or no; the fields are those of `NumberColumn`."""
+    """One metric of a reconstruction that is yes or no; the fields are those of `NumberColumn`.
+
+    Attributes:
+        per_image: One value for each true record, None for one that was not recovered.
+        missed: What the missed records count as in the statistics.
+        min: Smallest value, missed records included; None if nothing was recovered.
+        median: Their median.
+        mean: Their mean.
+    """
 
     per_image: tuple[bool | None, ...]
     missed: tuple[Number, ...] | UnsetType = UNSET
@@ -119,7 +133,15 @@ class FlagColumn(_Entry, frozen=True, kw_only=True):
 
 
 class RankColumn(_Entry, frozen=True, kw_only=True):
-    """The rank of the own record among all records; the fields are those of `NumberColumn`."""
+    """The rank of the own record among all records; the fields are those of `NumberColumn`.
+
+    Attributes:
+        per_image: One value for each true record, None for one that was not recovered.
+        missed: What the missed records count as in the statistics.
+        min: Smallest value, missed records included; None if nothing was recovered.
+        median: Their median.
+        mean: Their mean.
+    """
 
     per_image: tuple[int | None, ...]
     missed: tuple[Number, ...] | UnsetType = UNSET
@@ -132,7 +154,7 @@ Column: TypeAlias = NumberColumn | FlagColumn | RankColumn
 
 
 class Scores(_Entry, frozen=True, kw_only=True):
-    """How near a reconstruction came to the truth, as `leakaudit.scoring.scoring.Score` in the record.
+    """How near a reconstruction came to the truth: `leakaudit.scoring.scoring.Score` in the record.
 
     Attributes:
         mse: Mean squared error; absent, like every other column, if it was not measured.
@@ -493,7 +515,9 @@ class ClaimEntry(_Open, frozen=True, kw_only=True):
 
 
 class ViewEntry(_Open, frozen=True, kw_only=True):
-    """What theory says of one view; see `leakaudit.accounting.ledger.Entry.to_json`, which has more entries.
+    """What theory says of one view.
+
+    `leakaudit.accounting.ledger.Entry.to_json` has more entries.
 
     Attributes:
         node: Whose record.
@@ -1073,8 +1097,8 @@ def of_run(results: Mapping[str, object]) -> RunRecord:
     """Return JSON values as the record of an attack, an audit or a gate.
 
     Args:
-        results: As in `of`. What only a report adds (``against``, ``gallery``, and ``location`` if the
-            record is not a gate's) is left out.
+        results: As in `of`. What only a report adds (``against``, ``gallery``, and ``location``
+            if the record is not a gate's) is left out.
 
     Returns:
         The record.
@@ -1095,7 +1119,8 @@ def fitted(values: Mapping[str, object], kind: type[K]) -> K:
     """Convert JSON values to one type.
 
     Args:
-        values: A mapping of JSON values. Numbers of another library that JSON writes as numbers are taken too.
+        values: A mapping of JSON values. Numbers of another library that JSON writes as numbers
+            are taken too.
         kind: A type of this module.
 
     Returns:
@@ -1107,7 +1132,7 @@ def fitted(values: Mapping[str, object], kind: type[K]) -> K:
     try:
         return msgspec.convert(dict(values), kind)
     except msgspec.ValidationError:
-        # Subclasses of the plain types, such as numpy's float64, are written by json and refused by msgspec.
+        # json writes subclasses of the plain types, such as numpy's float64; msgspec refuses them.
         return msgspec.convert(json.loads(json.dumps(values)), kind)
 
 

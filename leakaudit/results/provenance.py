@@ -37,9 +37,24 @@ def collect(
 ) -> dict[str, Json]:
     """``provenance`` of results.json.
 
-    settings: effective configuration, defaults included. command: see `command`. started: an aware time.
-    seconds: wall time. The sha256 are None where a file was not there or not hashed. truth_recording: as
-    `Truth.recording`. Raises as `digest` does.
+    Args:
+        trace: The recording that was attacked.
+        settings: Effective configuration, defaults included.
+        seeds: Seeds of the run, by what they were used for.
+        device: Device that computed.
+        command: As returned by `command`.
+        started: Time of the start, with its time zone.
+        seconds: Wall-clock time.
+        trace_sha256: sha256 of the trace's file; None if there was no file or it was not hashed.
+        truth_sha256: The same of the truth's file.
+        truth_path: File of the truth, None if nothing was scored.
+        truth_recording: As `leakaudit.trace.Truth.recording`.
+
+    Returns:
+        JSON values of a `leakaudit.results.model.Provenance`.
+
+    Raises:
+        LeakauditError: The settings hold a value that JSON cannot hold.
     """
     return {
         "versions": versions(),
@@ -59,8 +74,20 @@ def collect(
 
 
 def truth(sha256: str | None, path: Path | None, recording: str | None) -> dict[str, Json]:
-    """``truth`` of the provenance: with which file a result was scored; recording: as `Truth.recording`."""
-    return {"sha256": sha256, "path": None if path is None else str(path), "recording": recording}
+    """``truth`` of the provenance: the file that a result was scored with.
+
+    Args:
+        sha256: Of the file; None if there was no file or it was not hashed.
+        path: The file, None if nothing was scored.
+        recording: As `leakaudit.trace.Truth.recording`.
+
+    Returns:
+        JSON values by name.
+    """
+    name = None
+    if path is not None:
+        name = str(path)
+    return {"sha256": sha256, "path": name, "recording": recording}
 
 
 def command() -> str:
@@ -69,14 +96,24 @@ def command() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that a result depends on; None for one that is not installed."""
-    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+    """Versions of Python and of the packages that a result depends on; None if not installed."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        found[name] = _version(name)
+    return found
 
 
 def digest(settings: Mapping[str, Json]) -> str:
-    """sha256 of the settings as canonical JSON (sorted keys, no spaces, UTF-8): equal settings, equal digest.
+    """sha256 of the settings as canonical JSON (sorted keys, no spaces, UTF-8).
 
-    Raises LeakauditError for a value that JSON cannot hold.
+    Args:
+        settings: JSON values by name.
+
+    Returns:
+        The digest in hexadecimal; equal settings have equal digests.
+
+    Raises:
+        LeakauditError: There is a value that JSON cannot hold.
     """
     try:
         text = json.dumps(

@@ -1,6 +1,6 @@
-"""results.json, the record that every report is rendered from: reading, checking, sealing and writing it.
+"""Reading, checking, sealing and writing results.json, the record that every report renders.
 
-`leakaudit.results.model` says what it holds. NaN and infinity are never written.
+`leakaudit.results.model` defines what it holds. NaN and infinity are never written.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ from leakaudit.trace import Json
 from leakaudit.traces._storage import sidecar
 
 SCHEMA, VERSION = model.SCHEMA, model.VERSION
-# Version 1 did not ask for `files`, so its pictures may be those of another run; it is still shown, with this remark.
-UNTIED = "the record holds no digests of the files beside it, so its pictures may be those of another run"
+# Version 1 did not ask for `files`, so its pictures may be those of another run; it is still shown,
+# with this remark.
+UNTIED = (
+    "the record holds no digests of the files beside it, "
+    "so its pictures may be those of another run"
+)
 ID_ONLY = "only its id ties the truth to the trace, and other runs may have the same id"
 
 
@@ -50,8 +54,8 @@ def validate(results: object, name: str = "results.json") -> Record:
         The record.
 
     Raises:
-        LeakauditError: It is not a record, with the place of the first entry that does not fit, or it names
-            a file of pictures and holds no sha256 of it.
+        LeakauditError: It is not a record (the message has the place of the first entry that does
+            not fit), or it names a file of pictures and holds no sha256 of it.
     """
     if not isinstance(results, Mapping) or results.get("schema") != SCHEMA:
         raise LeakauditError(
@@ -109,8 +113,8 @@ def write(path: Path, results: Mapping[str, Json]) -> None:
 def sealed(results: Mapping[str, Json], folder: Path) -> dict[str, Json]:
     """Tie a record to the files of pictures beside it.
 
-    Files are replaced one by one, so a run that is killed may leave its pictures beside the record of an
-    earlier one. `whole` finds that out.
+    Files are replaced one by one, so a run that is killed may leave its pictures beside the record
+    of an earlier one. `whole` detects that.
 
     Args:
         results: The record.
@@ -188,8 +192,8 @@ def whole(results: Mapping[str, Json], folder: Path) -> None:
         if (folder / name).is_file() and sidecar.digest(folder / name) != expected:
             raise LeakauditError(
                 f"{folder / name} is not the file that {folder / 'results.json'} was written with: "
-                "it was changed, or a later run was cut short before it wrote its own results.json; "
-                "run that again"
+                "it was changed, or a later run was cut short before it wrote its own "
+                "results.json; run that again"
             )
 
 
@@ -200,7 +204,8 @@ def read(path: Path) -> dict[str, Json]:
         path: The file.
 
     Returns:
-        Its values. A record of version 1 that names pictures has no digests of them, and says so in its summary.
+        Its values. A record of version 1 that names pictures has no digests of them; its summary
+        contains a remark about that.
 
     Raises:
         LeakauditError: The file cannot be read, or is not a record.
@@ -228,8 +233,8 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[di
         found: What is kept.
 
     Returns:
-        The ``images`` entry of each: the names of its arrays of inputs and, if there are any, of labels,
-        half-widths of intervals, and other candidates for an input by its place.
+        The ``images`` entry of each: the names of its arrays of inputs and, if there are any, of
+        labels, half-widths of intervals, and other candidates for an input by its place.
     """
     arrays: dict[str, np.ndarray] = {}
     entries = []
@@ -286,7 +291,8 @@ def _rebuild(finding: Finding, folder: Path) -> Reconstruction:
             }
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise LeakauditError(
-            f"{folder / images.file}: expected the saved reconstruction {images.x!r}: {str(error)[:200]}"
+            f"{folder / images.file}: expected the saved reconstruction {images.x!r}: "
+            f"{str(error)[:200]}"
         ) from None
     return Reconstruction(
         finding.node,

@@ -1,11 +1,14 @@
-"""A record that can be shown to more people: no pictures, no labels, no paths, and nodes under other numbers.
+"""A record that can be shown to more people: no pictures, labels or paths, and nodes renumbered.
 
-The record is read by its types, so it is known of every field what it holds, and each is treated by what it is:
+The record is read by its types, so it is known of every field what it holds, and each is treated by
+what it is:
 
 - a node, an edge or an adversary is renamed;
 - a sentence that could name a node is dropped, or made again from the redacted fields beside it;
-- a name is kept if it is one of leakaudit's own (an attack, a protocol, a data set, a model), else hidden;
-- scores, certificates, the shape of the network, seeds, versions and sha256 stay: they are what a report is about.
+- a name is kept if it is one of leakaudit's own (an attack, a protocol, a data set, a model), else
+  hidden;
+- scores, certificates, the shape of the network, seeds, versions and sha256 stay: they are what a
+  report is about.
 
 No text is searched. A text that is not known to be harmless does not stay.
 """
@@ -75,9 +78,10 @@ def redact(results: Mapping[str, Json], key: str | None = None) -> dict[str, Jso
     """Take out of a record what is personal.
 
     Args:
-        results: The record of an attack, an audit or a gate. A comparison or a gallery in it is left out.
-        key: Gives the same numbers in every record redacted with it, and gives them away to whoever knows
-            it. Without one they are drawn from the whole record.
+        results: The record of an attack, an audit or a gate. A comparison or a gallery in it is
+            left out.
+        key: Gives the same numbers in every record redacted with it, and gives them away to whoever
+            knows it. Without one they are drawn from the whole record.
 
     Returns:
         The record without pictures, labels, notes, formulas, paths and command arguments, its nodes
@@ -98,7 +102,8 @@ def redact_compared(
         key: As in `redact`.
 
     Returns:
-        The record `now`, redacted, with ``against`` as `leakaudit.results.comparison.compare` adds it.
+        The record `now`, redacted, with ``against`` as `leakaudit.results.comparison.compare` adds
+        it.
     """
     new, old = model.of_run(now), model.of_run(before)
     redactor = _Redactor.drawn(key, new, old)
@@ -109,7 +114,11 @@ def redact_compared(
 
 
 def _placed(shown: RunRecord, results: Mapping[str, Json]) -> dict[str, Json]:
-    """The values of a redacted record, with the place that the command line gave a record of another kind than a gate's."""
+    """The values of a redacted record.
+
+    Only a gate's record has a field for its place; that of another kind is added here, if the
+    command line gave one.
+    """
     values = model.plain(shown)
     if "location" in results and "location" not in values:
         values["location"] = _location(results["location"])
@@ -420,7 +429,10 @@ def _known(name: str, known: Iterable[str]) -> str:
 
 
 def _data(name: str) -> str:
-    """Data sets by name stay, also with a number of records (``gaussians:200``); files and names of others do not."""
+    """Data sets by name stay, also with a number of records (``gaussians:200``).
+
+    Files and names of others do not.
+    """
     kind, _, count = name.partition(":")
     if not count or count.isdigit():
         return HIDDEN if _known(kind, NAMES) == HIDDEN else name
@@ -444,7 +456,7 @@ def _rule(
 
 
 def _metrics(metrics: Mapping[str, str], trace: TraceSummary) -> dict[str, str]:
-    """Definitions that the program makes itself stay; another one may name a file, of weights for instance."""
+    """Definitions that the program makes itself stay; another may name a file, such as weights."""
     known: dict[str, set[str]] = {}
     for levels in LEVELS:
         task = TaskSpec("mlp", shape=trace.shape, levels=levels)

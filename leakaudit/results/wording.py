@@ -1,7 +1,8 @@
-"""Words that all reports share, made from the typed record alone: the headline, table cells, limits.
+"""Words that all reports share, made only from the typed record: headline, table cells, limits.
 
-Names in a trace come from strangers: `clean` strips what could act on a terminal, each report escapes for its own format.
-A sentence is made here from fields and never taken apart again; who needs a part of one asks for that part.
+Names in a trace come from strangers: `clean` strips what could act on a terminal, and each report
+escapes for its own format. A sentence is made here from fields and never taken apart again; a
+caller that needs a part of one asks for that part.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
 LIMITS = (
-    "An attack that fails proves nothing: another attack, more rounds or a stronger adversary may succeed.",
-    "The certificate says how sure the attack is without knowing the truth; the scores compare with the truth file.",
+    "An attack that fails proves nothing: "
+    "another attack, more rounds or a stronger adversary may succeed.",
+    "The certificate says how sure the attack is without knowing the truth; "
+    "the scores compare with the truth file.",
     "This report and the files beside it hold personal data if the training data does.",
 )
 REFUSED = (
@@ -342,7 +345,8 @@ def harm(finding: Finding) -> tuple[float, ...]:
         finding: One finding.
 
     Returns:
-        Identical records, PSNR or negative error, certificate, negative residual; the larger, the worse.
+        Identical records, PSNR or negative error, certificate, negative residual; the larger, the
+        worse.
     """
     scores = finding.scores or NO_SCORES
     identical = best(scores.exact, max) or 0.0
@@ -504,8 +508,8 @@ def table(findings: Sequence[Finding]) -> tuple[tuple[str, ...], list[tuple[str,
         findings: One a row.
 
     Returns:
-        Headings, and one row of cells a finding; a column that no finding fills is left out. Cells are
-        cleaned, not escaped.
+        Headings, and one row of cells for each finding; a column that no finding fills is left
+        out. Cells are cleaned, not escaped.
     """
     rows = [dict(zip(HEADINGS, _cells(one), strict=True)) for one in findings]
     used = []
@@ -718,8 +722,8 @@ def spread(column: MaybeColumn, form: str) -> str:
         form: How a number is written.
 
     Returns:
-        The one value, or the median and the range of several that differ as they are printed; missed
-        records count as blind guesses.
+        The one value, or the median and the range of several that differ as they are printed;
+        missed records count as blind guesses.
     """
     if not isinstance(column, NumberColumn):
         return "-"

@@ -16,7 +16,7 @@ import pytest
 
 from leakaudit import results
 from leakaudit.errors import LeakauditError
-from leakaudit.gate.rules import Status
+from leakaudit.gate.rule import Status
 from leakaudit.results import model, record_file
 from leakaudit.results.wording import STATUS_WORDS
 

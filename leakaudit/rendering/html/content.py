@@ -66,7 +66,9 @@ def content(shown: Shown) -> dict[str, object]:
     counted = grading.counts(checks)
     headings, rows = table(record.findings)
     scene = gated.scene(record)
-    certificates = {f.certificate.name.lower(): f.certificate.sentence for f in record.findings}
+    certificates = {}
+    for finding in record.findings:
+        certificates[finding.certificate.name.lower()] = finding.certificate.sentence
     return {
         "title": f"leakaudit: {record.trace.protocol}",
         "summary": _summary(record),
@@ -103,7 +105,10 @@ def content(shown: Shown) -> dict[str, object]:
 
 
 def _summary(record: RunRecord) -> tuple[str, str]:
-    """The worst case and the rest; the stored sentence in one piece if it is not what the fields give."""
+    """The worst case and the rest.
+
+    The stored sentence stays in one piece if it is not what the fields give.
+    """
     remarks = given(record.unverified, ())
     made = headline(record)
     if warned(made.text, remarks) != record.summary:
@@ -112,7 +117,10 @@ def _summary(record: RunRecord) -> tuple[str, str]:
 
 
 def _counts(counted: Mapping[grading.Level, int], checks: int) -> str:
-    said = [f"{counted[level]} {words}" for level, words in _WORDS.items() if counted[level]]
+    said = []
+    for level, words in _WORDS.items():
+        if counted[level]:
+            said.append(f"{counted[level]} {words}")
     return f"{checks} check{'s' * (checks != 1)}: {', '.join(said)}"
 
 
@@ -130,7 +138,10 @@ def _state(counted: Mapping[grading.Level, int], record: RunRecord) -> tuple[str
 
 
 def _networks(record: RunRecord) -> Iterator[tuple[str, Markup]]:
-    """Yield what pictures of networks show, and the pictures, one for each adversary; a gate has them by check."""
+    """Yield what pictures of networks show, and the pictures.
+
+    There is one for each adversary; a gate has them by check.
+    """
     if not isinstance(record, CheckRecord):
         yield from _heard(gated.scene(record), "")
         return
@@ -182,17 +193,25 @@ def _blocks(
             part = places[start : start + BLOCK]
             name = where
             if len(places) > BLOCK:
-                first, last = findings[part[0]].node, findings[part[-1]].node
+                first = findings[part[0]].node
+                last = findings[part[-1]].node
                 span = f"findings {start + 1} to {start + len(part)}, nodes {first} to {last}"
                 name = f"{where}: {span}"
-            tally = Counter(findings[k].certificate.name.lower() for k in part)
             yield {
                 "id": f"block-{part[0]}",
                 "name": name,
-                "said": ", ".join(f"{count} {word}" for word, count in tally.most_common()),
+                "said": _certified([findings[k] for k in part]),
                 "open": few,
                 "rows": _rows(findings, rows, part),
             }
+
+
+def _certified(findings: Sequence[Finding]) -> str:
+    """How many findings have each certificate, the most frequent first."""
+    tally: Counter[str] = Counter()
+    for finding in findings:
+        tally[finding.certificate.name.lower()] += 1
+    return ", ".join(f"{count} {word}" for word, count in tally.most_common())
 
 
 def _group(finding: Finding) -> str:

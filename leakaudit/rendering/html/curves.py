@@ -1,9 +1,12 @@
-"""What attacks get against epsilon: PSNR, SSIM or relative error, and success rates under their ceilings."""
+"""What attacks get against epsilon.
+
+PSNR, SSIM or relative error, and success rates under their ceilings.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -23,8 +26,13 @@ from leakaudit.results.model import (
 )
 from leakaudit.results.wording import REFUSED, point_of, refusal
 
-WIDTH, HEIGHT = 340.0, 240.0  # of a panel, in pixels
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 14.0, 40.0  # margins around the lines
+# Pixels of a panel, and of the margins around its lines.
+WIDTH = 340.0
+HEIGHT = 240.0
+LEFT = 46.0
+RIGHT = 14.0
+TOP = 14.0
+BOTTOM = 40.0
 INSET = 14.0  # from the margin to the first and the last point
 METRICS = {
     "psnr": "PSNR, dB (60 stands for more)",
@@ -81,11 +89,16 @@ def panels(record: RunRecord) -> list[tuple[str, list[Panel]]]:
     if not isinstance(record, AuditRecord):
         return []
     audit = record.audit
-    epsilons = [curve.epsilon for curve in audit.curves]
-    epsilons += [verdict.epsilon for verdict in audit.verdicts]
-    points = sorted(set(map(_key, epsilons)))
-    names = dict.fromkeys(curve.adversary for curve in audit.curves)
-    return [(who, [*_quality(audit, points, who), *_success(audit, points, who)]) for who in names]
+    every: set[float] = set()
+    for curve in audit.curves:
+        every.add(_key(curve.epsilon))
+    for verdict in audit.verdicts:
+        every.add(_key(verdict.epsilon))
+    points = sorted(every)
+    drawn = []
+    for who in dict.fromkeys(curve.adversary for curve in audit.curves):
+        drawn.append((who, [*_quality(audit, points, who), *_success(audit, points, who)]))
+    return drawn
 
 
 def refusals(record: RunRecord) -> list[str]:
@@ -147,13 +160,22 @@ def _lines(
     if not at:
         return []
     top = HIGHEST if metric == "psnr" else math.inf
-    best = tuple(min(at[p].best, top) if p in at else None for p in points)
-    median = tuple(min(at[p].median, top) if p in at else None for p in points)
-    mean = tuple(min(at[p].mean, top) if p in at else None for p in points)
+    best: list[float | None] = []
+    median: list[float | None] = []
+    mean: list[float | None] = []
+    for point in points:
+        if point in at:
+            best.append(min(at[point].best, top))
+            median.append(min(at[point].median, top))
+            mean.append(min(at[point].mean, top))
+        else:
+            best.append(None)
+            median.append(None)
+            mean.append(None)
     return [
-        Line(f"{attack}, best", best, f"{look} best"),
-        Line(f"{attack}, median", median, f"{look} median"),
-        Line(f"{attack}, mean", mean, f"{look} mean"),
+        Line(f"{attack}, best", tuple(best), f"{look} best"),
+        Line(f"{attack}, median", tuple(median), f"{look} median"),
+        Line(f"{attack}, mean", tuple(mean), f"{look} mean"),
     ]
 
 
@@ -169,11 +191,10 @@ def _success(audit: AuditPart, points: Sequence[float], who: str) -> list[Panel]
         lines = [Line(f"{attack}, measured", tuple(rates.get(p) for p in points), "c0 best")]
         names = dict.fromkeys(one.promise.name for one in mine if one.promise)
         for k, name in enumerate(names, 1):
-            at: Mapping[float, float | None] = {
-                _key(one.epsilon): _figure(one, "ceiling")
-                for one in mine
-                if one.promise and one.promise.name == name
-            }
+            at: dict[float, float | None] = {}
+            for one in mine:
+                if one.promise and one.promise.name == name:
+                    at[_key(one.epsilon)] = _figure(one, "ceiling")
             ceiling = tuple(at.get(p) for p in points)
             look = f"c{k % COLOURS} bound"
             lines.append(Line(f"at most, by {name}", ceiling, look, dots=False))
@@ -210,9 +231,12 @@ def _panel(
     def drawn(value: float | None) -> bool:
         return value is not None and (value > 0 or not log)
 
-    known = [v for one in lines for v in one.values if v is not None and drawn(v)]
+    known: list[float] = []
+    for one in lines:
+        known += [v for v in one.values if v is not None and drawn(v)]
     ticks = _ticks([0.0, 1.0] if unit else known, log and bool(known))
-    low, high = ticks[0], ticks[-1]
+    low = ticks[0]
+    high = ticks[-1]
 
     def y(value: float) -> float:
         if log:
@@ -225,13 +249,19 @@ def _panel(
         share = k / (len(points) - 1) if len(points) > 1 else 0.5
         return LEFT + INSET + share * (WIDTH - LEFT - RIGHT - 2 * INSET)
 
-    parts = [svg.line(LEFT, y(v), WIDTH - RIGHT, y(v), "grid") for v in ticks]
-    parts += [svg.text(LEFT - 6, y(v) + 4, f"{v:.3g}", "quiet", "end") for v in ticks]
+    parts = []
+    for tick in ticks:
+        parts.append(svg.line(LEFT, y(tick), WIDTH - RIGHT, y(tick), "grid"))
+    for tick in ticks:
+        parts.append(svg.text(LEFT - 6, y(tick) + 4, f"{tick:.3g}", "quiet", "end"))
     for k in range(0, len(points), math.ceil(len(points) / NAMED)):
         parts.append(svg.text(x(k), HEIGHT - BOTTOM + 16, _name(points[k]), "quiet"))
     parts.append(svg.text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, "epsilon", "quiet"))
     for one in lines:
-        at = [(x(k), y(v)) for k, v in enumerate(one.values) if v is not None and drawn(v)]
+        at: list[tuple[float, float]] = []
+        for k, value in enumerate(one.values):
+            if value is not None and drawn(value):
+                at.append((x(k), y(value)))
         through = at
         if len(at) == 1 and not one.dots:
             # A single point without a dot would not be seen: draw a dash.
@@ -239,7 +269,8 @@ def _panel(
             through = [(a - 12, b), (a + 12, b)]
         parts.append(svg.path(through, f"curve {one.look}"))
         if one.dots:
-            parts += [svg.circle(a, b, 3, f"dot {one.look}") for a, b in at]
+            for a, b in at:
+                parts.append(svg.circle(a, b, 3, f"dot {one.look}"))
     label = f"{title} at epsilon {', '.join(map(_name, points))}. {_said(lines)}"
     return Panel(title, svg.drawing(WIDTH, HEIGHT, parts, label), _legend(lines))
 
@@ -258,25 +289,29 @@ def _legend(lines: Sequence[Line]) -> Markup:
         '<svg class="swatch" viewBox="0 0 28 12" width="28" aria-hidden="true">'
         '<line x1="0" y1="6" x2="28" y2="6" class="curve {}"/></svg>'
     )
-    entries = [svg.element("li", mark.format(one.look), f" {one.name}") for one in lines]
+    entries = []
+    for one in lines:
+        entries.append(svg.element("li", mark.format(one.look), f" {one.name}"))
     return svg.element("ul", *entries, class_="legend")
 
 
 def _ticks(values: Sequence[float], log: bool) -> list[float]:
     """Round numbers around 0 and all values, or powers of ten around all values."""
-    low, high = min(values, default=0.0), max(values, default=1.0)
+    low = min(values, default=0.0)
+    high = max(values, default=1.0)
     if log:
         first = math.floor(math.log10(low))
         last = math.floor(math.log10(high)) + 1
         return [10.0**k for k in range(first, last + 1, math.ceil((last - first) / TICKS))]
     low = min(low, 0.0)
     high = max(high, 0.0, low + 1e-6)
-    # The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that needs no more than `TICKS` steps; the
-    # factors of 1e-9 keep rounding from adding a step.
+    # The smallest of 1, 2, 2.5, 5 and 10 times a power of ten that needs no more than `TICKS`
+    # steps; the factors of 1e-9 keep rounding from adding a step.
     size = 10 ** math.floor(math.log10((high - low) / TICKS))
     least = (high - low) / TICKS * (1 - 1e-9)
     step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= least)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
     return [k * step for k in range(first, last + 1)]
 
 

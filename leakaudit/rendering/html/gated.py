@@ -7,28 +7,36 @@ from typing import TypedDict
 
 from msgspec.structs import asdict
 
-from leakaudit.rendering.html.shades import Scene, shaded, shaded_best
+from leakaudit.rendering.html.shades import Scene, Shade, shaded, shaded_best
 from leakaudit.results import grading
 from leakaudit.results.grading import CONTROLS
 from leakaudit.results.model import CheckRecord, RuleEntry, RunRecord, given
 
-FEW = (
-    8  # rules of a kind that are all shown; of more, those within their limits are folded; a choice
-)
+# Rules of a kind that are all shown; of more, those within their limits are folded. A choice.
+FEW = 8
 KINDS = {"Budgets and baseline": ("budget", "baseline"), "Lint": ("lint",), "Controls": CONTROLS}
 MEANT = {
     "Budgets and baseline": "",
     "Lint": "Each check's first recording, against what it declares and claims itself.",
     "Controls": (
-        "The recording, which must be of the declared protocol and of its own truth; planted leaks, "
-        "which each attack must solve; and scores against the records of others, which may match by "
-        "chance only."
+        "The recording, which must be of the declared protocol and of its own truth; "
+        "planted leaks, which each attack must solve; "
+        "and scores against the records of others, which may match by chance only."
     ),
 }
 
 
 class Group(TypedDict):
-    """Rules of some kinds, for the template."""
+    """Rules of some kinds, for the template.
+
+    Attributes:
+        name: Heading.
+        meant: What the rules test, "" if the heading tells.
+        rules: Those that are shown at once.
+        fine: Those within their limits, folded.
+        counted: Whether any rule has a value, a limit or a p-value.
+        count: Number of all.
+    """
 
     name: str
     meant: str
@@ -50,13 +58,15 @@ def tables(record: RunRecord) -> Mapping[str, object] | None:
     if not isinstance(record, CheckRecord):
         return None
     gate = record.gate
-    groups = [
-        _group(name, [r for r in gate.rules if r.kind in kinds]) for name, kinds in KINDS.items()
-    ]
+    groups = []
+    for name, kinds in KINDS.items():
+        some = [rule for rule in gate.rules if rule.kind in kinds]
+        if some:
+            groups.append(_group(name, some))
     return {
         "verdict": gate.verdict,
         "stale": gate.stale,
-        "groups": [group for group in groups if group["count"]],
+        "groups": groups,
         "acceptances": list(gate.acceptances.items()),
     }
 
@@ -88,10 +98,12 @@ def checks(record: CheckRecord) -> Iterator[tuple[str, Scene]]:
         Name of the check, and its network.
     """
     for name, network in given(record.gate.networks, {}).items():
-        shades, others = [], []
+        shades: list[Shade] = []
+        others: list[str] = []
         for cell in record.gate.cells:
             if cell.check == name:
-                shades += [shaded_best(one, cell.adversary) for one in given(cell.nodes, ())]
+                for one in given(cell.nodes, ()):
+                    shades.append(shaded_best(one, cell.adversary))
                 others += [cell.adversary] * len(cell.reasons)
         yield name, Scene(network, tuple(shades), tuple(others))
 

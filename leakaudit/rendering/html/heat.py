@@ -14,7 +14,10 @@ from leakaudit.results.model import Extended, decoded
 
 ROWS = 48  # cells at most; more nodes share a cell, which shows the worst of them
 COLUMNS = 48  # the same of rounds
-CELL, LEFT, TOP = 16.0, 78.0, 34.0  # in pixels
+# In pixels.
+CELL = 16.0
+LEFT = 78.0
+TOP = 34.0
 NAMED = 24  # adversaries that are drawn
 SWATCH = (
     '<svg class="swatch" viewBox="0 0 12 12" width="12" aria-hidden="true">'
@@ -38,7 +41,7 @@ def by_round(scene: Scene) -> Markup | None:
     first = min([1, *(max(0, one.first) for one in scene.shades)])
     rounds = range(first, max(1, scene.trace.rounds) + 1)
     wide = math.ceil(len(rounds) / COLUMNS)
-    columns = [_span(rounds[k : k + wide]) for k in range(0, len(rounds), wide)]
+    columns = _spans(rounds, wide)
 
     def places(one: Shade) -> Iterable[int]:
         low = max(one.first, rounds[0])
@@ -60,8 +63,12 @@ def by_point(scene: Scene) -> Markup | None:
     """
     shades = [one for one in scene.shades if one.point]
     points = sorted({one.point[0] for one in shades}, key=_order)[-COLUMNS:]
-    columns = [(name, name) for name in map(_name, points)]
-    column = {(point,): k for k, point in enumerate(points)}
+    columns: list[Span] = []
+    column: dict[tuple[Extended, ...], int] = {}
+    for k, point in enumerate(points):
+        name = _name(point)
+        columns.append((name, name))
+        column[point,] = k
 
     def places(one: Shade) -> Iterable[int]:
         return [column[one.point]] if one.point in column else []
@@ -94,7 +101,7 @@ def by_adversary(scene: Scene) -> Markup | None:
     names = adversaries(scene)
     if len(names) < 2:
         return None
-    columns = [(str(k), str(k)) for k in range(1, len(names) + 1)]
+    columns = _spans(range(1, len(names) + 1), 1)
     column = {name: k for k, name in enumerate(names)}
 
     def places(one: Shade) -> Iterable[int]:
@@ -150,7 +157,7 @@ def _map(
         y = row[one.node]
         for x in places(one):
             cells[y, x] = max(cells.get((y, x), 0), one.step)
-    rows = [_span(nodes[k : k + tall]) for k in range(0, len(nodes), tall)]
+    rows = _spans(nodes, tall)
     parts = [
         svg.text(LEFT, 12, across, "quiet", "start"),
         svg.text(LEFT - 8, TOP - 8, "node", "quiet", "end"),
@@ -182,9 +189,11 @@ def _row(
     x = 0
     for value, run in itertools.groupby(values):
         count = len(list(run))
-        said, shade = "not looked at", "blank"
+        said = "not looked at"
+        shade = "blank"
         if value >= 0:
-            said, shade = STEPS[value], f"s{value}"
+            said = STEPS[value]
+            shade = f"s{value}"
         span = _words((columns[x][0], columns[x + count - 1][1]))
         corner = LEFT + x * wide, TOP + y * CELL
         title = f"{name} {span}: {said}"
@@ -192,8 +201,13 @@ def _row(
         x += count
 
 
-def _span(values: Sequence[int]) -> Span:
-    return str(values[0]), str(values[-1])
+def _spans(values: Sequence[int], size: int) -> list[Span]:
+    """First and last of every `size` values in a row."""
+    found = []
+    for k in range(0, len(values), size):
+        some = values[k : k + size]
+        found.append((str(some[0]), str(some[-1])))
+    return found
 
 
 def _words(span: Span) -> str:

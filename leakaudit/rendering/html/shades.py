@@ -100,7 +100,8 @@ def step(finding: Finding) -> int:
         finding: One finding.
 
     Returns:
-        The place in `STEPS`, by the closest record; by the relative error (0.1 is 20 dB) if there is no PSNR.
+        The place in `STEPS`, by the closest record; by the relative error (0.1 is 20 dB) if there
+        is no PSNR.
     """
     scores = finding.scores
     if scores is None:

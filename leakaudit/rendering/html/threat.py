@@ -18,7 +18,8 @@ def threat(record: RunRecord) -> list[tuple[str, str]]:
     Returns:
         Name and value.
     """
-    trace, settings = record.trace, record.provenance.settings
+    trace = record.trace
+    settings = record.provenance.settings
     cells: tuple[CellEntry, ...] = ()
     if isinstance(record, CheckRecord):
         cells = record.gate.cells
@@ -41,9 +42,13 @@ def threat(record: RunRecord) -> list[tuple[str, str]]:
 
 
 def _adversaries(record: RunRecord, cells: tuple[CellEntry, ...]) -> list[tuple[str, str]]:
-    found = [one.adversary for one in record.findings]
-    found += [one.adversary for one in record.undetermined]
-    found += [cell.adversary for cell in cells]
+    found = []
+    for finding in record.findings:
+        found.append(finding.adversary)
+    for one in record.undetermined:
+        found.append(one.adversary)
+    for cell in cells:
+        found.append(cell.adversary)
     names = list(dict.fromkeys(found))
     if not names:
         names = [str(record.provenance.settings.get("adversary", "nobody"))]
@@ -76,10 +81,14 @@ def _knowledge(knows: object) -> str:
 def _scope(record: RunRecord, cells: tuple[CellEntry, ...]) -> str:
     if cells:
         return f"{_count(len(cells), 'cell')}: {', '.join(cell.name for cell in cells[:SHOWN])}"
-    attacked = {one.node for one in record.findings}
-    nodes = len(attacked | {one.node for one in record.undetermined})
+    attacked: set[int] = set()
+    for finding in record.findings:
+        attacked.add(finding.node)
+    for one in record.undetermined:
+        attacked.add(one.node)
+    nodes = _count(len(attacked), "node")
     found = _count(len(record.findings), "finding")
-    return f"{_count(nodes, 'node')} of {record.trace.nodes}, {found}"
+    return f"{nodes} of {record.trace.nodes}, {found}"
 
 
 def _hears(who: str) -> str:

@@ -18,7 +18,8 @@ NUMBERED = 60  # nodes that bear numbers
 CAREFUL = 40  # nodes whose layout is the slow one, which takes cubic time
 SIDE = 420.0  # of the drawing, in pixels
 ROOM = 28.0  # around the nodes
-SMALL_NODE, NODE = 5.0, 14.0  # radii, without and with a number
+SMALL_NODE = 5.0  # radius of a node without a number
+NODE = 14.0  # the same with one
 
 Point = tuple[float, float]
 Edge = Sequence[int]
@@ -45,12 +46,14 @@ def network(trace: TraceSummary, adversary: str, steps: Mapping[int, int]) -> Ma
     Args:
         trace: The network.
         adversary: Who hears.
-        steps: What each node gave away, a place in `shades.STEPS`; a node that is not there was not attacked.
+        steps: What each node gave away, a place in `shades.STEPS`; a node that is not there was not
+            attacked.
 
     Returns:
         The drawing; None if the network is not known in full, or too large.
     """
-    links, nodes = given(trace.links, ()), trace.nodes
+    links = given(trace.links, ())
+    nodes = trace.nodes
     if not links or len(links) < trace.edges or not 1 < nodes <= MOST:
         return None
     if max(map(max, links)) >= nodes:
@@ -58,8 +61,11 @@ def network(trace: TraceSummary, adversary: str, steps: Mapping[int, int]) -> Ma
     who = parsed(adversary)
     at = _layout(nodes, links)
     small = nodes > NUMBERED
-    parts = [_wire(edge, at, who, steps) for edge in links]
-    parts += [_node(n, at[n], who, steps.get(n), small) for n in range(nodes)]
+    parts = []
+    for edge in links:
+        parts.append(_wire(edge, at, who, steps))
+    for n in range(nodes):
+        parts.append(_node(n, at[n], who, steps.get(n), small))
     heard = sum(_hears(who, edge) for edge in links)
     label = (
         f"Network of {nodes} nodes and {len(links)} wires. {adversary} hears {heard} of the wires."
@@ -79,10 +85,13 @@ def _wire(
     edge: Edge, at: Sequence[Point], who: Adversary | None, steps: Mapping[int, int]
 ) -> Markup:
     """A wire that is heard is shaded by what the node at its worse end gave away."""
-    (x1, y1), (x2, y2) = (at[n] for n in edge)
+    i, j = edge
+    x1, y1 = at[i]
+    x2, y2 = at[j]
     if not _hears(who, edge):
         return svg.line(x1, y1, x2, y2, "wire deaf")
-    return svg.line(x1, y1, x2, y2, f"wire heard s{max(steps.get(n, 0) for n in edge)}")
+    step = max(steps.get(i, 0), steps.get(j, 0))
+    return svg.line(x1, y1, x2, y2, f"wire heard s{step}")
 
 
 def _node(n: int, at: Point, who: Adversary | None, step: int | None, small: bool) -> Markup:
@@ -110,7 +119,7 @@ def _layout(nodes: int, links: Sequence[Edge]) -> list[Point]:
 
     graph = nx.Graph()
     graph.add_nodes_from(range(nodes))
-    graph.add_edges_from(tuple(edge) for edge in links)
+    graph.add_edges_from(map(tuple, links))
     if nodes <= CAREFUL and nx.is_connected(graph):
         found = nx.kamada_kawai_layout(graph, pos=nx.circular_layout(graph))
     else:

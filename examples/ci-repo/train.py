@@ -1,7 +1,8 @@
-"""A tiny decentralised training program: four nodes on a ring learn to tell faces from other pictures.
+"""A tiny decentralised training program: four nodes on a ring learn to tell faces from others.
 
-Adapt-then-combine D-PSGD: every round a node clips its gradient, takes a step, adds Gaussian noise and sends its model to its
-neighbours, then all average. `python train.py` trains; `train(seed, path)` also records what travels, for the gate in leakaudit.toml.
+Adapt-then-combine D-PSGD: every round a node clips its gradient, takes a step, adds Gaussian noise
+and sends its model to its neighbours, then all average. `python train.py` trains; `train(seed,
+path)` also records what travels, for the gate in leakaudit.toml.
 """
 
 from __future__ import annotations

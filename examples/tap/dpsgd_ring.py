@@ -1,4 +1,6 @@
-"""Processes on a ring learn to tell faces from other pictures by D-PSGD: each sends its model to two neighbours, nobody sends data.
+"""Processes on a ring learn to tell faces from other pictures by D-PSGD.
+
+Each sends its model to two neighbours; nobody sends data.
 
     torchrun --nproc-per-node 4 dpsgd_ring.py
 
@@ -16,7 +18,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 
 def records(rank: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this process's pictures (count, 1, 25, 25), k/255, and whether each is a face (1) or not (0)."""
+    """Return this process's pictures (count, 1, 25, 25), k/255, and whether each is a face."""
     pictures, faces = np.round(lfw_subset() * 255) / 255, np.arange(200) < 100
     mine = np.random.default_rng(7).permutation(200)[rank * count : (rank + 1) * count]
     return torch.tensor(pictures[mine, None], dtype=torch.float32), torch.tensor(

@@ -1,11 +1,15 @@
-"""Processes on a ring learn to tell faces from other pictures by edge consensus (ECL): dual variables travel, models never do.
+"""Processes on a ring learn to tell faces from other pictures by edge consensus (ECL).
+
+Dual variables travel; models never do.
 
     torchrun --nproc-per-node 4 ecl.py
 
 Niwa et al. 2020, with one gradient step a round and averaging theta = 1 (PDMM):
 
-    w_i     <- w_i - step (grad f_i(w_i) + sum_j A_ij z_ij + penalty d_i w_i)         A_ij = 1 for i < j, else -1
-    z_ji    <- z_ij + 2 penalty A_ij w_i                                              travels i -> j, tensor by tensor
+    w_i  <- w_i - step (grad f_i(w_i) + sum_j A_ij z_ij + penalty d_i w_i)
+    z_ji <- z_ij + 2 penalty A_ij w_i          travels i -> j, tensor by tensor
+
+with A_ij = 1 for i < j, else -1.
 
 The program knows torch.distributed and nothing of who listens.
 """
@@ -22,7 +26,7 @@ Tensors = list[torch.Tensor]
 
 
 def records(rank: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return this process's pictures (count, 1, 25, 25), k/255, and whether each is a face (1) or not (0)."""
+    """Return this process's pictures (count, 1, 25, 25), k/255, and whether each is a face."""
     pictures, faces = np.round(lfw_subset() * 255) / 255, np.arange(200) < 100
     mine = np.random.default_rng(11).permutation(200)[rank * count : (rank + 1) * count]
     return torch.tensor(pictures[mine, None], dtype=torch.float32), torch.tensor(

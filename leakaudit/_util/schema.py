@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +47,8 @@ def departure(value: Json, spec: Any, at: str = "") -> str | None:
     if isinstance(spec, tuple):
         return _alternatives(value, spec, at)
     if isinstance(spec, list) and isinstance(value, list):
-        return next(
-            (d for i, v in enumerate(value) if (d := departure(v, spec[0], f"{at}[{i}]"))), None
-        )
+        parts = [(f"{at}[{place}]", entry, spec[0]) for place, entry in enumerate(value)]
+        return _first(parts)
     if isinstance(spec, dict) and isinstance(value, Mapping):
         return _mapping(value, spec, at)
     return None if _fits(value, spec) else _sentence(value, spec, at)
@@ -67,20 +66,31 @@ def _alternatives(value: Json, specs: tuple[Any, ...], at: str) -> str | None:
     return inside[0] if inside else _sentence(value, specs, at)
 
 
+def _first(parts: Sequence[tuple[str, Json, Any]]) -> str | None:
+    """Return the first departure of several values, given by place, value and spec."""
+    for at, value, spec in parts:
+        found = departure(value, spec, at)
+        if found:
+            return found
+    return None
+
+
 def _mapping(value: Mapping[Any, Json], spec: dict[Any, Any], at: str) -> str | None:
     dot = f"{at}." if at else ""
-    if bad := [k for k in value if not isinstance(k, str)]:
-        return _sentence(bad[0], str, f"a key of {at or 'the record'}")
+    place = at or "the record"
+    for key in value:
+        if not isinstance(key, str):
+            return _sentence(key, str, f"a key of {place}")
     if str in spec:
-        return next(
-            (d for k, v in value.items() if (d := departure(v, spec[str], f"{dot}{k:.60}"))), None
-        )
-    known = {k.removesuffix("?"): s for k, s in spec.items()}
-    if missing := [k for k in spec if not k.endswith("?") and k not in value]:
-        return f"{at or 'the record'}: {missing[0]!r} is missing"
-    if extra := [k for k in value if k not in known]:
-        return f"{at or 'the record'}: unknown entry {extra[0]!r:.60}"
-    return next((d for k, v in value.items() if (d := departure(v, known[k], f"{dot}{k}"))), None)
+        return _first([(f"{dot}{key:.60}", entry, spec[str]) for key, entry in value.items()])
+    known = {key.removesuffix("?"): part for key, part in spec.items()}
+    for key in spec:
+        if not key.endswith("?") and key not in value:
+            return f"{place}: {key!r} is missing"
+    for key in value:
+        if key not in known:
+            return f"{place}: unknown entry {key!r:.60}"
+    return _first([(f"{dot}{key}", entry, known[key]) for key, entry in value.items()])
 
 
 def _fits(value: Json, spec: Any) -> bool:

@@ -7,9 +7,9 @@ Each function loads only what its own verb needs, when it is called.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Generator
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 File = str | os.PathLike[str]
 OUTPUT = "leakaudit-out"
+RECORD = "results.json"
 
 
 def record(
@@ -280,3 +281,121 @@ def sweep(
     root = None if data_root is None else Path(data_root)
     options = run.Options(workers, backend, shard, retry_failed, root, download, trusted)
     return run.sweep(plan, Path(folder), options)
+
+
+def report(
+    results: File,
+    format: str = "html",
+    *,
+    against: File | None = None,
+    redact: bool = False,
+    redact_key: str | None = None,
+    location: str | None = None,
+) -> str:
+    """Render a record in another form.
+
+    Args:
+        results: results.json of an attack, an audit, a gate or a sweep, or the folder that holds it
+            with its pictures.
+        format: Name of a report: "html", "markdown", "text", "json", "junit", "sarif", "github", or
+            one of a plug-in.
+        against: Earlier results.json, or its folder, to compare with.
+        redact: Whether pictures, labels, notes and paths are left out and nodes renumbered.
+        redact_key: Redact, with the same node numbers wherever this secret is used.
+        location: File of a repository that SARIF points at.
+
+    Returns:
+        The report.
+
+    Raises:
+        LeakauditError: There is no such report, a file cannot be used, or this kind of record
+            cannot be compared or redacted.
+    """
+    from leakaudit import registry
+    from leakaudit.errors import LeakauditError
+    from leakaudit.rendering import gallery
+    from leakaudit.results import comparison, record_file, redaction
+
+    registry.get("reports", format)
+    source = file_of(results)
+    shown = record_file.read(source)
+    kind = shown["kind"]
+    render = _renderer(kind, format)
+    redacted = redact or redact_key is not None
+    if kind == "sweep" and (against is not None or redacted):
+        raise LeakauditError(
+            "a sweep's record holds neither pictures nor labels, and is compared with none; leave "
+            "--against and --redact out"
+        )
+    if kind == "check" and against is not None:
+        raise LeakauditError(
+            "a gate compares with its baseline; --against takes results of 'attack' and 'audit'"
+        )
+    earlier = None if against is None else record_file.read(file_of(against))
+    if location is not None:
+        shown = {**shown, "location": location}
+    if redacted and earlier is not None:
+        return render(redaction.redact_compared(shown, earlier, redact_key))
+    if redacted:
+        return render(redaction.redact(shown, redact_key))
+    record_file.whole(shown, source.parent)
+    if earlier is not None:
+        shown = comparison.compare(shown, earlier)
+    if format == "html" and kind != "sweep":
+        shown = gallery.with_pictures(shown, source.parent)
+    return render(shown)
+
+
+def file_of(results: File) -> Path:
+    """Return where a record is.
+
+    Args:
+        results: The file, or the folder that holds it.
+
+    Returns:
+        The file.
+    """
+    path = Path(results)
+    if path.is_dir():
+        return path / RECORD
+    return path
+
+
+def _renderer(kind: str, name: str) -> Callable[[Any], str]:
+    """Return the function that renders a kind of record.
+
+    Audits, gates and sweeps have a text and a Markdown of their own.
+    """
+    from leakaudit import registry
+    from leakaudit.errors import LeakauditError
+
+    render: Callable[[Any], str] = registry.get("reports", name)
+    if kind == "sweep":
+        from leakaudit.sweeping import words as swept
+
+        forms = {"text": swept.text, "markdown": swept.markdown, "json": render}
+        if name not in forms:
+            raise LeakauditError(f"a sweep is shown as {', '.join(forms)}, got -f {name}")
+        return forms[name]
+    if name not in ("text", "markdown"):
+        return render
+    if kind == "check":
+        from leakaudit.gate import text
+
+        return text.text if name == "text" else text.markdown
+    if kind == "audit":
+        from leakaudit.auditing import words
+
+        if name == "markdown":
+            return lambda results: words.markdown(results, render(results))
+        return _audit_text
+    return render
+
+
+def _audit_text(results: Mapping[str, Json]) -> str:
+    """Return an audit's text, and what changed since earlier results."""
+    from leakaudit.auditing import words
+    from leakaudit.results import comparison
+
+    changes = comparison.lines(results.get("against") or {})
+    return words.text(results) + "".join(f"{line}\n" for line in changes)

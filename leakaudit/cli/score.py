@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leakaudit.api import RECORD, file_of
 from leakaudit.cli._options import say, settings, shared
-from leakaudit.cli.report import RECORD, file_of
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:

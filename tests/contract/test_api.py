@@ -103,6 +103,9 @@ def test_an_audit_writes_what_it_returns(place: Path) -> None:
     found = la.audit("audit.toml", "out")
     assert found["kind"] == "audit"
     assert json.loads((place / "out/results.json").read_text())["audit"] == found["audit"]
+    assert la.report("out", "markdown") == (place / "out/report.md").read_text()
+    with pytest.raises(la.LeakauditError, match="there is no report 'pdf'"):
+        la.report("out", "pdf")
 
 
 def test_a_gate_and_a_claim_and_a_sweep_run(place: Path) -> None:

@@ -492,7 +492,7 @@ CASES = {
     # ways to end
     "sys.exit(0)": Case(
         4,
-        r"called sys.exit\(0\) in train.py, line 43",
+        r"called sys.exit\(0\) in train.py, line 44",
         ((START, f"    raise SystemExit(0)\n{START}"),),
     ),
     "sys.exit(0) at import": Case(
@@ -517,7 +517,7 @@ CASES = {
         ((START, f"    import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n{START}"),),
     ),
     "an exception": Case(
-        4, "KeyError in train.py, line 43: 'x'", ((START, f"    raise KeyError('x')\n{START}"),)
+        4, "KeyError in train.py, line 44: 'x'", ((START, f"    raise KeyError('x')\n{START}"),)
     ),
     "an exception in the middle": Case(
         4, "ZeroDivisionError in train.py", ((SEND, f"{SEND}; t < 4 or 1 / 0"),)

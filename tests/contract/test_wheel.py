@@ -47,6 +47,7 @@ def test_every_module_is_in_it_and_nothing_beside_the_package(project: Path, whe
         "leakaudit/py.typed",
         "leakaudit/rendering/html/page.html.j2",
         "leakaudit/rendering/html/style.css",
+        "leakaudit/results/schema.json",
     }
     for folder in SOURCES:
         prefix = "" if folder == "leakaudit" else "leakaudit/"

@@ -160,13 +160,6 @@ def test_convolutions_need_images() -> None:
         build("convnet", width=0)
 
 
-def test_table_describes_every_model() -> None:
-    rows = models.table()
-    assert [r["name"] for r in rows] == list(models.MODELS)
-    assert next(r["args"] for r in rows if r["name"] == "mlp") == "hidden=100, act=relu"
-    assert all(r["note"] for r in rows)
-
-
 def test_torchvision_is_shimmed_exactly_where_the_plain_import_fails() -> None:
     plain = python(
         "try:\n import torchvision\n print('works')\nexcept RuntimeError as e:\n print(e)",

@@ -1,0 +1,283 @@
+"""What our own files declare, read from their source without running it.
+
+Tables, and the order in which `auto` tries attacks, need a few words and defaults, which stand as
+literals in the body of a class. To run its file means to load torch, which takes about ten times
+as long as everything else that a table needs. What is not written as a literal is not guessed: the
+class is loaded then, as that of a plug-in always is.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.abc
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from functools import cache
+from typing import Any
+
+from leakaudit import registry
+
+# Decorators by which a leaf gets its name, and bases that declare nothing.
+REGISTERS = ("victim", "attack", "renderer")
+EMPTY_BASES = ("ABC", "Protocol", "object")
+
+
+class _NotLiteral(Exception):
+    """Something is not written such that its value is known without running the file."""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a class or a function says of itself.
+
+    Attributes:
+        attributes: Values of the class variables that were asked for.
+        parameters: Defaults of the hyper-parameters; MISSING for one that has none.
+        note: First line of the docstring.
+    """
+
+    attributes: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    note: str
+
+
+def everything(group: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, Declaration]]:
+    """Read the declarations of a group, by name.
+
+    Args:
+        group: One of `registry.GROUPS`.
+        wanted: Class variables to read.
+
+    Yields:
+        Each name with its declaration.
+
+    Raises:
+        LeakauditError: A plug-in cannot be imported.
+    """
+    for name in registry.names(group):
+        yield name, of(group, name, wanted)
+
+
+def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
+    """Read the declaration of one victim, attack or renderer.
+
+    Args:
+        group: One of `registry.GROUPS`.
+        name: Its registered name.
+        wanted: Class variables to read.
+
+    Raises:
+        LeakauditError: There is none of this name.
+    """
+    module = registry.unloaded(group, name)
+    if module is not None:
+        try:
+            return read(module, name, wanted)
+        except _NotLiteral:
+            pass
+    return of_loaded(registry.get(group, name), wanted)
+
+
+def read(module: str, name: str, wanted: Sequence[str]) -> Declaration:
+    """Read what one of our own files registers.
+
+    Args:
+        module: Its dotted name.
+        name: The name that is registered.
+        wanted: Class variables to read.
+    """
+    for node in _tree(module).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and _registers(node, name):
+            return _declaration(module, node, wanted)
+    raise _NotLiteral
+
+
+def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
+    """Return the declaration of what is loaded.
+
+    Args:
+        thing: A class or a function.
+        wanted: Class variables to read.
+    """
+    parameters = {}
+    if isinstance(thing, type):
+        parameters = {key: field.default for key, field in registry.parameters(thing).items()}
+    attributes = {key: getattr(thing, key) for key in wanted}
+    return Declaration(attributes, parameters, _first_line(thing.__doc__))
+
+
+def table(module: str, name: str) -> dict[str, Any]:
+    """Read a module's dictionary whose keys are text.
+
+    Args:
+        module: Dotted name of one of our own modules.
+        name: Of the dictionary.
+
+    Returns:
+        Its entries; None for a value that is not a literal.
+    """
+    try:
+        entries = _entries(module, name)
+    except _NotLiteral:
+        return dict(getattr(importlib.import_module(module), name))
+    found = {}
+    for key, value in entries.items():
+        try:
+            found[key] = _literal(value)
+        except _NotLiteral:
+            found[key] = None
+    return found
+
+
+def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Declaration]:
+    """Read the declarations of the classes in a module's dictionary.
+
+    Args:
+        module: Dotted name of one of our own modules.
+        name: Of the dictionary, which has classes of the same module by name.
+        wanted: Class variables to read.
+    """
+    found = {}
+    try:
+        for key, value in _entries(module, name).items():
+            if not isinstance(value, ast.Name):
+                raise _NotLiteral
+            found[key] = _declaration(module, _class(module, value.id), wanted)
+    except _NotLiteral:
+        kinds = getattr(importlib.import_module(module), name)
+        return {key: of_loaded(kind, wanted) for key, kind in kinds.items()}
+    return found
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    """Parse a module's source."""
+    spec = importlib.util.find_spec(module)
+    loader = None if spec is None else spec.loader
+    source = None
+    if isinstance(loader, importlib.abc.InspectLoader):
+        source = loader.get_source(module)
+    if source is None:
+        raise _NotLiteral
+    return ast.parse(source)
+
+
+def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
+    """Whether a decorator registers a class or function under a name."""
+    for decorator in node.decorator_list:
+        if not (isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name)):
+            continue
+        given = [arg.value for arg in decorator.args if isinstance(arg, ast.Constant)]
+        if decorator.func.id in REGISTERS and given == [name]:
+            return True
+    return False
+
+
+def _declaration(
+    module: str, node: ast.ClassDef | ast.FunctionDef, wanted: Sequence[str]
+) -> Declaration:
+    """Read what a class or a function says of itself."""
+    note = _first_line(ast.get_docstring(node, clean=False))
+    if isinstance(node, ast.FunctionDef):
+        return Declaration({}, {}, note)
+    attributes, fields = _body(module, node)
+    if not all(key in attributes for key in wanted):
+        raise _NotLiteral
+    values = {key: _literal(attributes[key]) for key in wanted}
+    parameters = {key: _default(value) for key, value in fields.items()}
+    return Declaration(values, parameters, note)
+
+
+def _body(
+    module: str, node: ast.ClassDef
+) -> tuple[dict[str, ast.expr], dict[str, ast.expr | None]]:
+    """Return a dataclass's class variables and fields, those of its bases first."""
+    attributes: dict[str, ast.expr] = {}
+    fields: dict[str, ast.expr | None] = {}
+    for base in node.bases:
+        if not isinstance(base, ast.Name):
+            raise _NotLiteral
+        if base.id not in EMPTY_BASES:
+            home = _home(module, base.id)
+            inherited, more = _body(home, _class(home, base.id))
+            attributes |= inherited
+            fields |= more
+    for statement in node.body:
+        if isinstance(statement, ast.Assign):  # without an annotation it is no field
+            for target in statement.targets:
+                if isinstance(target, ast.Name):
+                    attributes[target.id] = statement.value
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if not ast.unparse(statement.annotation).startswith("ClassVar"):
+                fields[statement.target.id] = statement.value
+            elif statement.value is not None:
+                attributes[statement.target.id] = statement.value
+    return attributes, fields
+
+
+def _class(module: str, name: str) -> ast.ClassDef:
+    """Return the statement that defines a class."""
+    for node in _tree(module).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    raise _NotLiteral
+
+
+def _home(module: str, name: str) -> str:
+    """Return the module that a class comes from."""
+    for node in _tree(module).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return module
+        if isinstance(node, ast.ImportFrom) and node.module:
+            if any(alias.name == name and alias.asname is None for alias in node.names):
+                return node.module
+    raise _NotLiteral
+
+
+def _entries(module: str, name: str) -> dict[str, ast.expr]:
+    """Return the entries of a dictionary that a module assigns."""
+    for node in _tree(module).body:
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        else:
+            continue
+        if [ast.unparse(target) for target in targets] != [name]:
+            continue
+        if not isinstance(node.value, ast.Dict):
+            raise _NotLiteral
+        found = {}
+        for key, value in zip(node.value.keys, node.value.values, strict=True):
+            if key is None:  # **others
+                raise _NotLiteral
+            found[str(_literal(key))] = value
+        return found
+    raise _NotLiteral
+
+
+def _default(value: ast.expr | None) -> Any:
+    """Return the default of a field, which is a literal or `registry.param` of one."""
+    if value is None:
+        return MISSING
+    if isinstance(value, ast.Call):
+        if not (isinstance(value.func, ast.Name) and value.func.id == "param" and value.args):
+            raise _NotLiteral
+        return _literal(value.args[0])
+    return _literal(value)
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return the value of a literal."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        raise _NotLiteral from None
+
+
+def _first_line(doc: str | None) -> str:
+    """Return the first line of a docstring."""
+    return (doc or "").split("\n")[0]

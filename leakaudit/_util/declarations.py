@@ -74,19 +74,23 @@ def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
     module = registry.unloaded(group, name)
     if module is not None:
         try:
-            return read(module, name, wanted)
+            return read(module, name, tuple(wanted))
         except _NotLiteral:
             pass
     return of_loaded(registry.get(group, name), wanted)
 
 
-def read(module: str, name: str, wanted: Sequence[str]) -> Declaration:
+@cache
+def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
     """Read what one of our own files registers.
 
     Args:
         module: Its dotted name.
         name: The name that is registered.
         wanted: Class variables to read.
+
+    Raises:
+        _NotLiteral: The file has to be run to know a value.
     """
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and _registers(node, name):
@@ -210,11 +214,18 @@ def _body(
                 if isinstance(target, ast.Name):
                     attributes[target.id] = statement.value
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            if not ast.unparse(statement.annotation).startswith("ClassVar"):
+            if not _is_class_variable(statement.annotation):
                 fields[statement.target.id] = statement.value
             elif statement.value is not None:
                 attributes[statement.target.id] = statement.value
     return attributes, fields
+
+
+def _is_class_variable(annotation: ast.expr) -> bool:
+    """Whether an annotation is ``ClassVar`` or ``ClassVar[...]``."""
+    if isinstance(annotation, ast.Subscript):
+        annotation = annotation.value
+    return isinstance(annotation, ast.Name) and annotation.id == "ClassVar"
 
 
 def _class(module: str, name: str) -> ast.ClassDef:
@@ -230,33 +241,33 @@ def _home(module: str, name: str) -> str:
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return module
-        if isinstance(node, ast.ImportFrom) and node.module:
-            if any(alias.name == name and alias.asname is None for alias in node.names):
-                return node.module
+        if not isinstance(node, ast.ImportFrom) or node.module is None:
+            continue
+        if any(alias.name == name and alias.asname is None for alias in node.names):
+            return node.module
     raise _NotLiteral
 
 
 def _entries(module: str, name: str) -> dict[str, ast.expr]:
     """Return the entries of a dictionary that a module assigns."""
+    assigned = None
     for node in _tree(module).body:
-        targets: list[ast.expr] = []
         if isinstance(node, ast.Assign):
             targets = node.targets
         elif isinstance(node, ast.AnnAssign):
             targets = [node.target]
         else:
             continue
-        if [ast.unparse(target) for target in targets] != [name]:
-            continue
-        if not isinstance(node.value, ast.Dict):
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            assigned = node.value
+    if not isinstance(assigned, ast.Dict):
+        raise _NotLiteral
+    found = {}
+    for key, value in zip(assigned.keys, assigned.values, strict=True):
+        if key is None:  # **others
             raise _NotLiteral
-        found = {}
-        for key, value in zip(node.value.keys, node.value.values, strict=True):
-            if key is None:  # **others
-                raise _NotLiteral
-            found[str(_literal(key))] = value
-        return found
-    raise _NotLiteral
+        found[str(_literal(key))] = value
+    return found
 
 
 def _default(value: ast.expr | None) -> Any:

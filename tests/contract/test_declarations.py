@@ -100,6 +100,7 @@ def test_what_is_no_literal_is_loaded(
     found = declarations.of("attacks", "drawn", ("exact", "rank", "paper"))
     sys.modules.pop("drawn", None)
     declarations._tree.cache_clear()
+    declarations.read.cache_clear()
     assert found.parameters == parameters
     assert found.attributes == {"exact": False, "rank": 100, "paper": "unpublished"}
     assert found.note == "One line."
@@ -136,8 +137,8 @@ def test_what_computes_nothing_loads_nothing_heavy(tmp_path: Path, words: tuple[
 
 def test_auto_loads_only_the_attacks_that_run(tmp_path: Path) -> None:
     """One record of a fully connected model is what `analytic` solves, and it comes first."""
-    words = "record dpsgd --nodes 3 --graph ring --rounds 3 --data gaussians --set order=adapt -q"
-    assert main([*words.split(), "--model", "mlp", "-o", str(tmp_path / "trace.pt")]) == 0
+    words = "record pdmm --nodes 4 --graph ring --rounds 5 --data faces --samples 1 -q"
+    assert main([*words.split(), "-o", str(tmp_path / "trace.pt")]) == 0
     probe = (
         "import sys\n"
         "from leakaudit.cli import main\n"

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, nn
 
 from leakaudit.errors import LeakauditError
-from leakaudit.tasks import _torchvision, models
+from leakaudit.tasks import _torchvision
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 

@@ -103,8 +103,8 @@ VERBS = {
     "doctor": "doctor",
     "config": "config show",
     "init": "init --no-baseline -q",
-    "--help": "--help",
-    "--version": "--version",
+    "help": "--help",
+    "version": "--version",
 }
 PREPARED = (f"{RECORD} -o trace.pt", "attack trace.pt -o attacked -q")
 PROGRAM = """

@@ -106,14 +106,22 @@ def _own(group: str) -> list[str]:
 
 def _installed(group: str) -> tuple[EntryPoint, ...]:
     """Return what other distributions register in a group."""
-    return _entry_points(group, tuple(sys.path))
+    return _entry_points(group, tuple((folder, _changed(folder)) for folder in sys.path))
 
 
 # A look at the metadata of all distributions takes 8 ms, and every name of a table needs it.
 @cache
-def _entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Return the entry points of a group that the folders of `path` have."""
+def _entry_points(group: str, path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group, for folders that changed at the given times."""
     return tuple(entry_points(group=f"leakaudit.{group}"))
+
+
+def _changed(folder: str) -> int:
+    """Return when something was last installed in a folder, 0 if there is no such folder."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
 
 
 def unloaded(group: str, name: str) -> str | None:

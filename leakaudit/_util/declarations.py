@@ -29,17 +29,34 @@ class _NotLiteral(Exception):
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """What a class says of one hyper-parameter.
+
+    Attributes:
+        default: MISSING if it has none.
+        help: Its meaning and unit.
+        symbol: That of the paper.
+        choices: The words that it takes; () if it takes other values.
+    """
+
+    default: Any
+    help: str = ""
+    symbol: str = ""
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Declaration:
     """What a class or a function says of itself.
 
     Attributes:
         attributes: Values of the class variables that were asked for.
-        parameters: Defaults of the hyper-parameters; MISSING for one that has none.
+        parameters: The hyper-parameters by name.
         note: First line of the docstring.
     """
 
     attributes: Mapping[str, Any]
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Parameter]
     note: str
 
 
@@ -107,7 +124,13 @@ def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
     """
     parameters = {}
     if isinstance(thing, type):
-        parameters = {key: field.default for key, field in registry.parameters(thing).items()}
+        for key, field in registry.parameters(thing).items():
+            parameters[key] = Parameter(
+                field.default,
+                field.metadata.get("help", ""),
+                field.metadata.get("symbol", ""),
+                registry.choices(thing, key),
+            )
     attributes = {key: getattr(thing, key) for key in wanted}
     return Declaration(attributes, parameters, _first_line(thing.__doc__))
 
@@ -190,16 +213,14 @@ def _declaration(
     if not all(key in attributes for key in wanted):
         raise _NotLiteral
     values = {key: _literal(attributes[key]) for key in wanted}
-    parameters = {key: _default(value) for key, value in fields.items()}
+    parameters = {key: _parameter(field) for key, field in fields.items()}
     return Declaration(values, parameters, note)
 
 
-def _body(
-    module: str, node: ast.ClassDef
-) -> tuple[dict[str, ast.expr], dict[str, ast.expr | None]]:
+def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[str, ast.AnnAssign]]:
     """Return a dataclass's class variables and fields, those of its bases first."""
     attributes: dict[str, ast.expr] = {}
-    fields: dict[str, ast.expr | None] = {}
+    fields: dict[str, ast.AnnAssign] = {}
     for base in node.bases:
         if not isinstance(base, ast.Name):
             raise _NotLiteral
@@ -215,7 +236,7 @@ def _body(
                     attributes[target.id] = statement.value
         elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             if not _is_class_variable(statement.annotation):
-                fields[statement.target.id] = statement.value
+                fields[statement.target.id] = statement
             elif statement.value is not None:
                 attributes[statement.target.id] = statement.value
     return attributes, fields
@@ -270,15 +291,30 @@ def _entries(module: str, name: str) -> dict[str, ast.expr]:
     return found
 
 
-def _default(value: ast.expr | None) -> Any:
-    """Return the default of a field, which is a literal or `registry.param` of one."""
+def _parameter(field: ast.AnnAssign) -> Parameter:
+    """Read a field, whose value is a literal or `registry.param` of literals."""
+    choices = _choices(field.annotation)
+    value = field.value
     if value is None:
-        return MISSING
-    if isinstance(value, ast.Call):
-        if not (isinstance(value.func, ast.Name) and value.func.id == "param" and value.args):
-            raise _NotLiteral
-        return _literal(value.args[0])
-    return _literal(value)
+        return Parameter(MISSING, choices=choices)
+    if not isinstance(value, ast.Call):
+        return Parameter(_literal(value), choices=choices)
+    if not (isinstance(value.func, ast.Name) and value.func.id == "param"):
+        raise _NotLiteral
+    given = [_literal(arg) for arg in value.args]
+    if value.keywords or len(given) not in (2, 3):
+        raise _NotLiteral
+    return Parameter(*given, choices=choices)
+
+
+def _choices(annotation: ast.expr) -> tuple[str, ...]:
+    """Return the words of ``Literal[...]``; () for another annotation."""
+    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.value, ast.Name):
+        return ()
+    if annotation.value.id != "Literal":
+        return ()
+    words = _literal(annotation.slice)
+    return words if isinstance(words, tuple) else (words,)
 
 
 def _literal(node: ast.expr) -> Any:

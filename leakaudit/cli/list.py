@@ -95,7 +95,7 @@ def _rows(what: str) -> list[dict[str, Any]]:
             row[column] = declared.attributes[attribute]
         if what == "reports":
             row["note"] = declared.note
-        row["parameters"] = dict(declared.parameters)
+        row["parameters"] = {key: p.default for key, p in declared.parameters.items()}
         rows.append(row)
     return rows
 
@@ -108,7 +108,8 @@ def _models() -> list[dict[str, Any]]:
     models = declarations.classes("leakaudit.tasks.models", "MODELS", ("note",))
     for name, declared in models.items():
         args = []
-        for key, default in declared.parameters.items():
-            args.append(f"{key}={'' if default is MISSING else default}")
+        for key, parameter in declared.parameters.items():
+            default = "" if parameter.default is MISSING else parameter.default
+            args.append(f"{key}={default}")
         rows.append({"name": name, "args": ", ".join(args), "note": declared.attributes["note"]})
     return rows

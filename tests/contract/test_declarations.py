@@ -101,7 +101,7 @@ def test_what_is_no_literal_is_loaded(
     sys.modules.pop("drawn", None)
     declarations._tree.cache_clear()
     declarations.read.cache_clear()
-    assert found.parameters == parameters
+    assert {key: p.default for key, p in found.parameters.items()} == parameters
     assert found.attributes == {"exact": False, "rank": 100, "paper": "unpublished"}
     assert found.note == "One line."
 
@@ -129,7 +129,15 @@ def test_a_list_loads_nothing_heavy(tmp_path: Path, table: str, form: str) -> No
 
 
 @pytest.mark.parametrize(
-    "words", [("--help",), ("--version",), ("config", "show"), ("config", "lint")], ids=" ".join
+    "words",
+    [
+        ("--help",),
+        ("--version",),
+        ("config", "show"),
+        ("config", "lint"),
+        ("record", "pdmm", "--help"),
+    ],
+    ids=" ".join,
 )
 def test_what_computes_nothing_loads_nothing_heavy(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert loaded(tmp_path, *words) == []

@@ -129,10 +129,18 @@ def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
                 field.default,
                 field.metadata.get("help", ""),
                 field.metadata.get("symbol", ""),
-                registry.choices(thing, key),
+                _choices_of(thing, key),
             )
     attributes = {key: getattr(thing, key) for key in wanted}
     return Declaration(attributes, parameters, _first_line(thing.__doc__))
+
+
+def _choices_of(kind: type, key: str) -> tuple[str, ...]:
+    """Return the words that a hyper-parameter takes."""
+    try:
+        return registry.choices(kind, key)
+    except NameError:  # a plug-in's annotation names what only type checkers import
+        return ()
 
 
 def table(module: str, name: str) -> dict[str, Any]:
@@ -182,13 +190,15 @@ def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Dec
 def _tree(module: str) -> ast.Module:
     """Parse a module's source."""
     spec = importlib.util.find_spec(module)
-    loader = None if spec is None else spec.loader
-    source = None
-    if isinstance(loader, importlib.abc.InspectLoader):
-        source = loader.get_source(module)
-    if source is None:
+    if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
         raise _NotLiteral
-    return ast.parse(source)
+    try:
+        source = spec.loader.get_source(module)
+    except ImportError:  # the file is not there
+        source = None
+    if source is None:  # installed without sources
+        raise _NotLiteral
+    return ast.parse(source, filename=spec.origin or module)
 
 
 def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:

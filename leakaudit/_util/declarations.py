@@ -1,9 +1,9 @@
-"""What our own files declare, read from their source without running it.
+"""Read what our own files declare from their source, without importing them.
 
-Tables, and the order in which `auto` tries attacks, need a few words and defaults, which stand as
-literals in the body of a class. To run its file means to load torch, which takes about ten times
-as long as everything else that a table needs. What is not written as a literal is not guessed: the
-class is loaded then, as that of a plug-in always is.
+Tables, and the order in which `auto` tries attacks, need a few words and default values. These are
+literals in the body of a class, but importing the class imports torch, which takes about ten times
+as long as everything else that a table needs. A value that is not a literal is never guessed: the
+class is imported then, as it always is for a plug-in.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[st
             attributes |= inherited
             fields |= more
     for statement in node.body:
-        if isinstance(statement, ast.Assign):  # without an annotation it is no field
+        if isinstance(statement, ast.Assign):  # a field has an annotation
             for target in statement.targets:
                 if isinstance(target, ast.Name):
                     attributes[target.id] = statement.value

@@ -314,7 +314,8 @@ def _parameter(field: ast.AnnAssign) -> Parameter:
     given = [_literal(arg) for arg in value.args]
     if value.keywords or len(given) not in (2, 3):
         raise _NotLiteral
-    return Parameter(*given, choices=choices)
+    symbol = given[2] if len(given) == 3 else ""
+    return Parameter(given[0], given[1], symbol, choices)
 
 
 def _choices(annotation: ast.expr) -> tuple[str, ...]:

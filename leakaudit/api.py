@@ -313,8 +313,7 @@ def report(
     """
     from leakaudit import registry
     from leakaudit.errors import LeakauditError
-    from leakaudit.rendering import gallery
-    from leakaudit.results import comparison, record_file, redaction
+    from leakaudit.results import comparison, record_file
 
     registry.get("reports", format)
     source = file_of(results)
@@ -334,14 +333,18 @@ def report(
     earlier = None if against is None else record_file.read(file_of(against))
     if location is not None:
         shown = {**shown, "location": location}
-    if redacted and earlier is not None:
-        return render(redaction.redact_compared(shown, earlier, redact_key))
     if redacted:
+        from leakaudit.results import redaction  # it knows all data sets and models
+
+        if earlier is not None:
+            return render(redaction.redact_compared(shown, earlier, redact_key))
         return render(redaction.redact(shown, redact_key))
     record_file.whole(shown, source.parent)
     if earlier is not None:
         shown = comparison.compare(shown, earlier)
     if format == "html" and kind != "sweep":
+        from leakaudit.rendering import gallery
+
         shown = gallery.with_pictures(shown, source.parent)
     return render(shown)
 

@@ -139,8 +139,9 @@ class Leakage:
         """
         __tracebackhide__ = True
         from leakaudit.errors import LeakauditError
-        from leakaudit.gate import files, text
+        from leakaudit.gate import files, record
         from leakaudit.gate.config import Budget, Check, Gate
+        from leakaudit.rendering import gate_text
 
         try:
             if run is None:
@@ -169,7 +170,9 @@ class Leakage:
             for measure, samples in cell.samples.items():
                 self.request.node.user_properties.append((f"{cell.name} {measure}", max(samples)))
         if judged.code:
-            pytest.fail(text.failure(judged), pytrace=False)
+            part = record.part(judged)
+            said = gate_text.failure(part, judged.complete, judged.gate.seeds)
+            pytest.fail(said, pytrace=False)
         return judged
 
     def _judge(self, gate: Gate, seeds: int | None) -> Judged:

@@ -62,7 +62,7 @@ LEVEL = 1e-5
 # the guess.
 HALF = 0.5
 
-# The sentence of a rule begins with its title; a redacted report shows only this.
+# The sentence of a rule begins with its title.
 TITLES = {
     "empty": "nothing was recorded",
     "undeclared": "messages of another protocol",

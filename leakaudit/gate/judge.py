@@ -16,7 +16,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.gate import baseline, controls, linted, rules
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, attack_all, empty, held
-from leakaudit.gate.config import Check, Gate, check_of
+from leakaudit.gate.config import Check, Gate
 from leakaudit.gate.fidelity import MOST, Fidelity
 from leakaudit.gate.priced import Priced
 from leakaudit.gate.pricing import price_views
@@ -92,7 +92,7 @@ class Judged:
     def blocks(self) -> dict[str, Block]:
         """Name of a cell -> what a baseline stores of it."""
         return {
-            cell.name: baseline.block(cell.digest(), cell.seeds, cell.samples)
+            cell.name: baseline.block(cell.check.name, cell.digest(), cell.seeds, cell.samples)
             for cell in self.cells
         }
 
@@ -304,7 +304,9 @@ def _stale(gate: Gate, base: Baseline) -> list[str]:
     """Return the cells of a baseline that the checks of the gate no longer have."""
     checks = {check.name for check in gate.checks}
     known = {cell for check in gate.checks for cell in check.cells}
-    return sorted(name for name in base.cells if check_of(name) in checks and name not in known)
+    return sorted(
+        name for name, block in base.cells.items() if block.check in checks and name not in known
+    )
 
 
 def sound(judged: Judged) -> None:
@@ -340,7 +342,7 @@ def update(judged: Judged, old: Baseline, reason: str) -> Baseline:
     """
     sound(judged)
     checks = {check.name for check in judged.gate.checks}
-    kept = {name: block for name, block in old.cells.items() if check_of(name) not in checks}
+    kept = {name: block for name, block in old.cells.items() if block.check not in checks}
     return Baseline(kept).merged(judged.blocks, reason, provenance.versions())
 
 

@@ -45,6 +45,7 @@ def cell(seeds: int = 8, **samples: float | list[float]) -> Cell:
 
 def base(of: Cell, digest: str | None = None, **samples: float) -> Baseline:
     block = Block(
+        of.check.name,
         digest or of.digest(),
         tuple(of.seeds),
         {m: (v,) * len(of.seeds) for m, v in samples.items()},
@@ -238,7 +239,10 @@ def test_all_comparisons_share_alpha() -> None:
 def test_other_seeds_are_compared_as_independent_samples() -> None:
     one = cell(gain=[5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5])
     other = Block(
-        one.digest(), tuple(range(100, 108)), {"gain": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)}
+        "ring",
+        one.digest(),
+        tuple(range(100, 108)),
+        {"gain": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)},
     )
     (found,) = rules.growth([one], Baseline({one.name: other}), Gate(compare=("gain",)))
     assert found.status is RuleStatus.REGRESSION
@@ -335,7 +339,7 @@ def test_exit_codes(found: list[Rule], complete: bool, code: int) -> None:
 
 
 def example(**changes: Any) -> Baseline:
-    block = Block("ab" * 32, (0, 1), {"psnr": (1.5, 2.0), "exact": (0.0, 1.0)})
+    block = Block("ring", "ab" * 32, (0, 1), {"psnr": (1.5, 2.0), "exact": (0.0, 1.0)})
     return Baseline(
         {"ring/eavesdropper/exact": block, **changes},
         "first",
@@ -377,15 +381,33 @@ def test_a_damaged_baseline_is_refused(tmp_path: Path, old: str, new: str, messa
         baseline.read(tmp_path / "b.json")
 
 
+def test_a_run_replaces_the_cells_of_its_checks_and_knows_which_are_stale(tmp_path: Path) -> None:
+    block = example().cells["ring/eavesdropper/exact"]
+    names = ("ring/node:1/exact", "ring-2/eavesdropper/exact", "wide/eavesdropper/exact")
+    example(**dict.fromkeys(names, block)).write(tmp_path / "b.json")
+    old = baseline.read(tmp_path / "b.json")
+    assert {name: cell.check for name, cell in old.cells.items()} == {
+        "ring/eavesdropper/exact": "ring",
+        "ring/node:1/exact": "ring",
+        "ring-2/eavesdropper/exact": "ring-2",
+        "wide/eavesdropper/exact": "wide",
+    }
+    gate = Gate((Check("ring", "m:f", attacks=("exact",)),))
+    judged = judge.Judged(gate, judge.Options())
+    judge.conclude(judged, old)
+    assert judged.stale == ["ring/node:1/exact"]
+    assert set(judge.update(judged, old, "why").cells) == set(names[1:])
+
+
 def test_a_baseline_of_many_cells_is_known_as_one(tmp_path: Path) -> None:
-    block = Block("ab" * 32, (0, 1), {"psnr": (1.5, 2.0)})
+    block = Block("ring", "ab" * 32, (0, 1), {"psnr": (1.5, 2.0)})
     large = example(**{f"ring/node:{node}/exact": block for node in range(200)})
     large.write(tmp_path / "b.json")
     assert files.from_results(tmp_path / "b.json") == large
 
 
 def test_a_baseline_changes_for_a_reason_and_keeps_other_cells() -> None:
-    new = {"ring/eavesdropper/labels": Block("cd" * 32, (0,), {"labels": (0.5,)})}
+    new = {"ring/eavesdropper/labels": Block("ring", "cd" * 32, (0,), {"labels": (0.5,)})}
     with pytest.raises(LeakauditError, match="--reason TEXT"):
         example().merged(new, "  ", {})
     merged = example().merged(new, "labels too", {"torch": "3"})
@@ -394,14 +416,14 @@ def test_a_baseline_changes_for_a_reason_and_keeps_other_cells() -> None:
 
 
 def test_a_difference_names_what_changed() -> None:
-    more = Block("ab" * 32, (0, 1), {"psnr": (2.5, 3.0), "exact": (0.0, 1.0)})
+    more = Block("ring", "ab" * 32, (0, 1), {"psnr": (2.5, 3.0), "exact": (0.0, 1.0)})
     assert baseline.difference(example(), example()) == ""
     assert baseline.difference(example(), example(**{"ring/eavesdropper/exact": more})) == (
         "~ ring/eavesdropper/exact psnr: 1.8 dB -> 2.8 dB\n"
     )
     assert baseline.difference(example(), Baseline()) == "- ring/eavesdropper/exact\n"
     assert baseline.difference(Baseline(), example()) == "+ ring/eavesdropper/exact\n"
-    other = Block("cd" * 32, more.seeds, more.samples)
+    other = Block("ring", "cd" * 32, more.seeds, more.samples)
     assert "not comparable" in baseline.difference(
         example(), Baseline({"ring/eavesdropper/exact": other})
     )

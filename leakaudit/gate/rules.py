@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 
 from leakaudit._util import holm
-from leakaudit.gate import compare, measures
+from leakaudit.gate import baseline, compare, measures
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell
 from leakaudit.gate.config import Acceptance, Budget, Gate
@@ -19,10 +19,12 @@ from leakaudit.gate.rule import CANNOT_TELL, FOUND, Rule
 from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, RuleStatus
 from leakaudit.results.wording import reconstructed
 
-# Growth that rounding alone can show: a baseline stores 6 significant digits, which is within 5e-7
-# of a share and 5e-6 of a number below 10. A gain of 100 dB is rounded by up to 5e-4, which counts
-# nothing beside its tolerance of 1 dB.
-_NOISE = 1e-5
+# Rounding to d significant digits moves a number by at most half a unit of its last digit, which is
+# 10^(1 - d) / 2 of its size. Growth up to this can be the rounding of the baseline alone.
+_ROUNDED = 0.5 * 10.0 ** (1 - baseline.DIGITS)
+# The least growth that counts at all, whatever the numbers are. A choice, far below what a reader
+# would call growth: a thousandth of a percent of a share.
+_LEAST = 1e-5
 _UPDATE = "'leakaudit baseline update --reason TEXT' measures it anew"
 
 
@@ -155,7 +157,7 @@ class _Comparison:
         new: samples of this run.
         old: samples of the baseline.
         paired: whether they are of the same seeds, in the same order.
-        tolerance: growth that is not counted.
+        tolerance: growth that the configuration does not count.
     """
 
     cell: Cell
@@ -164,6 +166,12 @@ class _Comparison:
     old: Sequence[float]
     paired: bool
     tolerance: float
+
+    @property
+    def ignored(self) -> float:
+        """Growth that is not counted: the tolerance, and what rounding the baseline may show."""
+        rounding = _ROUNDED * max(map(abs, self.old))
+        return self.tolerance + max(rounding, _LEAST)
 
     @classmethod
     def of(cls, cell: Cell, measure: str, block: Block, gate: Gate) -> _Comparison:
@@ -181,13 +189,13 @@ class _Comparison:
     def p_value(self) -> float:
         """Return the p-value of "it did not grow by more than the tolerance"."""
         test = compare.paired if self.paired else compare.unpaired
-        return test(self.new, self.old, self.tolerance + _NOISE)
+        return test(self.new, self.old, self.ignored)
 
     def rule(self, p: float, count: int, gate: Gate) -> Rule:
         """Judge it. p: adjusted for all comparisons; count: how many these are."""
         now = fmean(self.new)
         was = fmean(self.old)
-        grown = now - was > self.tolerance + _NOISE
+        grown = now - was > self.ignored
         status = RuleStatus.OK
         says = self._figures(now, was, p)
         nodes: tuple[int, ...] = ()

@@ -213,6 +213,19 @@ def test_growth_beyond_the_tolerance_is_a_regression_and_less_is_none() -> None:
     assert statuses(one, base(one, gain=9.0)) == [RuleStatus.OK]
 
 
+@pytest.mark.parametrize("gain", [1.2345649, 31.415949, 123.45649])
+def test_a_tolerance_of_zero_raises_no_alarm_for_the_rounding_of_the_baseline(gain: float) -> None:
+    """Each sample is stored smaller than it is, by almost half a unit of its sixth digit."""
+    one = cell(gain=gain)
+    stored = baseline.block("ring", one.digest(), one.seeds, one.samples)
+    assert stored.samples["gain"][0] < gain
+    same = Baseline({one.name: stored})
+    assert statuses(one, same, tolerance={"gain": 0}) == [RuleStatus.OK]
+    unit = 10 ** (len(str(int(gain))) - 6)  # of the last digit that is stored
+    grown = cell(gain=gain + 2 * unit)
+    assert statuses(grown, same, tolerance={"gain": 0}) == [RuleStatus.REGRESSION]
+
+
 def test_too_few_seeds_are_inconclusive_and_say_how_many_would_do() -> None:
     few = cell(seeds=4, gain=5.0)
     (found,) = rules.growth([few], base(few, gain=0.0), Gate(compare=("gain",)))

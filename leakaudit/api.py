@@ -367,7 +367,7 @@ def file_of(results: File) -> Path:
 def _renderer(kind: str, name: str) -> Callable[[Any], str]:
     """Return the function that renders a kind of record.
 
-    Audits, gates and sweeps have a text and a Markdown of their own.
+    Audits and sweeps have a text and a Markdown of their own.
     """
     from leakaudit import registry
     from leakaudit.errors import LeakauditError
@@ -382,10 +382,6 @@ def _renderer(kind: str, name: str) -> Callable[[Any], str]:
         return forms[name]
     if name not in ("text", "markdown"):
         return render
-    if kind == "check":
-        from leakaudit.gate import text
-
-        return text.text if name == "text" else text.markdown
     if kind == "audit":
         from leakaudit.auditing import words
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 from leakaudit._util.bisection import crossing
 from leakaudit.bounds.mechanisms import Additive, truncated_laplace
+from leakaudit.claim import Claim
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
-from leakaudit.victim import Claim
 
 MORE = 1 + 1e-6  # a claim is exceeded by more than rounding
 ROUNDING = 1e-6  # relative, of a recorded standard deviation

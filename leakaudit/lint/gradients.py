@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,7 +25,6 @@ from leakaudit.verdict import Verdict
 MORE = 1 + 1e-6  # a norm exceeds its bound by more than rounding
 GRADIENTS = 200  # gradients that are taken record by record: a choice that bounds the time
 NUMBERS = 1 << 26  # of the records' gradients that are held at once: 512 MiB
-NORM = re.compile(r"(?:norm at most|Lipschitz constant) (?:G = )?([0-9.]+(?:e-?[0-9]+)?)")
 
 
 @dataclass(frozen=True)
@@ -79,11 +77,9 @@ def _bound(case: Case) -> _Bound | None:
         source = f"lipschitz={lipschitz:g} (assumed by the claim)"
         return _Bound(lipschitz, source, clipped=False)
     for claim in case.claims:
-        for assumed in claim.assumes:
-            said = NORM.search(assumed)
-            if said and "features" not in assumed:
-                size = float(said[1].rstrip("."))
-                return _Bound(size, f"the claim's assumption ({assumed})", clipped=False)
+        assumed = claim.gradient_norm
+        if assumed is not None:
+            return _Bound(assumed.limit, f"the claim's assumption ({assumed})", clipped=False)
     return None
 
 

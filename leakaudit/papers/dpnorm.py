@@ -72,10 +72,7 @@ def _levels(nominal: float) -> dict[str, float]:
     """Return the noise of Theorem 1 in both forms, ``printed`` and ``eq8``, in units of Delta_2."""
     made = setting(nominal)
     claims = made.victim.claims(made.graph, ROUNDS)
-    return {
-        "printed" if "printed" in c.source else "eq8": (c.std or 0.0) / _sensitivity()
-        for c in claims
-    }
+    return {claim.variant: (claim.std or 0.0) / _sensitivity() for claim in claims}
 
 
 def _theorem_1() -> tuple[Finding, ...]:

@@ -207,7 +207,7 @@ def _admm_row() -> tuple[Finding, ...]:
 def _total_noise() -> tuple[Finding, ...]:
     made = dpnorm_setting(NOMINAL)
     claims = made.victim.claims(made.graph, ROUNDS)
-    own = next(c.std or 0.0 for c in claims if "eq. (8)" in c.source)
+    own = next(claim.std or 0.0 for claim in claims if claim.variant == "eq8")
     others = {"DP-SGD": _sgd_noise(), "DP-ADMM": _admm_noise() / (2 * PENALTY * 2 + 1 / STEP)}
     sums = {"DP-Norm": ROUNDS * own}
     squares = {"DP-Norm": ROUNDS * own**2}

@@ -9,24 +9,22 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from leakaudit.accounting.pricing import price
+from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
-from leakaudit.bounds.guarantee import Adjacency
 from leakaudit.bounds.mechanisms import classic_std
+from leakaudit.claim import Adjacency, Claim
 from leakaudit.lint import loops
 from leakaudit.lint.case import Case
 from leakaudit.lint.loops import Costs
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
-from leakaudit.victim import Claim
 
 MORE = 1 + 1e-6  # a cost exceeds a claim by more than rounding
 NEAR = 1.25  # a figure this close below a claim is what was claimed: a choice
-MOST = 400  # rounds that are priced: a choice that bounds the time
+MOST = 400  # rounds that are accounted for: a choice that bounds the time
 SAME = 1e-3  # relative difference of standard deviations of which one was rounded: a choice
 SHOWN = 3  # names in a sentence
-TEXTBOOK = ("1.25", "eps < 1", "epsilon < 1")  # words of a claim by the classic calibration
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -42,12 +40,12 @@ def check(case: Case) -> Iterator[Pitfall]:
     if not covering:
         yield _rounds(case, max(case.claims, key=lambda claim: claim.rounds or 0))
     for claim in covering:
-        found = _priced(case, claim)
+        found = _cost(case, claim)
         if found is not None:
             yield found
             break
     for claim in case.claims:
-        if loops.adjacency(claim.adjacency) is None:
+        if claim.neighbours is None:
             said = repr(claim.adjacency) if claim.adjacency else "nothing"
             says = f"{_quote(claim)} says {said} of what two neighbouring data sets differ in"
             yield Pitfall(2, Verdict.UNSUPPORTED, says)
@@ -81,7 +79,7 @@ def _rounds(case: Case, claim: Claim) -> Pitfall:
     return Pitfall(1, verdict, says, figures)
 
 
-def _priced(case: Case, claim: Claim) -> Pitfall | None:
+def _cost(case: Case, claim: Claim) -> Pitfall | None:
     """Compare a claim with what the recorded constants cost.
 
     The pitfall is the slip that explains the difference; None if there is no difference.
@@ -131,10 +129,10 @@ def _if_claimed(cost: float, epsilon: float) -> float:
 
 
 def _exact(case: Case, claim: Claim) -> Costs | None:
-    """Price the outsider's view of one node at the claim's sensitivity.
+    """Bound the outsider's view of one node at the claim's sensitivity.
 
     The node is the one in most messages with the fewest neighbours. None if the claim or the view
-    does not allow a price.
+    does not allow a bound.
     """
     relations = case.relations
     if case.protocol is None or relations is None:
@@ -147,16 +145,17 @@ def _exact(case: Case, claim: Claim) -> Costs | None:
 
     node = max(case.holders, key=exposure, default=0)
     first = min((relations.vectors[g.vector].round for g in relations.gradients(node)), default=1)
-    prices = []
+    bounds = []
     for rounds in (min(case.trace.rounds, MOST), max(1, first)):
         protocol = replace(case.protocol, rounds=rounds)
-        prices.append(next(price(protocol, Adversary(), [node], claim.sensitivity, claim.delta)))
-    of_all, of_one = prices
+        found = view_bounds(protocol, Adversary(), [node], claim.sensitivity, claim.delta)
+        bounds.append(next(found))
+    of_all, of_one = bounds
     if of_all.reached is None or of_one.reached is None:
         return None
     # Adding or removing a record moves a sum half as far as replacing one.
     times = 1
-    if loops.adjacency(claim.adjacency) in (Adjacency.REPLACE, Adjacency.NODE):
+    if claim.neighbours in (Adjacency.REPLACE, Adjacency.NODE):
         times = 2
     return Costs(
         all=gaussian.epsilon(claim.delta, of_all.reached),
@@ -172,7 +171,7 @@ def _node(case: Case) -> Iterator[Pitfall]:
     if count < 2:
         return
     for claim in case.claims:
-        if loops.adjacency(claim.adjacency) in (None, Adjacency.NODE):
+        if claim.neighbours in (None, Adjacency.NODE):
             continue
         epsilon = claim.epsilon or 0.0
         delta = claim.delta or 0.0
@@ -228,10 +227,9 @@ def _classic(case: Case) -> Iterator[Pitfall]:
 def _textbook(case: Case, claim: Claim) -> bool:
     """Return whether a claim is by the classic calibration.
 
-    It names it, or its noise is that of one of the recorded sensitivities.
+    It says so, or its noise is that of one of the recorded sensitivities.
     """
-    texts = (claim.source, *claim.assumes)
-    if any(word in text for text in texts for word in TEXTBOOK):
+    if claim.classic:
         return True
     clip = loops.number(case.params, "clip")
     if case.protocol is not None or clip is None or claim.std is None:

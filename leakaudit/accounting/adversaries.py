@@ -18,12 +18,12 @@ KINDS = {
     "coalition": "is some other nodes together, and hears their traffic",
     "named": "as it was named",
 }
-MOST = 5000  # views that are priced at once
+MOST = 5000  # views that are bounded at once: minutes of computing. A choice
 
 
 @dataclass(frozen=True)
-class Listener:
-    """An adversary of one node.
+class Threat:
+    """An adversary, and the node whose data it is after.
 
     Attributes:
         node: Whose data is looked for.
@@ -36,7 +36,7 @@ class Listener:
     adversary: Adversary
 
 
-def around(graph: Graph, nodes: Sequence[int], size: int) -> list[Listener]:
+def around(graph: Graph, nodes: Sequence[int], size: int) -> list[Threat]:
     """Return the adversaries of each of some nodes.
 
     A single neighbour is listed as such, not as a coalition.
@@ -51,24 +51,24 @@ def around(graph: Graph, nodes: Sequence[int], size: int) -> list[Listener]:
     """
     if size < 0:
         raise LeakauditError(f"--coalitions: expected at least 0, got {size}")
-    if missing := [n for n in nodes if not 0 <= n < graph.nodes]:
-        raise LeakauditError(
-            f"there is no node {missing[0]}: the graph has nodes 0 to {graph.nodes - 1}"
-        )
-    views = sum(1 + 2 * graph.degree(n) for n in nodes) + len(nodes) * sum(
-        comb(graph.nodes - 1, k) for k in range(1, size + 1)
-    )
+    for node in nodes:
+        if not 0 <= node < graph.nodes:
+            raise LeakauditError(
+                f"there is no node {node}: the graph has nodes 0 to {graph.nodes - 1}"
+            )
+    views = _count(graph, nodes, size)
     if views > MOST:
         raise LeakauditError(
             f"{views} views of {len(nodes)} nodes are more than {MOST}; "
             "lower --coalitions, or choose nodes with --node"
         )
-    return [one for node in nodes for one in _of(graph, node, size)]
+    threats: list[Threat] = []
+    for node in nodes:
+        threats.extend(_of(graph, node, size))
+    return threats
 
 
-def named(
-    adversaries: Sequence[Adversary], nodes: Sequence[int] | None, last: int
-) -> list[Listener]:
+def named(adversaries: Sequence[Adversary], nodes: Sequence[int] | None, last: int) -> list[Threat]:
     """Return adversaries that were named, for each of some nodes.
 
     Args:
@@ -76,27 +76,37 @@ def named(
         nodes: To be looked at; by default all of the first `last` that are not the adversary's own.
         last: How many nodes hold data.
     """
-    return [
-        Listener(node, "named", who)
-        for who in adversaries
-        for node in (
-            nodes if nodes is not None else [n for n in range(last) if n not in who.corrupt]
-        )
-    ]
+    threats = []
+    for adversary in adversaries:
+        targets = nodes
+        if targets is None:
+            targets = [node for node in range(last) if node not in adversary.corrupt]
+        for node in targets:
+            threats.append(Threat(node, "named", adversary))
+    return threats
 
 
-def _of(graph: Graph, node: int, size: int) -> Iterator[Listener]:
+def _count(graph: Graph, nodes: Sequence[int], size: int) -> int:
+    """Return at least how many adversaries `around` lists, before they are made."""
+    coalitions = sum(comb(graph.nodes - 1, members) for members in range(1, size + 1))
+    views = 0
+    for node in nodes:
+        views += 1 + 2 * graph.degree(node) + coalitions  # outsider; wires and neighbours
+    return views
+
+
+def _of(graph: Graph, node: int, size: int) -> Iterator[Threat]:
     near = graph.neighbours[node]
-    yield Listener(node, "outsider", Adversary())
+    yield Threat(node, "outsider", Adversary())
     for j in near:
-        yield Listener(node, "wire", Adversary(hears=frozenset({(node, j), (j, node)})))
+        yield Threat(node, "wire", Adversary(hears=frozenset({(node, j), (j, node)})))
     for j in near:
-        yield Listener(node, "neighbour", _curious(j))
-    others = [n for n in range(graph.nodes) if n != node]
-    for k in range(1, size + 1):
-        for some in combinations(others, k):
-            if k > 1 or some[0] not in near:
-                yield Listener(node, "coalition", _curious(*some))
+        yield Threat(node, "neighbour", _curious(j))
+    others = [other for other in range(graph.nodes) if other != node]
+    for members in range(1, size + 1):
+        for some in combinations(others, members):
+            if members > 1 or some[0] not in near:
+                yield Threat(node, "coalition", _curious(*some))
 
 
 def _curious(*nodes: int) -> Adversary:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.accounting.pricing import price
+from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.declared import DECLARED, Protocol
@@ -36,7 +36,7 @@ def test_a_nodes_own_relations_price_as_the_whole_networks(
     protocol = Protocol(
         get("victims", name)(**constants), make("ring", 4, torch.Generator()), ROUNDS, {}
     )
-    (found,) = price(protocol, adversary, [0])
+    (found,) = view_bounds(protocol, adversary, [0])
     assert not found.refused
     knowledge = know(protocol.whole, adversary)
     whole = account(
@@ -69,4 +69,4 @@ def test_an_adversary_that_is_not_in_the_graph_is_refused(adversary: Adversary, 
         get("victims", "dpsgd")(sigma=0.5), make("ring", 4, torch.Generator()), 3, {}
     )
     with pytest.raises(LeakauditError, match=words):
-        list(price(protocol, adversary, [0]))
+        list(view_bounds(protocol, adversary, [0]))

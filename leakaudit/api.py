@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from leakaudit.auditing.plan import AuditPlan
     from leakaudit.gate.judge import Judged as GateJudged
     from leakaudit.leak import Leaks
-    from leakaudit.papers import Judged as ClaimJudged
+    from leakaudit.papers import JudgedClaim
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.reconstruction import Attack, Reconstruction
     from leakaudit.sweeping.plan import SweepPlan
@@ -223,7 +223,7 @@ def check(
     return judge.run(gate, judge.Options(seed, strict), files.compared(gate))
 
 
-def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[ClaimJudged]:
+def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[JudgedClaim]:
     """Evaluate published privacy claims again.
 
     Args:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from leakaudit._util.plain import Figures
 from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
@@ -60,7 +61,7 @@ def _rounds(case: Case, claim: Claim) -> Pitfall:
     times = math.ceil(case.trace.rounds / (claim.rounds or 1))
     epsilon = claim.epsilon or 0.0
     delta = claim.delta or 0.0
-    figures = {
+    figures: Figures = {
         "claimed": epsilon,
         "rounds": case.trace.rounds,
         "covered": claim.rounds,
@@ -73,8 +74,9 @@ def _rounds(case: Case, claim: Claim) -> Pitfall:
     if case.laws == {"gaussian"} and 0 < delta < 1:
         # mu of k compositions is sqrt(k) mu.
         mu = gaussian.least_mu(epsilon, delta)
-        figures["gaussian"] = gaussian.epsilon(delta, math.sqrt(times) * mu)
-        says += f", {figures['gaussian']:.4g} for Gaussian noise"
+        composed = gaussian.epsilon(delta, math.sqrt(times) * mu)
+        figures["gaussian"] = composed
+        says += f", {composed:.4g} for Gaussian noise"
     verdict = Verdict.UNCLAIMED if claim.rounds == 1 else Verdict.UNSUPPORTED
     return Pitfall(1, verdict, says, figures)
 
@@ -97,7 +99,7 @@ def _cost(case: Case, claim: Claim) -> Pitfall | None:
     epsilon = claim.epsilon or 0.0
     if costs is None or costs.all <= epsilon * MORE:
         return None
-    figures = {
+    figures: Figures = {
         "claimed": epsilon,
         "delta": claim.delta,
         "all": costs.all,
@@ -183,7 +185,7 @@ def _node(case: Case) -> Iterator[Pitfall]:
             f"{_quote(claim)} is of one record; the {count} records of a node together have "
             f"{total:.4g}"
         )
-        figures = {"claimed": epsilon, "records": count, "node": total}
+        figures: Figures = {"claimed": epsilon, "records": count, "node": total}
         yield Pitfall(3, Verdict.UNCLAIMED, says, figures)
         return
 
@@ -212,7 +214,12 @@ def _classic(case: Case) -> Iterator[Pitfall]:
             continue
         classic = classic_std(epsilon, delta)
         needed = 1 / gaussian.least_mu(epsilon, delta)
-        figures = {"epsilon": epsilon, "delta": delta, "classic": classic, "needed": needed}
+        figures: Figures = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "classic": classic,
+            "needed": needed,
+        }
         says = (
             f"{_quote(claim)} with noise of {classic:.4g} sensitivities by "
             "sqrt(2 log(1.25 / delta)) / epsilon, proved below 1 alone; "

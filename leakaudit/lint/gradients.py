@@ -10,6 +10,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
+from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary, View
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import loops
@@ -104,7 +105,7 @@ def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
             f"{sample.norm[k]:.4g}; {bound.source} and noise of about {noise:.3g} "
             f"do not reach that (chance {chance_text(chance)})"
         )
-        figures = {
+        figures: Figures = {
             "node": sample.node,
             "norm": float(sample.norm[k]),
             "bound": bound.size,
@@ -145,7 +146,7 @@ def _by_record(case: Case, bound: _Bound) -> Iterator[Pitfall]:
     if not taken:
         return
     worst = max(taken, key=lambda one: one.largest)
-    figures = {
+    figures: Figures = {
         "bound": bound.size,
         "largest": worst.largest,
         "gradients": len(taken),

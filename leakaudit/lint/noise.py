@@ -14,11 +14,11 @@ import numpy as np
 from scipy.special import betaincc, ndtr
 from scipy.stats import binom, chi2, kstest
 
+from leakaudit._util.plain import Figures
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall, chance_text
 from leakaudit.lint.samples import Floats, Sample, of_trace, of_truth, pick
 from leakaudit.lint.variance import LowVariance, low_variance
-from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
 LEVEL = 1e-5  # chance of a false alarm of each kind of test on one trace: a choice
@@ -100,7 +100,7 @@ def _size(samples: list[Sample]) -> Iterator[Pitfall]:
         f"(measured {worst.size:.3g}{condition}; {worst.numbers} numbers, "
         f"chance {chance_text(worst.chance)})"
     )
-    figures: dict[str, Json] = {
+    figures: Figures = {
         "nodes": [sample.node for sample in group],
         "declared": declared,
         "ratio": worst.size,
@@ -153,7 +153,7 @@ def _shared(samples: list[Sample]) -> Iterator[Pitfall]:
         f"the noise on {one} and on {other} is not independent (chance {chance_text(chance)}); "
         f"so are {len(found)} of {len(pairs)} pairs that were compared"
     )
-    figures: dict[str, Json] = {
+    figures: Figures = {
         "first": one,
         "again": other,
         "chance": chance,
@@ -292,7 +292,7 @@ def _tails(samples: list[Sample]) -> Iterator[Pitfall]:
         f"deviations, where normal noise puts {expected:.0f} or more "
         f"(chance {chance_text(worst.chance)}): the noise has a boundary"
     )
-    figures: dict[str, Json] = {
+    figures: Figures = {
         "node": node,
         "beyond": worst.above,
         "numbers": n,
@@ -323,7 +323,7 @@ def _law(samples: list[Sample]) -> Iterator[Pitfall]:
                 f"the noise of node {sample.node} is not normal, as declared "
                 f"(Kolmogorov-Smirnov: {chance_text(chance)}, {len(numbers)} numbers)"
             )
-            figures: dict[str, Json] = {
+            figures: Figures = {
                 "node": sample.node,
                 "numbers": len(numbers),
                 "chance": chance,

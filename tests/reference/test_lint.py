@@ -51,7 +51,7 @@ def record(
     return recorder.trace, recorder.truth_record
 
 
-def found(trace: Trace, truth: Truth | None = None) -> dict[int, Pitfall]:
+def found(trace: Trace, truth: Truth | None = None) -> dict[int, Any]:
     return {p.number: p for p in lint(trace, truth)}
 
 

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import comb
+from typing import Literal, TypeAlias
 
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
-KINDS = {
+Kind: TypeAlias = Literal["outsider", "wire", "neighbour", "coalition", "named"]
+KINDS: dict[Kind, str] = {
     "outsider": "hears every wire",
     "wire": "taps one wire of the node, both ways",
     "neighbour": "is one neighbour, and hears its own traffic",
@@ -32,7 +34,7 @@ class Threat:
     """
 
     node: int
-    kind: str
+    kind: Kind
     adversary: Adversary
 
 

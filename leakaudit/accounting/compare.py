@@ -60,13 +60,13 @@ class Comparison:
 
     def to_json(self) -> dict[str, Plain]:
         """Plain values; infinity is the text ``inf``."""
-        claim = None
+        claim: Plain = None
         if self.claim is not None:
             claim = _plain_claim(self.claim)
-        recommended = None
+        recommended: Plain = None
         if self.calibration is not None:
             recommended = self.calibration.to_json()
-        same_as = None
+        same_as: Plain = None
         if self.like is not None:
             same_as = {"node": self.like.node, "adversary": str(self.like.adversary)}
         return {

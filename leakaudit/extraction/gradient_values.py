@@ -153,15 +153,15 @@ def _gradients(rows: Sequence[Expression]) -> _Gradients:
     for k in sorted(occurring):
         by_round[vectors[k].round].append(k)
     places: list[tuple[int, ...]] = []
-    for gradients in by_round.values():
-        if not _alike(rows, gradients):
+    for of_round in by_round.values():
+        if not _alike(rows, of_round):
             places = [(k,) for some in by_round.values() for k in some]
             break
-        places.append(tuple(gradients))
+        places.append(tuple(of_round))
     combination = torch.zeros(len(rows), len(places), dtype=torch.float64)
     for i, row in enumerate(rows):
-        for j, gradients in enumerate(places):
-            combination[i, j] = float(row.terms.get(gradients[-1], 0))
+        for j, column in enumerate(places):
+            combination[i, j] = float(row.terms.get(column[-1], 0))
     return _Gradients(tuple(places), combination)
 
 

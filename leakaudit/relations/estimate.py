@@ -2,6 +2,13 @@
 
 It comes with how much it amplifies rounding. min |B'r|^2 subject to F'r = c; weights -K'r, standard
 deviation |B'r|, the same for every coordinate (docs/relations.md, estimate).
+
+Every weighted sum r of the relations says that some unknowns, some noise and some known vectors add
+up to 0. If its weights on the unknowns are the combination that is asked for, its weights on the
+known vectors are an estimate, which is off by the noise in it. Among all such sums the one of least
+variance is wanted (Gauss, Markov). Where relations are redundant, many sums have the same variance
+in exact arithmetic. The rounding of each message counts as noise too, which picks, among these, the
+one that amplifies rounding least.
 """
 
 from __future__ import annotations

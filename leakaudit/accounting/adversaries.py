@@ -12,8 +12,8 @@ from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
-Kind: TypeAlias = Literal["outsider", "wire", "neighbour", "coalition", "named"]
-KINDS: dict[Kind, str] = {
+ThreatKind: TypeAlias = Literal["outsider", "wire", "neighbour", "coalition", "named"]
+KINDS: dict[ThreatKind, str] = {
     "outsider": "hears every wire",
     "wire": "taps one wire of the node, both ways",
     "neighbour": "is one neighbour, and hears its own traffic",
@@ -34,7 +34,7 @@ class Threat:
     """
 
     node: int
-    kind: Kind
+    kind: ThreatKind
     adversary: Adversary
 
 

@@ -25,7 +25,7 @@ UNIT = 0.5
 
 
 @dataclass(frozen=True)
-class _Gradients:
+class _GradientColumns:
     """Gradients of a node as columns of a leak.
 
     A column is a single gradient, or the weighted sum of a round if all rows hold the same sum.
@@ -143,7 +143,7 @@ def _single(found: Determined) -> tuple[Expression, ...]:
     return tuple(row for row in found.rows if len(row.rounds) == 1)
 
 
-def _gradients(rows: Sequence[Expression]) -> _Gradients:
+def _gradients(rows: Sequence[Expression]) -> _GradientColumns:
     """Put the gradients of a round into one column if every row holds the same multiple of all."""
     vectors = rows[0].home
     occurring: set[int] = set()
@@ -162,7 +162,7 @@ def _gradients(rows: Sequence[Expression]) -> _Gradients:
     for i, row in enumerate(rows):
         for j, column in enumerate(places):
             combination[i, j] = float(row.terms.get(column[-1], 0))
-    return _Gradients(tuple(places), combination)
+    return _GradientColumns(tuple(places), combination)
 
 
 def _alike(rows: Sequence[Expression], places: Sequence[int]) -> bool:

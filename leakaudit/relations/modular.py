@@ -128,7 +128,7 @@ def negative(row: Row, prime: int) -> Row:
     return {k: prime - v for k, v in row.items()}
 
 
-class _Table:
+class _SparseRows:
     """Sparse rows with the places of every column; a pivot row is used up."""
 
     def __init__(self, rows: Iterable[Row], prime: int) -> None:
@@ -253,7 +253,7 @@ def eliminate(rows: Iterable[Row], columns: Iterable[int], prime: int) -> list[R
         columns: To be eliminated.
         prime: Of `PRIMES`.
     """
-    table = _Table(rows, prime)
+    table = _SparseRows(rows, prime)
     table.clear(columns)
     return list(filter(None, table.rows))
 
@@ -266,7 +266,7 @@ def independent(rows: Iterable[Row], columns: Iterable[int], prime: int) -> set[
         columns: To choose from.
         prime: Of `PRIMES`.
     """
-    return set(_Table(rows, prime).clear(columns))
+    return set(_SparseRows(rows, prime).clear(columns))
 
 
 def echelon(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:

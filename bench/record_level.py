@@ -2,7 +2,7 @@
 
 python bench/record_level.py           the table of docs/audit.md, in Markdown; about a minute
 
-For each protocol: the largest and the mean ratio, over all nodes and threats, of the mu that is printed to the largest that least
+For each protocol: the largest and the mean ratio, over all nodes and adversaries, of the mu that is printed to the largest that least
 squares reach whose curvature lies between -L and L, and of curvature between 0 and L. Both are attained values, so 1 is exact.
 L is in units of one over the step size.
 """
@@ -61,7 +61,7 @@ def main() -> None:
     """Print the table."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     graph = make("star", NODES, torch.Generator())
-    print("| protocol | listener | " + " | ".join(f"step L = {s:g}" for s in SMOOTH) + " |")
+    print("| protocol | adversary | " + " | ".join(f"step L = {s:g}" for s in SMOOTH) + " |")
     print("|---|---|" + "---|" * len(SMOOTH))
     for says, name, constants in ROWS:
         made = Protocol(registry.get("victims", name)(sigma=0.5, **constants), graph, ROUNDS, {})

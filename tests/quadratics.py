@@ -112,7 +112,7 @@ class Problem:
             drawer=drawer,
         )
 
-    def price(self, smoothness: float | None = None) -> ViewBound:
+    def bound(self, smoothness: float | None = None) -> ViewBound:
         """Return its price at sensitivity 1."""
         return next(view_bounds(self.protocol, self.adversary, [self.node], smoothness=smoothness))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -251,7 +252,7 @@ def test_independent_releases_by_enumeration() -> None:
         p, q = math.prod(p for p, _ in chosen), math.prod(q for _, q in chosen)
         total += max(0.0, p - math.exp(times * epsilon) * q)
     (found,) = judge(select(numbers=[30]))
-    figures = found.findings[1].figures
+    figures: Mapping[str, Any] = found.findings[1].figures
     assert figures["true_delta"] == pytest.approx(total, rel=1e-9)
     share = delta / (1 + math.exp(epsilon))
     for a in (1e-9, 0.1, epsilon):  # delta' for any a_m, as the theorem prints it

@@ -65,7 +65,7 @@ def test_no_printed_epsilon_is_below_what_a_record_reaches(
         one = problem(seed)
         true = one.respond(one.curvature).mu(one.node, 0, one.adversary)
         bend = abs(one.curvature[one.node])
-        plain, smooth = one.price(), one.price(smoothness=bend)
+        plain, smooth = one.bound(), one.bound(smoothness=bend)
         for found in (plain, smooth):
             assert not found.refused, (one.says, found)
             assert found.rounds == one.protocol.rounds
@@ -99,7 +99,7 @@ def test_what_is_said_to_be_reached_is_reached(
         one = problem(seed)
         nodes = one.protocol.graph.nodes
         bend = abs(one.curvature[one.node])
-        found = one.price(smoothness=bend)
+        found = one.bound(smoothness=bend)
         truths = [
             one.respond((c,) * nodes).mu(one.node, 0, one.adversary) for c in (0.0, bend, -bend)
         ]
@@ -250,7 +250,7 @@ def test_linear_is_what_constant_gradients_reach() -> None:
     """Gradient tracking on a path of six, twelve rounds: 14.57 was the largest over gradients that change sign."""
     made = protocol("tracking", path(6), 12, sigma=0.5, noise="message", alpha=0.1)
     case = Problem(made, (0.0,) * 6, Adversary(), 0, "")
-    found = case.price()
+    found = case.bound()
     assert found.linear == pytest.approx(case.respond((0.0,) * 6).mu(0, 0, Adversary()), rel=1e-5)
     assert found.node_mu is not None
     assert found.linear is not None

@@ -207,7 +207,7 @@ def test_the_pairwise_formula_is_compared_with_its_own_pair_alone() -> None:
         made, named([Adversary(hears="none", corrupt=frozenset({viewer})), Adversary()], [node], 8)
     )
     assert far.verdict is Verdict.REFUTED
-    assert far.price.mu == pytest.approx(math.sqrt(2), rel=1e-6)
+    assert far.bound.mu == pytest.approx(math.sqrt(2), rel=1e-6)
     assert far.least == pytest.approx(gaussian.epsilon(1e-3, math.sqrt(2)), rel=1e-6)
     assert near.verdict is Verdict.UNCLAIMED
 

@@ -533,7 +533,7 @@ class ClaimEntry(_Open, frozen=True, kw_only=True):
 class ViewEntry(_Open, frozen=True, kw_only=True):
     """What theory says of one view.
 
-    `leakaudit.accounting.ledger.Entry.to_json` has more entries.
+    `leakaudit.accounting.compare.Comparison.to_json` has more entries.
 
     Attributes:
         node: Whose record.
@@ -570,13 +570,13 @@ class AuditPoint(_Entry, frozen=True, kw_only=True):
     views: tuple[dict[str, Free], ...]
 
     def read_views(self) -> list[ViewEntry]:
-        """Return the views as types; the fields themselves keep every entry of the ledger.
+        """Return the views as types; the fields themselves keep every entry of the comparison.
 
         Returns:
             One view an entry.
 
         Raises:
-            msgspec.ValidationError: An entry of the ledger is of another type.
+            msgspec.ValidationError: An entry of the comparison is of another type.
         """
         return [msgspec.convert(view, ViewEntry) for view in self.views]
 

@@ -331,7 +331,7 @@ def test_a_program_that_records_nothing_is_refused(function: Any, message: str) 
 
 
 def test_epsilon_is_that_of_the_exact_view() -> None:
-    from leakaudit.accounting.pricing import price
+    from leakaudit.accounting.view_bound import view_bounds
     from leakaudit.protocols.declared import protocol_of
 
     constants = {"sigma": 0.5, "noise": "message", "order": "adapt", "alpha": 0.1}
@@ -347,7 +347,8 @@ def test_epsilon_is_that_of_the_exact_view() -> None:
     check = Check("eps", scenario=scenario, attacks=("labels",), sensitivity=0.2, delta=1e-4)
     trace = ready(check, Path())(0).trace
     worst = max(
-        p.epsilon or 0.0 for p in price(protocol_of(trace), la.Adversary(), range(3), 0.2, 1e-4)
+        p.epsilon or 0.0
+        for p in view_bounds(protocol_of(trace), la.Adversary(), range(3), 0.2, 1e-4)
     )
     for most, code in ((worst * 1.001, 0), (worst * 0.999, 1)):
         judged = judge.run(

@@ -8,34 +8,21 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
+from leakaudit._util.decoding import Misfit, Sha256, decoded
 from leakaudit._util.files import replacing
-from leakaudit._util.schema import Pattern, departure
 from leakaudit.errors import LeakauditError
 from leakaudit.gate import measures
 
 FORMAT = "leakaudit.baseline"
 VERSION = 1
 DIGITS = 6  # significant ones of a sample
-_CELL = {
-    "digest": Pattern("a sha256 in hexadecimal", r"[0-9a-f]{64}"),
-    "seeds": [int],
-    "samples": {str: [float]},
-}
-_SCHEMA = {
-    "format": frozenset({FORMAT}),
-    "version": frozenset({VERSION}),
-    "updated": str,
-    "reason": str,
-    "versions": {str: (str, None)},
-    "cells": {str: _CELL},
-}
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(Struct, frozen=True, forbid_unknown_fields=True):
     """What one cell measured.
 
     Attributes:
@@ -44,7 +31,7 @@ class Block:
         samples: measure -> one number per seed.
     """
 
-    digest: str
+    digest: Sha256
     seeds: tuple[int, ...]
     samples: Mapping[str, tuple[float, ...]]
 
@@ -115,6 +102,17 @@ class Baseline:
         return "{\n" + ",\n".join(blocks) + "\n  }"
 
 
+class _File(Struct, frozen=True, forbid_unknown_fields=True):
+    """The values of a baseline's file."""
+
+    format: Literal["leakaudit.baseline"]
+    version: Literal[1]
+    updated: str
+    reason: str
+    versions: Mapping[str, str | None]
+    cells: Mapping[str, Block]
+
+
 def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
@@ -147,12 +145,13 @@ def read(path: Path) -> Baseline:
         raise _unreadable(path, "it is not there") from None
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)[:200] or type(error).__name__) from None
-    wrong = departure(values, _SCHEMA)
-    if wrong:
+    try:
+        stored = decoded(values, _File)
+    except Misfit as error:
         raise LeakauditError(
-            f"baseline {path}: {wrong}; restore it from version control, or update it"
-        )
-    base = msgspec.convert(values, Baseline)
+            f"baseline {path}: {error}; restore it from version control, or update it"
+        ) from None
+    base = Baseline(stored.cells, stored.reason, stored.updated, stored.versions)
     for name, cell in base.cells.items():
         count = len(cell.seeds)
         if any(len(samples) != count for samples in cell.samples.values()):

@@ -12,7 +12,6 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,9 +24,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Lines with a key's name that are tried as its own. Each costs a parse of the file up to there, so
-# this keeps a word that is in every line of a long file from taking seconds.
-TRIES = 50
+# How often a file is parsed to find a line. Most keys are found at once; a word that is in every
+# line of a long file would take minutes, and a message without a line is still a good one.
+TRIES = 200
 
 
 class Wrong(LeakauditError):
@@ -244,6 +243,8 @@ def read(path: Path, name: str = "") -> Table:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise LeakauditError(f"{name}: no valid TOML: {error}") from None
+    except RecursionError:
+        raise LeakauditError(f"{name}: no valid TOML: lists or tables nest too deeply") from None
 
 
 def typed(value: object, kind: Any) -> Any:
@@ -321,7 +322,9 @@ def inline(value: object) -> str:
     """
     if isinstance(value, Mapping):
         entries = [f"{_key(key)} = {inline(held)}" for key, held in value.items()]
-        return f"{{ {', '.join(entries)} }}" if entries else "{}"
+        if not entries:
+            return "{}"
+        return f"{{ {', '.join(entries)} }}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(inline, value))}]"
     return written({"x": value}).removeprefix("x = ").rstrip("\n")
@@ -353,9 +356,13 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
         return None
     lines = text.split("\n")
     word = re.compile(rf"(?<!\w){re.escape(names[-1])}(?!\w)")
-    named = (place for place, line in enumerate(lines) if word.search(line))
-    for start in islice(named, TRIES):
+    starts = [place for place, line in enumerate(lines) if word.search(line)]
+    tries = 0
+    for start in starts:
         for stop in range(start + 1, len(lines) + 1):
+            tries += 1
+            if tries > TRIES:
+                return None
             try:
                 values = tomllib.loads("\n".join(lines[:stop]))
             except tomllib.TOMLDecodeError:
@@ -381,6 +388,8 @@ def _sentence(found: Departure) -> str:
     from leakaudit._util.decoding import dotted, words
 
     place = dotted(found.path)
+    if found.fault == "key":
+        return f"a key of {place}: expected text, got {found.value!r:.60}"
     if found.fault == "unknown":
         return f"{place}.{found.value}: unknown key{suggest(str(found.value), found.known)}"
     expected = words(found.kinds, toml=True)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import cache
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, inspect
@@ -86,19 +86,6 @@ def decoded(value: object, kind: type[T]) -> T:
         return msgspec.convert(value, kind)
     except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
         raise Misfit(departure(value, kind) or str(error)) from None
-
-
-def present(values: msgspec.Struct) -> dict[str, Any]:
-    """Return the fields that a value has.
-
-    Args:
-        values: A value some of whose fields may be absent, which is `msgspec.UNSET`.
-
-    Returns:
-        The others by name.
-    """
-    fields = msgspec.structs.asdict(values)
-    return {name: held for name, held in fields.items() if held is not msgspec.UNSET}
 
 
 def departure(value: object, kind: type) -> str | None:

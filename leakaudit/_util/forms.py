@@ -50,3 +50,16 @@ def form(of: type[DataclassInstance], *without: str, **instead: object) -> type[
             default = msgspec.field(default_factory=field.default_factory)
         made.append((field.name, kind, default))
     return msgspec.defstruct(of.__name__, made, kw_only=True, forbid_unknown_fields=True)
+
+
+def present(values: Struct) -> dict[str, Any]:
+    """Return the fields that a value has.
+
+    Args:
+        values: A value some of whose fields may be absent, which is `msgspec.UNSET`.
+
+    Returns:
+        The others by name.
+    """
+    fields = msgspec.structs.asdict(values)
+    return {name: held for name, held in fields.items() if held is not msgspec.UNSET}

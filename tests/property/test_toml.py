@@ -113,6 +113,17 @@ def test_a_key_is_found_on_its_line(path: tuple[str | int, ...], line: int | Non
     assert config.line_of(FILE, path) == line
 
 
+def test_a_line_is_given_up_where_it_would_take_long() -> None:
+    many = "x = [\n" + "  1, # a a\n" * 3000 + "]\na = 1\n"
+    assert config.line_of(many, ("a",)) is None
+    assert config.line_of("a = 1\n" + many.replace("\na = 1", ""), ("a",)) == 1
+
+
+def test_a_scenario_of_python_is_checked_by_the_same_types() -> None:
+    with pytest.raises(LeakauditError, match=r"^a key of set: expected text, got 1$"):
+        Scenario(set={1: 2})  # type: ignore[dict-item]
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -122,6 +133,7 @@ def test_a_key_is_found_on_its_line(path: tuple[str | int, ...], line: int | Non
         ("dtype = 'int8'", "dtype: expected float32 or float64, got 'int8' (at line 1)"),
         ("states = 1", "states: expected true or false, got 1 (at line 1)"),
         ("nodes = 2.0", "nodes: expected a whole number, got 2.0 (at line 1)"),
+        ("x = " + "[" * 9000 + "]" * 9000, "no valid TOML: lists or tables nest too deeply"),
         ("set = 3", "set: expected a table, got 3 (at line 1)"),
         ("[scenario]\nvictim = 3", "victim: expected text, got 3 (at line 2)"),
     ],

@@ -12,8 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from leakaudit import registry
 from leakaudit._util import config
-from leakaudit._util.decoding import present
-from leakaudit._util.forms import Number, Numbers, Words
+from leakaudit._util.forms import Number, Numbers, Words, present
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec

@@ -11,7 +11,8 @@ import torch
 from msgspec import UNSET, Meta, Struct, UnsetType
 from torch import Tensor
 
-from leakaudit._util.decoding import Misfit, decoded, present
+from leakaudit._util.decoding import Misfit, decoded
+from leakaudit._util.forms import present
 from leakaudit.trace import Graph, Layout, Messages, TaskSpec
 
 T = TypeVar("T")

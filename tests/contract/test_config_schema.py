@@ -63,7 +63,7 @@ def generated() -> dict[str, Any]:
                 parts[kind.__name__]["properties"][name]["description"] = says
     parts["Check"]["properties"]["scenario"]["anyOf"] = [{"type": "string"}, scenario_table]
     many = {"type": "array", "items": budget}
-    return {
+    whole = {
         "$schema": DRAFT,
         "title": "leakaudit.toml",
         "type": "object",
@@ -77,6 +77,8 @@ def generated() -> dict[str, Any]:
         "additionalProperties": False,
         "$defs": parts,
     }
+    plain: dict[str, Any] = json.loads(json.dumps(whole))
+    return plain
 
 
 def valid(text: str) -> bool:

@@ -39,17 +39,18 @@ _Name: TypeAlias = Annotated[
     ),
 ]
 _Number: TypeAlias = int | float  # as it was written
+_Free: TypeAlias = object  # any JSON value
 
 
 class _Open(Struct, frozen=True, kw_only=True):
     """What a later version of the same format added is not read."""
 
 
-class TaskEntry(_Open, frozen=True, kw_only=True):
+class _TaskEntry(_Open, frozen=True, kw_only=True):
     """The task of a description; the attributes are those of `TaskSpec`, which has the defaults."""
 
     model: _Name
-    args: dict[str, Any] | UnsetType = UNSET
+    args: dict[str, _Free] | UnsetType = UNSET
     loss: _Name | UnsetType = UNSET
     shape: tuple[int, ...] | UnsetType = UNSET
     classes: int | UnsetType = UNSET
@@ -73,24 +74,41 @@ class LayoutEntry(_Open, frozen=True, kw_only=True):
 
 
 class TraceEntry(_Open, frozen=True, kw_only=True):
-    """The description of a trace; the attributes are those of `leakaudit.trace.Trace`."""
+    """The description of a trace.
+
+    Attributes:
+        protocol: Name of the victim.
+        params: Public constants of the protocol.
+        task: What is trained.
+        nodes: Number of nodes.
+        layout: Where each parameter lies.
+        columns: First recorded column of the flat vector, and the first one after them.
+        id: Of the recording.
+        provenance: How it was made.
+    """
 
     protocol: _Name
-    params: dict[str, Any]
-    task: TaskEntry
+    params: dict[str, _Free]
+    task: _TaskEntry
     nodes: int
     layout: LayoutEntry
     columns: tuple[int, ...]
     id: str
-    provenance: dict[str, Any]
+    provenance: dict[str, _Free]
 
 
 class TruthEntry(_Open, frozen=True, kw_only=True):
-    """The description of a truth; the attributes are those of `leakaudit.trace.Truth`."""
+    """The description of a truth.
+
+    Attributes:
+        id: Of the recording.
+        task: What is trained.
+        provenance: How it was made.
+    """
 
     id: str
-    task: TaskEntry
-    provenance: dict[str, Any] = {}
+    task: _TaskEntry
+    provenance: dict[str, _Free] = {}
 
 
 class Bad(Exception):
@@ -134,7 +152,7 @@ def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
         bad(f"in its description, {ascii(str(why))[1:-1]}")
 
 
-def spec(value: TaskEntry) -> TaskSpec:
+def spec(value: _TaskEntry) -> TaskSpec:
     """Return the task.
 
     Args:

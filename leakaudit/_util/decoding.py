@@ -262,8 +262,10 @@ def _fits(value: object, kind: inspect.Type) -> bool:
         return True
     if isinstance(kind, inspect.CustomType):
         return _is_json(value)
-    if isinstance(kind, inspect.LiteralType):
-        return type(value) in (str, int) and value in kind.values
+    if isinstance(kind, inspect.LiteralType | inspect.EnumType):
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            return False
+        return value in _allowed(kind)
     if isinstance(value, bool):
         return isinstance(kind, inspect.BoolType)
     if isinstance(kind, inspect.StrType):
@@ -277,6 +279,12 @@ def _fits(value: object, kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.DateType):
         return isinstance(value, date) and not isinstance(value, datetime)
     return isinstance(kind, inspect.NoneType) and value is None
+
+
+def _allowed(kind: inspect.LiteralType | inspect.EnumType) -> list[object]:
+    if isinstance(kind, inspect.LiteralType):
+        return list(kind.values)
+    return [member.value for member in kind.cls]
 
 
 def _is_json(value: object) -> bool:
@@ -297,8 +305,8 @@ def _description(kind: inspect.Metadata) -> str | None:
 def _name(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.Metadata):
         return _description(kind) or _name(kind.type)
-    if isinstance(kind, inspect.LiteralType):
-        return " or ".join(sorted(map(repr, kind.values)))
+    if isinstance(kind, inspect.LiteralType | inspect.EnumType):
+        return " or ".join(sorted(map(repr, _allowed(kind))))
     if isinstance(kind, inspect.VarTupleType):
         return "a list"
     if isinstance(kind, inspect.DictType | inspect.StructType):

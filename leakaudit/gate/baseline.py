@@ -22,18 +22,40 @@ VERSION = 1
 DIGITS = 6  # significant ones of a sample
 
 
-class Block(Struct, frozen=True, forbid_unknown_fields=True):
+@dataclass(frozen=True)
+class Block:
     """What one cell measured.
 
     Attributes:
+        check: of which it is.
         digest: sha256 of how it was measured.
         seeds: of its runs.
         samples: measure -> one number per seed.
     """
 
-    digest: Sha256
+    check: str
+    digest: str
     seeds: tuple[int, ...]
     samples: Mapping[str, tuple[float, ...]]
+
+
+class _StoredCell(Struct, frozen=True, forbid_unknown_fields=True):
+    """A cell as the file holds it, under its name."""
+
+    digest: Sha256
+    seeds: tuple[int, ...]
+    samples: dict[str, tuple[float, ...]]
+
+
+class _Stored(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file holds."""
+
+    format: Literal["leakaudit.baseline"]
+    version: Literal[1]
+    updated: str
+    reason: str
+    versions: dict[str, str | None]
+    cells: dict[str, _StoredCell]
 
 
 @dataclass(frozen=True)
@@ -102,17 +124,6 @@ class Baseline:
         return "{\n" + ",\n".join(blocks) + "\n  }"
 
 
-class _File(Struct, frozen=True, forbid_unknown_fields=True):
-    """The values of a baseline's file."""
-
-    format: Literal["leakaudit.baseline"]
-    version: Literal[1]
-    updated: str
-    reason: str
-    versions: Mapping[str, str | None]
-    cells: Mapping[str, Block]
-
-
 def _json(value: object) -> str:
     return json.dumps(value, sort_keys=True, allow_nan=False)
 
@@ -146,19 +157,25 @@ def read(path: Path) -> Baseline:
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)[:200] or type(error).__name__) from None
     try:
-        stored = decoded(values, _File)
+        stored = decoded(values, _Stored)
     except Misfit as error:
         raise LeakauditError(
             f"baseline {path}: {error}; restore it from version control, or update it"
         ) from None
-    base = Baseline(stored.cells, stored.reason, stored.updated, stored.versions)
-    for name, cell in base.cells.items():
+    cells = {}
+    for name, cell in stored.cells.items():
         count = len(cell.seeds)
         if any(len(samples) != count for samples in cell.samples.values()):
             raise LeakauditError(
                 f"baseline {path}: {name}: expected one sample a seed, {count} each"
             )
-    return base
+        cells[name] = Block(_check(name), cell.digest, cell.seeds, cell.samples)
+    return Baseline(cells, stored.reason, stored.updated, stored.versions)
+
+
+def _check(name: str) -> str:
+    """Read the check from a key of the file, ``check/adversary/attack``; its name has no "/"."""
+    return name.partition("/")[0]
 
 
 def _unreadable(path: Path, why: str) -> LeakauditError:
@@ -166,10 +183,13 @@ def _unreadable(path: Path, why: str) -> LeakauditError:
     return LeakauditError(f"baseline {path}: {why}; {hint}")
 
 
-def block(digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]) -> Block:
+def block(
+    check: str, digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]
+) -> Block:
     """Return a cell as it is stored.
 
     Args:
+        check: of which it is.
         digest: sha256 of how it was measured.
         seeds: of its runs.
         samples: measure -> one number per seed.
@@ -178,7 +198,7 @@ def block(digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[floa
         The cell, its samples rounded to 6 significant digits.
     """
     stored = {measure: tuple(map(rounded, values)) for measure, values in samples.items()}
-    return Block(digest, tuple(seeds), stored)
+    return Block(check, digest, tuple(seeds), stored)
 
 
 def rounded(value: float) -> float:

@@ -20,7 +20,7 @@ from leakaudit.auditing.simulate import Simulated, simulate
 from leakaudit.auditing.words import markdown
 from leakaudit.pipeline.attack_run import ready as writable
 from leakaudit.progress import expired, watching
-from leakaudit.rendering import pictures
+from leakaudit.rendering import pictures, plots
 from leakaudit.results import provenance, record_file
 from leakaudit.scoring import lpips_weights
 from leakaudit.trace import Json
@@ -133,7 +133,7 @@ def audit(plan: AuditPlan, folder: Path, where: Where) -> tuple[dict[str, Json],
         judged = [*static(grid, measured), *tested]
         made = [o.found for o in simulated.outcomes]
         images = record_file.save_reconstructions(folder / "reconstructions.npz", made)
-        pictures.save(figure(plan, grid, simulated, measured), folder / FIGURE)
+        plots.save(figure(plan, grid, simulated, measured), folder / FIGURE)
         drawn = _picture(grid, simulated, folder)
         origin = provenance.collect(
             simulated.trace,

@@ -52,11 +52,13 @@ WIDE = 330
 HIGH = 210
 ROW_TITLE = 26
 LINE = 17  # of the legend
-LETTER = 6.1  # width of a letter of the legend, about
+LETTER = 5.9  # width of a letter of the legend, about
+SMALL_LETTER = 5.4  # the same beside an axis
 CELL = 24
 DECADES = 2  # powers of ten that values must span for an axis to become logarithmic by itself
-TICKS = 5  # about how many numbers stand beside an axis
+TICKS = 6  # at most how many steps between numbers stand beside an axis
 STUB = 14  # width of a dashed line through a single point
+ROUND = (1, 2, 5, 10)  # times a power of ten: steps between numbers
 SPARSE = 8  # markers on a long line, about
 SAID = 120  # characters of a title at most
 NAMED = 12  # characters of the name of a point at most
@@ -84,6 +86,8 @@ _SETTINGS: dict[RcKeyType, object] = {
     "legend.fontsize": 10,
     "legend.frameon": False,
     "lines.solid_capstyle": "round",
+    "figure.constrained_layout.w_pad": 0.09,  # inches
+    "figure.constrained_layout.h_pad": 0.07,
     "svg.fonttype": "none",  # text stays text: it can be selected, searched and read aloud
     "pdf.fonttype": 42,  # the same; publishers refuse Type 3
 }
@@ -198,6 +202,7 @@ class HeatMap:
     note: str = ""
 
 
+Dash = str | tuple[float, tuple[float, float]]  # as matplotlib takes it
 Row = tuple[str, Sequence[Panel]]  # title, and what stands beside each other
 
 
@@ -313,7 +318,7 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def svg(figure: Figure, name: str) -> str:
-    """Return a chart as SVG.
+    """Return a chart as SVG without a background, to stand on a page.
 
     Args:
         figure: The chart.
@@ -323,7 +328,7 @@ def svg(figure: Figure, name: str) -> str:
     Returns:
         The text of the file.
     """
-    return _written(figure, "svg", name).decode()
+    return _written(figure, "svg", name, transparent=True).decode()
 
 
 def logarithmic(values: Sequence[float]) -> bool:
@@ -361,9 +366,11 @@ def _figure(width: float, height: float) -> Figure:
     return Figure(figsize=size, layout="constrained", facecolor="white")
 
 
-def _written(figure: Figure, kind: str, name: str) -> bytes:
+def _written(figure: Figure, kind: str, name: str, transparent: bool = False) -> bytes:
+    """The bytes of a file."""
+    metadata = _METADATA[kind]
     with _settings(name), io.BytesIO() as file:
-        figure.savefig(file, format=kind, dpi=DPI, metadata=_METADATA[kind])
+        figure.savefig(file, format=kind, dpi=DPI, metadata=metadata, transparent=transparent)
         return file.getvalue()
 
 
@@ -426,12 +433,16 @@ def _artist(style: str, look: Look, heights: Sequence[float]) -> Line2D:
     from matplotlib.lines import Line2D
 
     chosen = STYLES[style]
+    dash: Dash = "solid"
+    if chosen.dash:
+        # Where two dashed lines coincide, the dashes of one fill the gaps of the other.
+        dash = (chosen.dash[0] * (look.place % 2), chosen.dash)
     return Line2D(
         range(len(heights)),
         heights,
         color=look.colour,
         linewidth=chosen.width,
-        linestyle=(0, chosen.dash) if chosen.dash else "solid",
+        linestyle=dash,
         marker=look.marker if chosen.marked else "",
         markersize=5.5,
         markeredgewidth=0,
@@ -519,7 +530,7 @@ def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> 
     else:
         reached = [v for v in (panel.low, panel.high) if v is not None]
         place.update_datalim([(0, v) for v in reached], updatex=False)
-        place.yaxis.set_major_locator(ticker.MaxNLocator(TICKS, steps=[1, 2, 2.5, 5, 10]))
+        place.yaxis.set_major_locator(ticker.MaxNLocator(TICKS, steps=ROUND))
         place.yaxis.set_major_formatter(lambda v, _: f"{v:.6g}")
     place.tick_params(axis="y", length=0)
 
@@ -530,12 +541,12 @@ def _horizontal(place: Axes, panel: Panel, letters: int) -> None:
 
     place.set_xlabel(_said(panel.axis, letters), loc="right", fontsize=9)
     if not panel.points:
-        place.xaxis.set_major_locator(ticker.MaxNLocator(TICKS, integer=True))
+        place.xaxis.set_major_locator(ticker.MaxNLocator(TICKS, steps=ROUND, integer=True))
         place.xaxis.set_major_formatter(lambda v, _: f"{v:.0f}")
         return
     names = [_said(name, NAMED) for name in panel.points]
-    widest = 2 + max(map(len, names))
-    step = math.ceil(len(names) * widest / letters)
+    widest = (1.5 + max(map(len, names))) * SMALL_LETTER
+    step = math.ceil(len(names) * widest / (letters * LETTER))
     place.set_xlim(-0.5, len(names) - 0.5)
     place.set_xticks(range(0, len(names), step), names[::step])
 
@@ -575,6 +586,18 @@ def _heat_map(place: Axes, one: HeatMap) -> None:
     place.set_yticks(np.arange(len(one.rows)) + 0.5, [_said(name, NAMED) for name in one.rows])
     place.set_ylabel(one.down, fontsize=9)
     place.set_xlabel(one.note, loc="left", fontsize=9)
-    place.text(-0.01, 1.0, one.across, transform=place.transAxes, ha="right", va="bottom")
-    bar = place.figure.colorbar(mesh, ax=place, ticks=[-1, 0, 1], pad=0.02, aspect=12)
+    place.text(
+        -0.01,
+        1.0,
+        one.across,
+        transform=place.transAxes,
+        ha="right",
+        va="bottom",
+        fontsize=9,
+        color=QUIET,
+    )
+    bar = place.figure.colorbar(
+        mesh, ax=place, ticks=[-1, 0, 1], pad=0.02, fraction=0.05, aspect=25
+    )
+    bar.set_label("weight", fontsize=9)
     bar.outline.set_visible(False)

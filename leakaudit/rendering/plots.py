@@ -568,8 +568,7 @@ def _heat_map(place: Axes, one: HeatMap) -> None:
 
     # Each sign has a scale of its own, so that the smallest weight differs from none.
     scale = [(0.0, NEGATIVE[1]), (0.5, NEGATIVE[0]), (0.5, POSITIVE[0]), (1.0, POSITIVE[1])]
-    colours = LinearSegmentedColormap.from_list("weights", scale)
-    colours.set_bad(NO_WEIGHT)
+    colours = LinearSegmentedColormap.from_list("weights", scale).with_extremes(bad=NO_WEIGHT)
     values = np.asarray(one.values, dtype=float)
     shown = np.ma.masked_equal(values, 0.0)
     mesh = place.pcolormesh(shown, cmap=colours, vmin=-1, vmax=1, edgecolors="white", linewidth=2)

@@ -151,7 +151,7 @@ def test_a_line_goes_where_its_values_are() -> None:
     }
     figure = training_chart.chart(runs)
     loss, consensus = figure.axes
-    assert [place.get_title() for place in figure.axes] == ["loss", "consensus error"]
+    assert [place.get_title(loc="left") for place in figure.axes] == ["loss", "consensus error"]
     assert (loss.get_yscale(), consensus.get_yscale()) == ("linear", "log")
     for place, name in ((loss, "loss"), (consensus, "consensus")):
         for line, run in zip(_drawn(figure)[place is consensus], runs.values(), strict=True):

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeGuard
 
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
@@ -344,6 +344,19 @@ def logarithmic(values: Sequence[float]) -> bool:
     return bool(positive) and min(values) >= 0 and max(positive) >= 10**DECADES * min(positive)
 
 
+def is_drawn(value: float | None, log: bool) -> TypeGuard[float]:
+    """Return whether a value has a place on an axis; one without it leaves a gap.
+
+    Args:
+        value: Of a line.
+        log: Whether the axis is logarithmic.
+
+    Returns:
+        True for a finite number, which is positive if the axis is logarithmic.
+    """
+    return value is not None and math.isfinite(value) and (value > 0 or not log)
+
+
 @contextmanager
 def _settings(name: str = "leakaudit") -> Iterator[None]:
     """Draw with our settings inside the block; afterwards those of the process are restored."""
@@ -469,11 +482,11 @@ def _panel(place: Axes, panel: Panel, looks: Mapping[str, Look], letters: int) -
     place.set_title(_wrapped(panel.title, letters))
     values: list[float] = []
     for line in panel.lines:
-        values += [v for v in line.values if v is not None and math.isfinite(v)]
+        values += [v for v in line.values if is_drawn(v, log=False)]
     log = panel.log
     if log is None:
         log = logarithmic(values)
-    drawable = [v for v in values if v > 0 or not log]
+    drawable = [v for v in values if is_drawn(v, log)]
     if not drawable:
         place.set_axis_off()
         place.text(0.5, 0.5, panel.empty, transform=place.transAxes, ha="center", color=QUIET)
@@ -491,10 +504,7 @@ def _panel(place: Axes, panel: Panel, looks: Mapping[str, Look], letters: int) -
 
 def _line(line: Line, look: Look, log: bool) -> Line2D:
     """Draw one line; a point between two gaps is marked, since it has no line to be seen by."""
-    heights: list[float] = []
-    for v in line.values:
-        drawn = v is not None and math.isfinite(v) and (v > 0 or not log)
-        heights.append(v if v is not None and drawn else math.nan)
+    heights = [v if is_drawn(v, log) else math.nan for v in line.values]
     artist = _artist(line.style, look, heights)
     at = [k for k, v in enumerate(heights) if not math.isnan(v)]
     single = [k for k in at if k - 1 not in at and k + 1 not in at]

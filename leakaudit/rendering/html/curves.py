@@ -197,22 +197,24 @@ def _drawn(panel: plots.Panel, name: str) -> Drawn:
     titles = {}
     for k, line in enumerate(panel.lines):
         if plots.STYLES[line.style].marked:
-            titles[f"line{k}"] = _titles(panel, line.name)
+            titles[f"line{k}"] = _titles(panel, line)
     return Drawn(panel.title, inline(plots.svg(figure, name), label, titles))
 
 
-def _titles(panel: plots.Panel, name: str) -> list[str]:
+def _titles(panel: plots.Panel, marked: plots.Line) -> list[str]:
     """What stands under the pointer at each marker: all values of its name at that point."""
     found = []
+    name = marked.name
     mine = [line for line in panel.lines if line.name == name]
     for k, point in enumerate(panel.points):
+        if not plots.is_drawn(marked.values[k], bool(panel.log)):
+            continue
         values = []
         for line in mine:
             value = line.values[k]
             if value is not None:
                 values.append(f"{line.style} {value:.3g}")
-        if values:
-            found.append(f"{name} at epsilon {point}: {', '.join(values)}")
+        found.append(f"{name} at epsilon {point}: {', '.join(values)}")
     return found
 
 

@@ -48,7 +48,8 @@ def inline(svg: str, label: str, titles: Mapping[str, Sequence[str]]) -> Markup:
             if shown:
                 element.set(_local(key), shown)
     for element in list(root.iter("g")):
-        _name_points(element, titles.get(element.get("id", ""), ()))
+        if element.get("id") in titles:
+            _name_points(element, titles[element.attrib["id"]])
     _strip(root)
     _, _, width, _ = root.attrib["viewBox"].split()
     view = {"viewBox": root.attrib["viewBox"], "width": width, "style": f"max-width:{width}px"}
@@ -81,7 +82,7 @@ def _rounded(match: re.Match[str]) -> str:
 
 def _name_points(line: Tree.Element, titles: Sequence[str]) -> None:
     """Put a title into each marker of a line."""
-    for marker, text in zip(line.iter("use"), titles, strict=False):
+    for marker, text in zip(list(line.iter("use")), titles, strict=True):
         title = Tree.SubElement(marker, "title")
         title.text = clean(text)
 

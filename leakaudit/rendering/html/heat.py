@@ -16,7 +16,7 @@ from leakaudit.results.model import Extended, decoded
 
 ROWS = 48  # cells at most; more nodes share a cell, which shows the worst of them
 COLUMNS = 48  # the same of rounds
-CELL = 16  # pixels
+CELL = 18  # pixels
 NAMED = 24  # adversaries that are drawn
 
 Span = tuple[str, str]  # first and last of what shares a cell

@@ -82,7 +82,7 @@ def test_before_snapping_float32_is_above_120_db() -> None:
     assert lowest_psnr(scores) > 120
 
 
-@pytest.mark.parametrize("rounds", [5, 20, 100])
+@pytest.mark.parametrize("rounds", [5, 20, pytest.param(100, marks=pytest.mark.slow)])
 def test_early_stopping_is_no_defence(rounds: int) -> None:
     """Yu 2023, chapter 6: 60 nodes, one sample each, logistic regression in the plane; the paper stops at t_max. Every fourth node."""
     settings = {"rho": 0.1, "alpha": 0.2, "z0": 1.0}  # converges with up to 30 neighbours

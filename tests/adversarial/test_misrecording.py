@@ -238,13 +238,16 @@ CASES = {
             ("    params = {", "    once = w + rng.normal(size=w.shape)\n    params = {"),
         ),
     ),
-    "reversed parameters": Case(3, "other gradients", sent("sent[i][::-1].copy()"), seeds=4),
-    "half of every number": Case(1, "too little noise", sent("0.5 * sent[i]")),
+    "reversed parameters": Case(
+        3, "other gradients", sent("sent[i][::-1].copy()"), seeds=4, slow=True
+    ),
+    "half of every number": Case(1, "too little noise", sent("0.5 * sent[i]"), slow=True),
     "the node opposite": Case(
         3,
         "other gradients",
         (("src=i, dst=graph.neighbours[i]", "src=(i + 2) % 4, dst=graph.neighbours[i]"),),
         seeds=4,
+        slow=True,
     ),
     "float16 as float32": Case(
         3, "numbers are not those that travel", sent("sent[i].astype(np.float16)")
@@ -273,6 +276,7 @@ CASES = {
         "other gradients",
         ((TRUTH, f"row = mine[i - 1]; {PICTURE}; {TRUTH}"),),
         seeds=4,
+        slow=True,
     ),
     "no truth": Case(2, "found none", ((TRUTH, "pass"),)),
     "no truth of one node": Case(
@@ -281,10 +285,10 @@ CASES = {
     # less noise than declared, or another
     "no noise": Case(1, "bit for bit", (SILENT,)),
     "no noise, and the order wrong": Case(
-        1, "Leak", (SILENT, ('"order": "adapt"', '"order": "combine"'))
+        1, "Leak", (SILENT, ('"order": "adapt"', '"order": "combine"')), slow=True
     ),
     "no noise, and the step wrong": Case(
-        1, "epsilon", (SILENT, ('"alpha": STEP', '"alpha": 2 * STEP'))
+        1, "epsilon", (SILENT, ('"alpha": STEP', '"alpha": 2 * STEP')), slow=True
     ),
     "no noise, and no lint": Case(1, "bit for bit", (SILENT,), gate=NO_LINT),
     "half of the noise": Case(
@@ -346,7 +350,7 @@ CASES = {
         seeds=4,
     ),
     "a tenth of the clip is declared": Case(
-        3, "other gradients", (('"clip": CLIP', '"clip": 0.1 * CLIP'),), seeds=4
+        3, "other gradients", (('"clip": CLIP', '"clip": 0.1 * CLIP'),), seeds=16, slow=True
     ),
     "no sensitivity": Case(
         3,

@@ -229,7 +229,7 @@ CASES = {
     ),
     # other numbers than those that travel
     "NaN": Case(2, "NaN or infinite", sent("sent[i] * np.nan")),
-    "zeros": Case(1, "too little noise", sent("0 * sent[i]")),
+    "zeros": Case(1, "too little noise", sent("0 * sent[i]"), slow=True),
     "one model, sent again and again": Case(
         1,
         "unclipped gradients|noise used twice",
@@ -292,7 +292,7 @@ CASES = {
     ),
     "no noise, and no lint": Case(1, "bit for bit", (SILENT,), gate=NO_LINT),
     "half of the noise": Case(
-        1, "too little noise", ((NOISE, NOISE.replace("SIGMA", "SIGMA / 2")),)
+        1, "too little noise", ((NOISE, NOISE.replace("SIGMA", "SIGMA / 2")),), slow=True
     ),
     "four times the noise is declared": Case(
         1, "too little noise", (('"sigma": SIGMA', '"sigma": 4 * SIGMA'),)
@@ -317,6 +317,7 @@ CASES = {
             (SENT, "sent = [m + once for m in stepped]"),
             (START, f"{START}    once = SIGMA * rng.normal(size=130)\n"),
         ),
+        slow=True,
     ),
     "noise drawn once by every node": Case(
         1,
@@ -465,6 +466,7 @@ CASES = {
         "times the gradients of the truth, expected 1",
         ((STEPPED, f"other = [(m + 7) % 200 for m in mine]; {OTHER}"),),
         seeds=4,
+        slow=True,
     ),
     "a record of another class at one node": Case(
         3,

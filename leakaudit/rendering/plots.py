@@ -60,7 +60,6 @@ TICKS = 6  # at most how many steps between numbers stand beside an axis
 STUB = 14  # width of a dashed line through a single point
 ROUND = (1, 2, 5, 10)  # times a power of ten: steps between numbers
 SPARSE = 8  # markers on a long line, about
-SAID = 120  # characters of a title at most
 NAMED = 12  # characters of the name of a point at most
 
 _SETTINGS: dict[RcKeyType, object] = {
@@ -246,7 +245,7 @@ def curves(
         for part, (title, panels) in zip(parts[:, 0], rows, strict=True):
             part.set_facecolor("none")
             if title:
-                part.suptitle(_said(title), x=0.005, ha="left", fontsize=11, weight="bold")
+                part.suptitle(_said(title, letters), x=0.005, ha="left", fontsize=11, weight="bold")
             places = part.subplots(1, across, squeeze=False)[0]
             for place in places[len(panels) :]:
                 place.set_axis_off()
@@ -280,7 +279,7 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
         figure = _figure(page, sum(heights))
         places = figure.subplots(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
         for place, one in zip(places, maps, strict=True):
-            _heat_map(place, one)
+            _heat_map(place, one, letters=int((page - 90) / LETTER))
     return figure
 
 
@@ -387,7 +386,7 @@ def _written(figure: Figure, kind: str, name: str, transparent: bool = False) ->
         return file.getvalue()
 
 
-def _said(text: str, most: int = SAID) -> str:
+def _said(text: str, most: int) -> str:
     """One printable line of limited length."""
     shown = clean(text)
     if len(shown) <= most:
@@ -571,7 +570,7 @@ def _room(panel: Panel, wide: float) -> int:
 # ---------------------------------------------------------------------------------------------
 
 
-def _heat_map(place: Axes, one: HeatMap) -> None:
+def _heat_map(place: Axes, one: HeatMap, letters: int) -> None:
     """Draw one heat map with a scale beside it."""
     import numpy as np
     from matplotlib.colors import LinearSegmentedColormap
@@ -586,19 +585,19 @@ def _heat_map(place: Axes, one: HeatMap) -> None:
     place.invert_yaxis()
     place.grid(visible=False)
     place.spines[:].set_visible(False)
-    place.set_title(_said(one.title))
+    place.set_title(_wrapped(one.title, letters))
     place.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
     widest = max(map(len, one.columns))
     step = math.ceil(widest * LETTER / CELL)
     across = np.arange(len(one.columns)) + 0.5
     place.set_xticks(across[::step], [_said(name, NAMED) for name in one.columns[::step]])
     place.set_yticks(np.arange(len(one.rows)) + 0.5, [_said(name, NAMED) for name in one.rows])
-    place.set_ylabel(one.down, fontsize=9)
-    place.set_xlabel(one.note, loc="left", fontsize=9)
+    place.set_ylabel(_said(one.down, NAMED), fontsize=9)
+    place.set_xlabel(_wrapped(one.note, letters), loc="left", fontsize=9)
     place.text(
         -0.01,
         1.0,
-        one.across,
+        _said(one.across, NAMED),
         transform=place.transAxes,
         ha="right",
         va="bottom",

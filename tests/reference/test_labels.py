@@ -229,7 +229,7 @@ def difference(
 FEW: list[tuple[str, dict[str, object], float]] = [
     ("convnet", {}, 0.01),
     ("lenet", {}, 0.1),
-    ("lenet", {"act": "tanh"}, 0.001),
+    ("lenet", {"act": "tanh"}, 0.1),
     ("convnet", {"l2": 0.1}, 0.01),
 ]
 NETWORKS: list[tuple[str, dict[str, object]]] = [

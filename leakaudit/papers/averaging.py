@@ -11,7 +11,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.row import ClaimFinding, Quote
 from leakaudit.papers.runs import fresh
 from leakaudit.papers.sources import secured_row
 from leakaudit.verdict import Verdict, against
@@ -75,7 +75,7 @@ def _models(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return w.to(dtype), lam.to(dtype)
 
 
-def _sums() -> tuple[Finding, ...]:
+def _sums() -> tuple[ClaimFinding, ...]:
     made = average(*_models(), rho=0.5, iterations=20)
     sums = made.lam.sum(1).abs().amax(1)
     start = float(sums[0])
@@ -85,7 +85,7 @@ def _sums() -> tuple[Finding, ...]:
         f"{start:.1f} at the start"
     )
     return (
-        Finding(
+        ClaimFinding(
             "from the first iteration on",
             against(later > ROUNDING),
             says,
@@ -94,7 +94,7 @@ def _sums() -> tuple[Finding, ...]:
     )
 
 
-def _linear_rate() -> tuple[Finding, ...]:
+def _linear_rate() -> tuple[ClaimFinding, ...]:
     rho = 0.5
     rate = rho / (rho + 2)
     off = average(*_models(), rho=rho, iterations=12).off()
@@ -102,14 +102,14 @@ def _linear_rate() -> tuple[Finding, ...]:
     worst = max(ratios[1:])
     figures = {"rate": rate, "ratios": ratios}
     return (
-        Finding(
+        ClaimFinding(
             "from the second iteration on",
             against(worst > rate * (1 + ROUNDING)),
             f"rho = {rho:g}: the error falls by at most {worst:.9f} an iteration, rho / (rho + 2) "
             f"= {rate:g}",
             figures,
         ),
-        Finding(
+        ClaimFinding(
             "the first iteration, as the proof has it",
             against(ratios[0] > rate * (1 + ROUNDING)),
             f"the error of z^1 is {ratios[0]:.1f} times that of z^0: the proof uses Lemma II.1 "
@@ -119,7 +119,7 @@ def _linear_rate() -> tuple[Finding, ...]:
     )
 
 
-def _figure_4() -> tuple[Finding, ...]:
+def _figure_4() -> tuple[ClaimFinding, ...]:
     found = {}
     for name, dtype in (("float64", torch.float64), ("float32", torch.float32)):
         found[name] = {
@@ -137,10 +137,12 @@ def _figure_4() -> tuple[Finding, ...]:
     figures = {}
     for name, errors in found.items():
         figures[name] = {f"{rho:g}": error for rho, error in errors.items()}
-    return (Finding("mean squared error after 4 iterations", Verdict.UNSUPPORTED, says, figures),)
+    return (
+        ClaimFinding("mean squared error after 4 iterations", Verdict.UNSUPPORTED, says, figures),
+    )
 
 
-def _two_iterations() -> tuple[Finding, ...]:
+def _two_iterations() -> tuple[ClaimFinding, ...]:
     shifts = {}
     better = True
     for rho in PENALTIES:
@@ -150,7 +152,7 @@ def _two_iterations() -> tuple[Finding, ...]:
         shifts[f"{rho:g}"] = float((made.z[2] - made.mean).mean())
     listed = ", ".join(f"{shift:.3f} at rho = {rho}" for rho, shift in shifts.items())
     return (
-        Finding(
+        ClaimFinding(
             "test accuracy after training with 2 iterations",
             Verdict.INCONCLUSIVE,
             "FEMNIST is not trained here and rho is not printed. Since duals from [0, 1) have "
@@ -158,7 +160,7 @@ def _two_iterations() -> tuple[Finding, ...]:
             f"{listed}",
             {"shift": shifts},
         ),
-        Finding(
+        ClaimFinding(
             "2 iterations come closer than 1",
             against(not better),
             f"so they do for each of {len(PENALTIES)} rho, by the factor rho / (rho + 2)",

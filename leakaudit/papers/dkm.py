@@ -10,7 +10,7 @@ import torch
 from leakaudit._util.bisection import crossing, geometric
 from leakaudit.bounds.empirical import lower, upper
 from leakaudit.bounds.mechanisms import Additive, truncated_laplace
-from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.row import ClaimFinding, Quote
 from leakaudit.papers.runs import finish, fresh, planned, run
 from leakaudit.papers.sources import dkm_row
 from leakaudit.protocols import recording
@@ -77,7 +77,7 @@ def _measured(epsilon: float, delta: float) -> float:
     )
 
 
-def _truncated_gaussian() -> tuple[Finding, ...]:
+def _truncated_gaussian() -> tuple[ClaimFinding, ...]:
     table = []
     for epsilon, delta in SETTINGS:
         noise = _theorem_6(epsilon, delta)
@@ -103,7 +103,9 @@ def _truncated_gaussian() -> tuple[Finding, ...]:
     beyond = all(t["true_delta"] > t["delta"] for t in table)
     figures = {"table": table, "measured_delta": measured}
     return (
-        Finding("one coordinate", against(beyond and measured > SETTINGS[0][1]), says, figures),
+        ClaimFinding(
+            "one coordinate", against(beyond and measured > SETTINGS[0][1]), says, figures
+        ),
     )
 
 
@@ -126,7 +128,7 @@ def _vector_delta(noise: Additive, epsilon: float, size: int) -> tuple[float, fl
     return total / DRAWS, total / DRAWS - math.sqrt(math.log(len(SIZES) / ALPHA) / (2 * DRAWS))
 
 
-def _truncated_laplace() -> tuple[Finding, ...]:
+def _truncated_laplace() -> tuple[ClaimFinding, ...]:
     epsilon = 0.5
     delta = 1e-3
     noise = truncated_laplace(epsilon, delta, 1.0)
@@ -150,19 +152,19 @@ def _truncated_laplace() -> tuple[Finding, ...]:
         "sensitivity"
     )
     return (
-        Finding(
+        ClaimFinding(
             "vectors with a Euclidean bound",
             against(min(v[1] for v in found.values()) > delta),
             vectors,
             figures,
         ),
-        Finding(
+        ClaimFinding(
             "one coordinate", against(single > delta * (1 + 1e-9)), one, {"true_delta": single}
         ),
     )
 
 
-def _sensitivity() -> tuple[Finding, ...]:
+def _sensitivity() -> tuple[ClaimFinding, ...]:
     rounds = 40
     alpha = 0.1
     records = 20
@@ -226,13 +228,13 @@ def _sensitivity() -> tuple[Finding, ...]:
         "the theorem has no word on it"
     )
     return (
-        Finding(
+        ClaimFinding(
             "the final average",
             against(moved > theorem),
             f"{says}: {theorem / trivial:.1f} times the trivial one",
             figures,
         ),
-        Finding("what is broadcast", Verdict.UNCLAIMED, about, {"broadcast": shown}),
+        ClaimFinding("what is broadcast", Verdict.UNCLAIMED, about, {"broadcast": shown}),
     )
 
 

@@ -14,7 +14,7 @@ from leakaudit.bounds import gaussian
 from leakaudit.bounds.approximate import approximate
 from leakaudit.bounds.composition import compose
 from leakaudit.bounds.guarantee import Adjacency
-from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.row import ClaimFinding, Quote
 from leakaudit.papers.runs import planned
 from leakaudit.papers.sources import dkm_row
 from leakaudit.protocols.mixing import matrix, metropolis
@@ -64,7 +64,7 @@ def memorised(delta: float, loss: float, items: int, records: int) -> float:
     return delta * loss * math.exp(records * math.log1p(-1 / items))
 
 
-def _generalisation() -> tuple[Finding, ...]:
+def _generalisation() -> tuple[ClaimFinding, ...]:
     gap = memorised(DELTA, LOSS, ITEMS, AGENTS * RECORDS)
     allowed = bound(0.0, DELTA, AGENTS, LOSS)
     repaired = LOSS * DELTA  # R delta in place of M delta, at epsilon = 0
@@ -74,7 +74,7 @@ def _generalisation() -> tuple[Finding, ...]:
     usual = bound(EPSILON, DELTA, AGENTS, LOSS)
     until = -math.log1p(-(gap - allowed) / (LOSS - allowed))  # where the bound reaches the gap
     return (
-        Finding(
+        ClaimFinding(
             "as printed, for losses up to R above the number of agents M",
             against(gap > allowed * SURE),
             f"M = {AGENTS}, N = {RECORDS}, delta = {DELTA:g}, R = {LOSS:g}: memorising with "
@@ -83,13 +83,13 @@ def _generalisation() -> tuple[Finding, ...]:
             f"R; this example exceeds the bound only for epsilon below about {until:.1e}",
             {"gap": gap, "allowed": allowed, "below_epsilon": until},
         ),
-        Finding(
+        ClaimFinding(
             "with R delta in place of M delta",
             against(gap > repaired * SURE),
             f"the same gap of {gap:.5f} against {repaired:.5f}",
             {"gap": gap, "allowed": repaired},
         ),
-        Finding(
+        ClaimFinding(
             "at the paper's epsilon and delta",
             against(farthest > usual * SURE),
             f"({EPSILON:g}, {DELTA:g}): no algorithm has a gap above R (e^epsilon - 1 + 2 delta) "
@@ -99,7 +99,7 @@ def _generalisation() -> tuple[Finding, ...]:
     )
 
 
-def _finite_sample() -> tuple[Finding, ...]:
+def _finite_sample() -> tuple[ClaimFinding, ...]:
     def margin(delta: float, loss: float) -> tuple[float, float]:
         """Return the chance that L <= empirical L + a, and that of Theorem 3, at the worst a."""
         largest = loss * math.exp(
@@ -115,13 +115,13 @@ def _finite_sample() -> tuple[Finding, ...]:
     shown = ", ".join(f"{true:.3f} against {said:.3f}" for true, said in usual)
     true, said = margin(0.9, 20 * LOSS)
     return (
-        Finding(
+        ClaimFinding(
             "delta up to 1/2",
             against(any(true < said for true, said in usual)),
             f"memorising with chance {DELTA:g}, .1 and .5: a chance of {shown} promised",
             {"true": [true for true, _ in usual], "promised": [said for _, said in usual]},
         ),
-        Finding(
+        ClaimFinding(
             "delta above 1/2, as printed for any delta",
             against(true * SURE < said),
             f"delta = .9, R = {20 * LOSS:g}: a chance of {true:.2f} where {said:.2f} is promised, "
@@ -150,7 +150,7 @@ def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float,
     return math.fsum(epsilons), 2 * lost
 
 
-def _two_agents() -> Finding:
+def _two_agents() -> ClaimFinding:
     """Judge two agents that iterate twice with W = 1/2.
 
     A record moves T(x) - x of its agent by a vector of length 1 / alpha.
@@ -196,10 +196,12 @@ def _two_agents() -> Finding:
         "true_delta": true,
         "claimed_delta": promised,
     }
-    return Finding("two agents of the iteration", against(true > promised * SURE), says, figures)
+    return ClaimFinding(
+        "two agents of the iteration", against(true > promised * SURE), says, figures
+    )
 
 
-def _composition() -> tuple[Finding, ...]:
+def _composition() -> tuple[ClaimFinding, ...]:
     total, promised = composed([EPSILON] * AGENTS, [DELTA] * AGENTS)
     released = [approximate(EPSILON, DELTA, Adjacency.REPLACE)] * AGENTS
     # Kairouz, Oh, Viswanath 2015: randomised response that leaks with chance delta reaches the
@@ -215,7 +217,7 @@ def _composition() -> tuple[Finding, ...]:
     figures = {"true_delta": true, "claimed_delta": promised, "claimed_of_one": single}
     return (
         _two_agents(),
-        Finding(
+        ClaimFinding(
             "independent releases",
             against(true > promised * SURE and single < DELTA),
             says,
@@ -224,7 +226,7 @@ def _composition() -> tuple[Finding, ...]:
     )
 
 
-def _mixed_noise() -> tuple[Finding, ...]:
+def _mixed_noise() -> tuple[ClaimFinding, ...]:
     size = 10
     plan = planned(
         victim="dkm", nodes=AGENTS, graph="ring", rounds=1, data="gaussians", model="logistic"
@@ -244,14 +246,14 @@ def _mixed_noise() -> tuple[Finding, ...]:
     moved, allowed = norms(1.0, 1.0)
     centred, enough = norms(1.0, 0.0)
     return (
-        Finding(
+        ClaimFinding(
             "noise with a mean, as printed",
             against(moved > allowed * SURE),
             f"a ring of {AGENTS} in {size} dimensions, mean 1 and variance 1: {moved:.2f}, the "
             f"bound says {allowed:.2f}. A mean that all agents share passes through W undamped",
             {"exact": moved, "bound": allowed, "lambda": second},
         ),
-        Finding(
+        ClaimFinding(
             "noise without a mean, as it is used",
             against(centred > enough * SURE),
             f"{centred:.2f} against {enough:.2f}",

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from leakaudit.papers.dpnorm import RING
-from leakaudit.papers.row import Finding, Quote
-from leakaudit.papers.runs import Run, optimum, run
+from leakaudit.papers.row import ClaimFinding, Quote
+from leakaudit.papers.runs import FinishedRun, optimum, run
 from leakaudit.papers.sources import dpnorm_row
 from leakaudit.verdict import Verdict, against
 
@@ -39,7 +39,7 @@ def _reached(graph: str, eta: str = "node") -> tuple[float, float]:
     return float((model - plain).abs().max()), float((model - weighted).abs().max())
 
 
-def _fixed_point() -> tuple[Finding, ...]:
+def _fixed_point() -> tuple[ClaimFinding, ...]:
     ring, _ = _reached("ring")
     star, weighted = _reached("star")
     common, _ = _reached("star", "common")
@@ -49,17 +49,17 @@ def _fixed_point() -> tuple[Finding, ...]:
     )
     figures = {"off": star, "off_weighted": weighted, "off_common": common}
     return (
-        Finding(
+        ClaimFinding(
             "equal degrees (a ring)",
             against(ring > ROUNDING),
             f"the models end {ring:.1e} off the optimum",
             {"off": ring},
         ),
-        Finding("unequal degrees (a star)", Verdict.UNCLAIMED, says, figures),
+        ClaimFinding("unequal degrees (a star)", Verdict.UNCLAIMED, says, figures),
     )
 
 
-def _divergence(done: Run, rounds: int) -> float:
+def _divergence(done: FinishedRun, rounds: int) -> float:
     """Return (1/N) sum_i D_{f_i}(w_i^out, w*), the left side of eq. (9) at alpha = 0.
 
     w_i^out is the mean of the first rounds' models.
@@ -75,7 +75,7 @@ def _divergence(done: Run, rounds: int) -> float:
     return float((losses(out) - losses(best) - (slope * (out - best)).sum(1)).mean())
 
 
-def _rate() -> tuple[Finding, ...]:
+def _rate() -> tuple[ClaimFinding, ...]:
     settings = {"sigma": 0.0, "mu": 0.2, "inner": 1, "l2": 0.01}
     done = run(
         victim="dpnorm",
@@ -94,14 +94,14 @@ def _rate() -> tuple[Finding, ...]:
     )
     listed = ", ".join(f"{value:.1e} at R = {stop}" for stop, value in found.items())
     return (
-        Finding(
+        ClaimFinding(
             "without noise (epsilon infinite)",
             against(slower),
             "a ring of 6, logistic regression, one class a node, K = 1: the divergence is "
             f"{listed}; (9) allows it to fall as 1 / sqrt(R)",
             {"divergence": {str(stop): value for stop, value in found.items()}},
         ),
-        Finding(
+        ClaimFinding(
             "the terms in epsilon",
             Verdict.UNSUPPORTED,
             "the constants, the logarithms and the appropriate mu are hidden in the order, and "
@@ -110,7 +110,7 @@ def _rate() -> tuple[Finding, ...]:
     )
 
 
-def _norms() -> tuple[Finding, ...]:
+def _norms() -> tuple[ClaimFinding, ...]:
     def dual(sigma: float, alpha: float) -> list[float]:
         """Return the norm of the dual messages after 200 and 800 rounds.
 
@@ -135,14 +135,14 @@ def _norms() -> tuple[Finding, ...]:
     growth = plain[1] / plain[0]
     figures = {"quiet": quiet, "plain": plain, "louder": louder, "damped": damped, "growth": growth}
     return (
-        Finding(
+        ClaimFinding(
             "noise raises the norm, alpha > 0 lowers it",
             against(not quiet[1] < plain[1] < louder[1] or damped[1] >= plain[1]),
             f"norm of the dual messages at alpha = 0: {shown}; {damped[1]:.2f} at alpha = .2 and "
             f"sigma = {sigma:g}",
             figures,
         ),
-        Finding(
+        ClaimFinding(
             "growth with the rounds",
             Verdict.UNCLAIMED,
             f"from round 200 to 800 the norm at alpha = 0 grows by a factor of {growth:.2f}: with "

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from leakaudit.adversary import Adversary
-from leakaudit.papers.row import Finding
+from leakaudit.papers.row import ClaimFinding
 from leakaudit.papers.runs import fresh, protocol
 from leakaudit.papers.sources import other_row
 from leakaudit.protocols.prox import prox
@@ -24,7 +24,7 @@ LOSS = 1.0
 TRIALS = 400
 
 
-def _pairwise() -> tuple[Finding, ...]:
+def _pairwise() -> tuple[ClaimFinding, ...]:
     gossips = 4
     clip = 1.0
     sigma = 1.0
@@ -53,14 +53,14 @@ def _pairwise() -> tuple[Finding, ...]:
     others = float(said[1:].sum()) / 8
     figures = {"said": said[1:].tolist(), "exact": exact, "determined_up_to_noise": far}
     return (
-        Finding(
+        ClaimFinding(
             "one pair",
             against(exact[3] > float(said[4]) * (1 + 1e-9)),
             f"mu^2 on a ring of eight, {gossips} exchanges: {listed}. All messages share one "
             "noise; the proof's restriction may differ from the formula of the public code",
             figures,
         ),
-        Finding(
+        ClaimFinding(
             "the mean over senders",
             against(mean > total * (1 + 1e-9)),
             f"mu^2 of {mean:.3f} exact, where the theorem's T d_v / n is {total:.3f}; without the "
@@ -128,7 +128,7 @@ def _farthest() -> float:
     return float((ends[0] - ends[1]).norm(dim=1).max())
 
 
-def _primal() -> tuple[Finding, ...]:
+def _primal() -> tuple[ClaimFinding, ...]:
     rate = _rate()
     moved = _farthest()
     degree = 2
@@ -146,8 +146,8 @@ def _primal() -> tuple[Finding, ...]:
         f"{rounds * rate * most:.3g} by the bound above"
     )
     return (
-        Finding("one iteration", against(rate * moved > LOSS), says, figures),
-        Finding(
+        ClaimFinding("one iteration", against(rate * moved > LOSS), says, figures),
+        ClaimFinding(
             "all iterations",
             Verdict.UNCLAIMED,
             total,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from leakaudit.trace import Json
-from leakaudit.verdict import Verdict
+from msgspec import Struct
 
-Figures = Mapping[str, Json]
+from leakaudit.results.model import VERDICT_NAMES, Free, VerdictName
+from leakaudit.verdict import Verdict
 
 
 class Quality(Enum):
@@ -21,8 +20,7 @@ class Quality(Enum):
     RECALLED = "recalled from memory; the paper was not at hand"
 
 
-@dataclass(frozen=True)
-class Quote:
+class Quote(Struct, frozen=True):
     """A few words of a paper, verbatim.
 
     Attributes:
@@ -33,13 +31,55 @@ class Quote:
     place: str
     text: str
 
-    def to_json(self) -> dict[str, Json]:
-        """Return plain values."""
-        return {"place": self.place, "text": self.text}
+
+class FindingEntry(Struct, frozen=True, kw_only=True):
+    """A finding as it is printed for programs.
+
+    Attributes:
+        about: What is judged.
+        verdict: Name of the outcome.
+        says: The outcome in one sentence.
+        figures: What was measured, by name; each judge has its own.
+    """
+
+    about: str
+    verdict: VerdictName
+    says: str
+    figures: dict[str, Free]
+
+
+class JudgedEntry(Struct, frozen=True, kw_only=True):
+    """A row that was judged, as it is printed for programs.
+
+    Attributes:
+        row: Place on the scoreboard.
+        paper: As in `ClaimRow`, like the next five.
+        source: Paper and theorem.
+        claim: What the paper states.
+        quality: How well we know it.
+        quotes: The paper's own words.
+        assumes: What is assumed.
+        verdict: Name of the outcome for the claim as it is published.
+        findings: What was found.
+        command: What repeats this row.
+        seconds: Wall-clock time.
+    """
+
+    row: int
+    paper: str
+    source: str
+    claim: str
+    quality: str
+    quotes: tuple[Quote, ...]
+    assumes: tuple[str, ...]
+    verdict: VerdictName
+    findings: tuple[FindingEntry, ...]
+    command: str
+    seconds: float
 
 
 @dataclass(frozen=True)
-class Finding:
+class ClaimFinding:
     """One statement and what was measured of it.
 
     Attributes:
@@ -52,20 +92,20 @@ class Finding:
     about: str
     verdict: Verdict
     says: str
-    figures: Figures = field(default_factory=dict)
+    figures: Mapping[str, Free] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Json]:
-        """Return plain values."""
-        return {
-            "about": self.about,
-            "verdict": self.verdict.name,
-            "says": self.says,
-            "figures": dict(self.figures),
-        }
+    def entry(self) -> FindingEntry:
+        """Return it as it is printed for programs."""
+        return FindingEntry(
+            about=self.about,
+            verdict=VERDICT_NAMES[self.verdict],
+            says=self.says,
+            figures=dict(self.figures),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ClaimRow:
     """A published claim.
 
     Attributes:
@@ -87,7 +127,7 @@ class Row:
     quality: Quality
     quotes: tuple[Quote, ...] = ()
     assumes: tuple[str, ...]
-    judge: Callable[[], tuple[Finding, ...]]
+    judge: Callable[[], tuple[ClaimFinding, ...]]
 
     @property
     def command(self) -> str:
@@ -96,7 +136,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """A row that was judged.
 
     Attributes:
@@ -105,8 +145,8 @@ class Judged:
         seconds: Wall-clock time that it took.
     """
 
-    row: Row
-    findings: tuple[Finding, ...]
+    row: ClaimRow
+    findings: tuple[ClaimFinding, ...]
     seconds: float
 
     @property
@@ -114,27 +154,18 @@ class Judged:
         """That of the claim as it is published."""
         return self.findings[0].verdict
 
-    def to_json(self) -> dict[str, Json]:
-        """Return plain values."""
-        return {
-            "row": self.row.number,
-            "paper": self.row.paper,
-            "source": self.row.source,
-            "claim": self.row.claim,
-            "quality": self.row.quality.name.lower(),
-            "quotes": list(map(Quote.to_json, self.row.quotes)),
-            "assumes": list(self.row.assumes),
-            "verdict": self.verdict.name,
-            "findings": list(map(Finding.to_json, self.findings)),
-            "command": self.row.command,
-            "seconds": round(self.seconds, 2),
-        }
-
-
-def plain(value: float) -> float | str:
-    """Return a number for JSON; infinity is the text ``inf``.
-
-    Args:
-        value: The number.
-    """
-    return "inf" if value == math.inf else value
+    def entry(self) -> JudgedEntry:
+        """Return it as it is printed for programs."""
+        return JudgedEntry(
+            row=self.row.number,
+            paper=self.row.paper,
+            source=self.row.source,
+            claim=self.row.claim,
+            quality=self.row.quality.name.lower(),
+            quotes=self.row.quotes,
+            assumes=self.row.assumes,
+            verdict=VERDICT_NAMES[self.verdict],
+            findings=tuple(finding.entry() for finding in self.findings),
+            command=self.row.command,
+            seconds=round(self.seconds, 2),
+        )

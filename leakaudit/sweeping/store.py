@@ -8,44 +8,30 @@ was cut short is passed over.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
-from leakaudit._util.files import replacing
-from leakaudit._util.schema import ANY, departure
+import msgspec
+
+from leakaudit._util.files import replacing, unfinished
 from leakaudit.errors import LeakauditError
+from leakaudit.results import model
+from leakaudit.results.departures import departure
 from leakaudit.results.provenance import digest
 from leakaudit.sweeping import cells, tables
+from leakaudit.sweeping.cell_files import FORMAT, VERSION, CellResult, PlanFile, Status, Timing
 from leakaudit.sweeping.plan import SweepPlan
-from leakaudit.sweeping.status import DIED, DONE, FAILED
-from leakaudit.trace import Json
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 PLAN = "plan.json"
 CELLS = "cells"
 ERRORS = "errors"
-FORMAT = "leakaudit.sweep"
-VERSION = 1
-_PLAN = {
-    "format": frozenset({FORMAT}),
-    "version": frozenset({VERSION}),
-    "plan": {str: ANY},
-    "versions": {str: (str, None)},
-}
-_CELL = {
-    "config": {str: ANY},
-    "status": frozenset({DONE, FAILED, DIED}),
-    "says": str,
-    "constants": {str: ANY},
-    "records": int,
-    "findings": [{str: ANY}],
-    # A cell without this entry was counted by an earlier rule, and is run again.
-    "refused": [{str: ANY}],
-    "reasons": {str: str},
-}
-_TIME = {"cell": str, "seconds": float, "cpu": float, "status": str, "worker": int}
 
 
 @dataclass(frozen=True)
@@ -66,7 +52,7 @@ class Planned:
         return digest({"plan": tables.to_json(self.plan), "versions": dict(self.versions)})
 
     @cached_property
-    def keyed(self) -> dict[str, cells.Cell]:
+    def keyed(self) -> dict[str, cells.PlannedCell]:
         """All cells by the names of their results, in the order of the plan."""
         return {cell.key(self.versions): cell for cell in cells.expand(self.plan)}
 
@@ -87,12 +73,12 @@ class Store:
         Args:
             planned: The plan.
         """
-        about = {
-            "format": FORMAT,
-            "version": VERSION,
-            "plan": tables.to_json(planned.plan),
-            "versions": dict(planned.versions),
-        }
+        about = PlanFile(
+            format=FORMAT,
+            version=VERSION,
+            plan=tables.to_json(planned.plan),
+            versions=dict(planned.versions),
+        )
         _write(self.folder / PLAN, about)
 
     def planned(self) -> Planned:
@@ -102,19 +88,19 @@ class Store:
             LeakauditError: The folder holds no sweep.
         """
         path = self.folder / PLAN
-        found = _read(path, _PLAN, "expected the folder of a sweep, with its plan.json")
-        return Planned(tables.of_json(found["plan"]), found["versions"])
+        found = _read(path, PlanFile, "expected the folder of a sweep, with its plan.json")
+        return Planned(tables.of_json(found.plan), found.versions)
 
-    def save(self, key: str, record: Mapping[str, Json]) -> None:
+    def save(self, key: str, result: CellResult) -> None:
         """Keep the result of one cell.
 
         Args:
             key: Its name.
-            record: The result.
+            result: The result.
         """
-        _write(self._file(key), record)
+        _write(self._file(key), result)
 
-    def load(self, key: str) -> dict[str, Json] | None:
+    def load(self, key: str) -> CellResult | None:
         """Return the result of a cell, None if it is not there.
 
         Args:
@@ -124,9 +110,11 @@ class Store:
             LeakauditError: The file is damaged.
         """
         path = self._file(key)
-        return _read(path, _CELL, "expected the result of a cell") if path.is_file() else None
+        if not path.is_file():
+            return None
+        return _read(path, CellResult, "expected the result of a cell")
 
-    def statuses(self, keys: Iterable[str]) -> dict[str, str]:
+    def statuses(self, keys: Iterable[str]) -> dict[str, Status]:
         """Return how the cells ended that are there.
 
         A damaged file counts as none, and is written anew.
@@ -137,11 +125,11 @@ class Store:
         found = {}
         for key in keys:
             try:
-                record = self.load(key)
+                result = self.load(key)
             except LeakauditError:
                 continue
-            if record is not None:
-                found[key] = str(record["status"])
+            if result is not None:
+                found[key] = result.status
         return found
 
     def clean(self, keys: Iterable[str]) -> None:
@@ -150,9 +138,9 @@ class Store:
         Args:
             keys: Names of cells.
         """
-        mine = set(keys)
-        for path in (self.folder / CELLS).glob(".*.tmp"):
-            if path.name[1:].split(".", 1)[0] in mine:
+        mine = {self._file(key).name for key in keys}
+        for path, name in unfinished(self.folder / CELLS).items():
+            if name in mine:
                 path.unlink(missing_ok=True)
 
     def explain(self, key: str, text: str | None) -> None:
@@ -169,51 +157,57 @@ class Store:
         with replacing(path) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
 
-    def timed(self, shard: str, line: Mapping[str, Json]) -> None:
+    def timed(self, shard: str, timing: Timing) -> None:
         """Append the timing of one cell in one write.
 
         Args:
             shard: The part of the sweep, which has a file of its own.
-            line: The timing.
+            timing: Of the cell.
         """
         path = self.folder / f"times-{shard}.jsonl"
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(handle, json.dumps(line).encode() + b"\n")
+            os.write(handle, json.dumps(model.plain(timing)).encode() + b"\n")
         finally:
             os.close(handle)
 
-    def times(self) -> Iterator[dict[str, Json]]:
+    def times(self) -> Iterator[Timing]:
         """Yield the timings of all shards that wrote here."""
         for path in sorted(self.folder.glob("times-*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    found = json.loads(line)
-                except ValueError:
+                    yield msgspec.json.decode(line, type=Timing)
+                except (msgspec.DecodeError, RecursionError):
                     continue
-                if isinstance(found, dict) and departure(found, _TIME) is None:
-                    yield found
 
     def _file(self, key: str) -> Path:
         return self.folder / CELLS / f"{key}.json"
 
 
-def _write(path: Path, record: Mapping[str, Json]) -> None:
-    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+def _write(path: Path, content: msgspec.Struct) -> None:
+    text = json.dumps(model.plain(content), indent=1, ensure_ascii=False, allow_nan=False)
     with replacing(path) as file:
         file.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _read(path: Path, spec: Mapping[str, Json], expected: str) -> dict[str, Json]:
-    """Read a file and check it against a table of its entries."""
+def _finite(text: str) -> float:
+    """Read a number; JSON has neither NaN nor infinity."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no JSON number")
+    return number
+
+
+def _read(path: Path, kind: type[S], expected: str) -> S:
+    """Read a file as a type."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes(), parse_constant=_finite, parse_float=_finite)
     except OSError as error:
         raise LeakauditError(f"{path}: {expected}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise LeakauditError(f"{path}: {expected}, got no JSON") from None
-    wrong = departure(found, spec)
-    if wrong:
-        raise LeakauditError(f"{path}: {expected}: {wrong}")
-    kept: dict[str, Json] = found
-    return kept
+    try:
+        return msgspec.convert(found, kind)
+    except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
+        wrong = departure(found, kind) or error
+        raise LeakauditError(f"{path}: {expected}: {wrong}") from None

@@ -12,7 +12,8 @@ from typing import Any
 from leakaudit._util import toml_file
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.sweeping.plan import SweepPlan, finite
+from leakaudit.results.model import encoded
+from leakaudit.sweeping.plan import SweepPlan
 from leakaudit.trace import Json
 
 TABLES = ("scenario", "sweep", "audit")  # that one file may have
@@ -96,7 +97,7 @@ def to_json(plan: SweepPlan) -> dict[str, Json]:
     Args:
         plan: The sweep.
     """
-    plain = {**asdict(plan), "epsilon": finite(plan.epsilon)}
+    plain = {**asdict(plan), "epsilon": [encoded(epsilon) for epsilon in plan.epsilon]}
     kept: dict[str, Json] = json.loads(json.dumps(plain))
     return kept
 

@@ -16,8 +16,8 @@ from scipy import integrate, optimize, stats
 from leakaudit.bounds import gaussian
 from leakaudit.papers import (
     ROWS,
+    ClaimRow,
     Quality,
-    Row,
     averaging,
     defences,
     dkmtheory,
@@ -42,7 +42,7 @@ def normal(text: str) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=IDS)
-def test_every_row_says_how_well_it_knows_its_claim_and_what_it_assumes(row: Row) -> None:
+def test_every_row_says_how_well_it_knows_its_claim_and_what_it_assumes(row: ClaimRow) -> None:
     assert row.assumes
     assert all(row.assumes)
     if row.paper in FIVE:
@@ -56,7 +56,7 @@ def test_every_row_says_how_well_it_knows_its_claim_and_what_it_assumes(row: Row
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.paper in FIVE], ids=lambda row: f"row{row.number}"
 )
-def test_its_words_stand_in_the_paper(row: Row, paper: Callable[[str], str]) -> None:
+def test_its_words_stand_in_the_paper(row: ClaimRow, paper: Callable[[str], str]) -> None:
     text = normal(paper(row.paper))
     for quote in row.quotes:
         assert normal(quote.text) in text, quote

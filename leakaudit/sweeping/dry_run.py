@@ -15,7 +15,7 @@ from leakaudit.sweeping import cells
 from leakaudit.sweeping.cell_files import DONE
 from leakaudit.sweeping.cells import PlannedCell
 from leakaudit.sweeping.plan import SweepPlan
-from leakaudit.sweeping.run import SweepOptions, part, plan_of_first, unfinished
+from leakaudit.sweeping.run import SweepOptions, part, plan_of_first, remaining
 from leakaudit.sweeping.store import Planned, Store
 from leakaudit.traces.recorder import human
 
@@ -87,7 +87,7 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
     store = Store(folder)
     mine = part(planned.keyed, options.shard)
     known = store.statuses(mine)
-    left = unfinished(mine, known, options)
+    left = remaining(mine, known, options)
     rows, total = _costs(mine.values(), dict(left).values(), _mean_times(store, planned))
     sized = plan_of_first(mine, options)
     workers = max(1, options.processes)

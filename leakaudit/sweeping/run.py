@@ -110,7 +110,7 @@ def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
         store.begin(planned)
         store.clean(mine)
         known = store.statuses(mine)
-        todo = unfinished(mine, known, options)
+        todo = remaining(mine, known, options)
         swept = Swept(len(mine), len(mine) - len(todo))
         try:
             _run(store, mine, todo, options)
@@ -119,15 +119,17 @@ def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
         ends = store.statuses(mine)
         swept.left = len(mine) - len(ends)
         for key, status in ends.items():
+            if status == DONE:
+                continue
             result = store.load(key)
-            if status != DONE and result is not None:
+            if result is not None:
                 swept.troubles.append((mine[key].words, result.says))
         if options.shard[1] == 1:
             swept.record = merge.write([folder], folder / "results.json")
     return swept
 
 
-def unfinished(
+def remaining(
     mine: dict[str, PlannedCell], known: Mapping[str, Status], options: SweepOptions
 ) -> list[tuple[str, PlannedCell]]:
     """Return the cells that are still worked on.

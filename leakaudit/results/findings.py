@@ -45,14 +45,17 @@ def finding(
     Returns:
         The values of a `leakaudit.results.model.Finding`.
     """
-    return model.plain(entry(leak, found, score, images))
+    stored = None
+    if images is not None:
+        stored = model.fitted(images, StoredImages)
+    return model.plain(entry(leak, found, score, stored))
 
 
 def entry(
     leak: GradientLeak,
     found: Reconstruction,
     score: Score,
-    images: Mapping[str, str | None] | None = None,
+    images: StoredImages | None = None,
 ) -> Finding:
     """Return one finding of a record.
 
@@ -60,7 +63,7 @@ def entry(
         leak: What was attacked.
         found: What came out.
         score: How near it comes to the truth.
-        images: Where it was saved, from `record_file.save_reconstructions`; None if it was not.
+        images: Where it was saved; None if it was not.
 
     Returns:
         The finding.
@@ -78,7 +81,7 @@ def entry(
         residual=finite(found.residual),
         seconds=found.seconds,
         note=noted(found, score),
-        images=None if images is None else model.fitted(images, StoredImages),
+        images=images,
     )
 
 

@@ -131,7 +131,7 @@ def curves(audit: AuditPart) -> list[tuple[str, ...]]:
     Returns:
         Cells under `CURVE`.
     """
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for point in audit.curves:
         where = (grid_epsilon(point.epsilon), clean(point.adversary), clean(point.attack))
         refused = refusal(given(point.attacked, None), given(point.refused, None))

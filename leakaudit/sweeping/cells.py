@@ -153,7 +153,8 @@ def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) 
             loose[name] = value
     victim = str(named.get("victim", plan.scenario.victim))
     constants = {**plan.scenario.set, **loose, **_settings_of(victim, plan, point)}
-    scenario = replace(plan.scenario, **named, set=constants)
+    # A value of an axis may be of any type; the scenario checks it.
+    scenario = Scenario(**{**asdict(plan.scenario), **named, "set": constants})
     _, args = scenario.parts()
     _refuse(scenario, args)
     _attackable(plan, scenario, who)

@@ -6,6 +6,7 @@ attack.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -146,5 +147,13 @@ def _value(point: SweepPoint, metric: str, style: str) -> float | None:
 def _sorted(values: Iterable[Free]) -> list[Free]:
     """Return numbers from small to large, words as they were named."""
     kept = list(values)
-    numbers = all(isinstance(v, int | float) or v == "inf" for v in kept)
-    return sorted(kept, key=float) if numbers else kept
+    numbers = []
+    for value in kept:
+        if isinstance(value, int | float):
+            numbers.append(float(value))
+        elif value == "inf":
+            numbers.append(math.inf)
+        else:
+            return kept
+    ordered = sorted(range(len(kept)), key=lambda place: numbers[place])
+    return [kept[place] for place in ordered]

@@ -159,7 +159,12 @@ class _Worker:
         self.process.join()
 
 
-def _serve(channel: Connection, job: Job, number: int, environment: Mapping[str, str]) -> None:
+def _serve(
+    channel: Connection[Ended | str, tuple[str, PlannedCell] | None],
+    job: Job,
+    number: int,
+    environment: Mapping[str, str],
+) -> None:
     """Work until told to end, or until the process that planned has ended.
 
     `environment` is that of the planning process, perhaps newer than the fork's.

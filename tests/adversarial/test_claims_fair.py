@@ -251,10 +251,12 @@ def test_independent_releases_by_enumeration() -> None:
     (found,) = judge(select(numbers=[30]))
     figures = found.findings[1].figures
     assert figures["true_delta"] == pytest.approx(total, rel=1e-9)
+    claimed = figures["claimed_delta"]
+    assert isinstance(claimed, float)
     share = delta / (1 + math.exp(epsilon))
     for a in (1e-9, 0.1, epsilon):  # delta' for any a_m, as the theorem prints it
         printed = 1 - (1 - math.exp(-a) * share) ** times + 1 - (1 - share) ** times
-        assert printed <= figures["claimed_delta"] * (1 + 1e-9) < total
+        assert printed <= claimed * (1 + 1e-9) < total
 
 
 def test_the_noise_of_the_mixing_step_by_drawing_it() -> None:

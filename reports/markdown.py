@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from leakaudit.registry import renderer
-from leakaudit.rendering import audit_text, sweep_text
+from leakaudit.rendering import audit_text, gate_text, sweep_text
 from leakaudit.rendering import markdown as md
 from leakaudit.rendering.shown import Shown
 from leakaudit.results import model
 from leakaudit.results.comparison import lines
-from leakaudit.results.model import AuditRecord, Finding
+from leakaudit.results.model import AuditRecord, CheckRecord, Finding
 from leakaudit.results.wording import LIMITS, not_determined, notes, provenance, scopes, table
 from leakaudit.trace import Json
 
@@ -30,6 +30,8 @@ def render(results: Mapping[str, Json]) -> str:
     if results["kind"] == "sweep":
         return sweep_text.markdown(model.of_sweep(results))
     shown = Shown.of(results)
+    if isinstance(shown.record, CheckRecord):
+        return gate_text.markdown(shown.record)
     attacks = _attacks(shown)
     if isinstance(shown.record, AuditRecord):
         return f"{audit_text.markdown(shown.record)}\n\n{attacks}"

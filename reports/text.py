@@ -10,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from leakaudit.registry import renderer
-from leakaudit.rendering import audit_text, sweep_text
+from leakaudit.rendering import audit_text, gate_text, sweep_text
 from leakaudit.rendering.console import printed
 from leakaudit.rendering.shown import Shown
 from leakaudit.results import model
 from leakaudit.results.comparison import lines
-from leakaudit.results.model import AuditRecord, Finding
+from leakaudit.results.model import AuditRecord, CheckRecord, Finding
 from leakaudit.results.wording import (
     LIMITS,
     clean,
@@ -51,6 +51,8 @@ def render(results: Mapping[str, Json], width: int | None = None, color: bool = 
         sweep = model.of_sweep(results)
         return printed(sweep_text.text(sweep), width or sweep_text.WIDTH, color)
     shown = Shown.of(results)
+    if isinstance(shown.record, CheckRecord):
+        return gate_text.text(shown.record)
     if isinstance(shown.record, AuditRecord):
         audited = printed(audit_text.text(shown.record), width or audit_text.WIDTH, color)
         return audited + "".join(f"{line}\n" for line in lines(shown.against))

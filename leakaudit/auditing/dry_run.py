@@ -90,12 +90,12 @@ def _point(plan: AuditPlan, level: Level) -> DryPoint:
     exact = {}
     node = {}
     for adversary in plan.parsed:
-        prices = [view.price for view in level.seen_by(adversary)]
-        exact[str(adversary)] = encoded(_worst([p.epsilon for p in prices]))
-        node[str(adversary)] = encoded(_worst([p.node_epsilon for p in prices]))
+        bounds = [view.bound for view in level.seen_by(adversary)]
+        exact[str(adversary)] = encoded(_worst([p.epsilon for p in bounds]))
+        node[str(adversary)] = encoded(_worst([p.node_epsilon for p in bounds]))
     rounds = level.ready.scenario.rounds
     if level.views:
-        rounds = level.views[0].price.rounds_priced
+        rounds = level.views[0].bound.rounds
     return DryPoint(
         epsilon=level.words,
         constants=dict(level.constants),

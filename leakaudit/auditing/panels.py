@@ -156,7 +156,7 @@ def _ceilings(
     for k in order:
         entry = grid[k].seen_by(adversary)[0]
         # A view without noise has no promise, and allows every success.
-        by_view = 1.0 if entry.price.mu == math.inf else None
+        by_view = 1.0 if entry.bound.mu == math.inf else None
         by_claim = None
         for promise in promises(entry, grid[k].delta):
             if promise.empty:

@@ -12,7 +12,7 @@ from leakaudit.cli._options import settings, shared
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from leakaudit.papers import ClaimRow, JudgedClaim
+    from leakaudit.papers import JudgedClaim, PublishedClaim
     from leakaudit.verdict import Verdict
 
 NOTE = (
@@ -67,14 +67,13 @@ def run(args: argparse.Namespace) -> int:
     """
     from leakaudit.papers import judge, select
     from leakaudit.rendering import console
-    from leakaudit.results import model
 
     chosen = settings(args)
     rows = select(args.paper, args.row)
     with console.shown(chosen.progress):
         found = list(judge(rows))
     if args.format == "json":
-        sys.stdout.write(json.dumps([model.plain(one.entry()) for one in found], indent=2) + "\n")
+        sys.stdout.write(json.dumps([one.to_json() for one in found], indent=2) + "\n")
     else:
         _write(found)
     return 0
@@ -106,7 +105,7 @@ def _write(found: list[JudgedClaim]) -> None:
     out.print(Text(NOTE, style="dim"))
 
 
-def _origin(row: ClaimRow) -> list[str]:
+def _origin(row: PublishedClaim) -> list[str]:
     """Return two lines: how well the claim is known, with its words, and what is assumed."""
     quoted = "; ".join(f'"{quote.text}" ({quote.place})' for quote in row.quotes)
     known = f"{row.quality.name.lower()}: {quoted}" if quoted else row.quality.value

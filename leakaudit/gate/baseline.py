@@ -39,14 +39,35 @@ class Block:
     """What one cell measured.
 
     Attributes:
+        check: of which it is.
         digest: sha256 of how it was measured.
         seeds: of its runs.
         samples: measure -> one number per seed.
     """
 
+    check: str
     digest: str
     seeds: tuple[int, ...]
     samples: Mapping[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class _StoredCell:
+    """A cell as the file holds it, under its name."""
+
+    digest: str
+    seeds: tuple[int, ...]
+    samples: dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What the file holds beside its format and version."""
+
+    updated: str
+    reason: str
+    versions: dict[str, str | None]
+    cells: dict[str, _StoredCell]
 
 
 @dataclass(frozen=True)
@@ -152,14 +173,21 @@ def read(path: Path) -> Baseline:
         raise LeakauditError(
             f"baseline {path}: {wrong}; restore it from version control, or update it"
         )
-    base = msgspec.convert(values, Baseline)
-    for name, cell in base.cells.items():
+    stored = msgspec.convert(values, _Stored)
+    cells = {}
+    for name, cell in stored.cells.items():
         count = len(cell.seeds)
         if any(len(samples) != count for samples in cell.samples.values()):
             raise LeakauditError(
                 f"baseline {path}: {name}: expected one sample a seed, {count} each"
             )
-    return base
+        cells[name] = Block(_check(name), cell.digest, cell.seeds, cell.samples)
+    return Baseline(cells, stored.reason, stored.updated, stored.versions)
+
+
+def _check(name: str) -> str:
+    """Read the check from a key of the file, ``check/adversary/attack``; its name has no "/"."""
+    return name.partition("/")[0]
 
 
 def _unreadable(path: Path, why: str) -> LeakauditError:
@@ -167,10 +195,13 @@ def _unreadable(path: Path, why: str) -> LeakauditError:
     return LeakauditError(f"baseline {path}: {why}; {hint}")
 
 
-def block(digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]) -> Block:
+def block(
+    check: str, digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]
+) -> Block:
     """Return a cell as it is stored.
 
     Args:
+        check: of which it is.
         digest: sha256 of how it was measured.
         seeds: of its runs.
         samples: measure -> one number per seed.
@@ -179,7 +210,7 @@ def block(digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[floa
         The cell, its samples rounded to 6 significant digits.
     """
     stored = {measure: tuple(map(rounded, values)) for measure, values in samples.items()}
-    return Block(digest, tuple(seeds), stored)
+    return Block(check, digest, tuple(seeds), stored)
 
 
 def rounded(value: float) -> float:

@@ -149,18 +149,6 @@ def cell_name(check: str, adversary: str, attack: str) -> str:
     return f"{check}/{adversary}/{attack}"
 
 
-def check_of(cell: str) -> str:
-    """Return the name of the check in the name of a cell, the inverse of `cell_name`.
-
-    Args:
-        cell: such as a key of a baseline's file.
-
-    Returns:
-        The name before the first "/", which is in no check's name.
-    """
-    return cell.split("/")[0]
-
-
 @dataclass(frozen=True)
 class Budget:
     """The largest allowed value of a measure; the last budget that fits a cell and a measure holds.

@@ -21,7 +21,7 @@ from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring import scoring
 from leakaudit.scoring.scoring import Score
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Json, TaskSpec, Trace, Truth
+from leakaudit.trace import TaskSpec, Trace, Truth
 from leakaudit.traces import trace_file
 
 # By how much a recording may be older than the call that made it: its time is cut to whole seconds,
@@ -137,13 +137,12 @@ class _Scenario:
 def _read(check: Check, folder: Path) -> Scenario:
     if isinstance(check.scenario, str):
         return Scenario.from_toml(folder / check.scenario)
-    values: Mapping[str, Json] = check.scenario
     known = [one.name for one in fields(Scenario)]
-    for key in values:
+    for key in check.scenario:
         if key not in known:
             near = suggest(key, known)
             raise LeakauditError(f"check {check.name}: scenario: unknown key {key!r}{near}")
-    return Scenario(**values)
+    return Scenario.of(check.scenario, folder)
 
 
 class _Function:

@@ -20,15 +20,15 @@ from leakaudit.papers import (
     secured,
     tabletwo,
 )
-from leakaudit.papers.row import ClaimFinding, ClaimRow, JudgedClaim, Quality, Quote
+from leakaudit.papers.row import JudgedClaim, Judgement, PublishedClaim, Quality, Quote
 from leakaudit.progress import step
 
 __all__ = [
     "PAPERS",
     "ROWS",
-    "ClaimFinding",
-    "ClaimRow",
     "JudgedClaim",
+    "Judgement",
+    "PublishedClaim",
     "Quality",
     "Quote",
     "judge",
@@ -49,13 +49,15 @@ FILES = (
     defences,
     others,
 )
-ROWS: tuple[ClaimRow, ...] = tuple(
+ROWS: tuple[PublishedClaim, ...] = tuple(
     sorted((row for file in FILES for row in file.ROWS), key=lambda row: row.number)
 )
 PAPERS = tuple(sorted({row.paper for row in ROWS}))
 
 
-def select(papers: Collection[str] = (), numbers: Collection[int] = ()) -> tuple[ClaimRow, ...]:
+def select(
+    papers: Collection[str] = (), numbers: Collection[int] = ()
+) -> tuple[PublishedClaim, ...]:
     """Return the rows of some papers and numbers.
 
     Args:
@@ -90,7 +92,7 @@ def _refuse_unknown(
             )
 
 
-def judge(rows: Sequence[ClaimRow]) -> Iterator[JudgedClaim]:
+def judge(rows: Sequence[PublishedClaim]) -> Iterator[JudgedClaim]:
     """Yield each row with its findings, computed now.
 
     Args:

@@ -16,7 +16,7 @@ from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
-from leakaudit.papers.row import ClaimFinding, Quote
+from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import FinishedRun, fresh, protocol, run
 from leakaudit.papers.sources import pdmm_row
 from leakaudit.reconstruction import Certificate
@@ -75,7 +75,7 @@ def input_error(done: FinishedRun, leaks: list[GradientLeak]) -> float:
     return median(float((s.relative_error or (1.0,))[0] or 1.0) for s in score(found, done.truth))
 
 
-def _early_stopping() -> tuple[ClaimFinding, ...]:
+def _early_stopping() -> tuple[Judgement, ...]:
     one = dict[str, float]()
     two = dict[str, float]()
     for stop in STOPS:
@@ -89,7 +89,7 @@ def _early_stopping() -> tuple[ClaimFinding, ...]:
         f"one-step differences: {listed}"
     )
     return (
-        ClaimFinding(
+        Judgement(
             "gradient differences",
             against(max(one.values()) < EXACT),
             says,
@@ -138,7 +138,7 @@ def _one_step(done: FinishedRun) -> float:
     return max(errors)
 
 
-def _what_is_learnt() -> tuple[ClaimFinding, ...]:
+def _what_is_learnt() -> tuple[Judgement, ...]:
     thetas = (1.0, 0.5, 0.3)
     runs = [
         run(
@@ -156,13 +156,13 @@ def _what_is_learnt() -> tuple[ClaimFinding, ...]:
     listed = ", ".join(f"{e:.1e} for theta = {t:g}" for t, e in zip(thetas, two, strict=True))
     better = ", ".join(f"{e:.1e} for theta = {t:g}" for t, e in zip(thetas, one, strict=True))
     return (
-        ClaimFinding(
+        Judgement(
             "two-step differences",
             against(two[0] > EXACT),
             f"relative error of eq. (2.13): {listed}; it needs theta = 1",
             {"error": two},
         ),
-        ClaimFinding(
+        Judgement(
             "one-step differences",
             Verdict.UNCLAIMED,
             f"they are on the wire, too, and need no models: {better}",
@@ -201,10 +201,10 @@ def _images(samples: int, rounds: int, attack: str) -> tuple[int, int, bool]:
     return exact, right, all(f.certificate is Certificate.EXACT for f in found)
 
 
-def _batches() -> tuple[ClaimFinding, ...]:
+def _batches() -> tuple[Judgement, ...]:
     faces, labels, _ = _images(1, 10, "analytic")
     findings = [
-        ClaimFinding(
+        Judgement(
             "labels from differences",
             against(labels == 4),
             f"{labels} of 4 labels of one-sample nodes, and {faces} of 4 faces bit for bit, "
@@ -220,7 +220,7 @@ def _batches() -> tuple[ClaimFinding, ...]:
         )
         findings.insert(
             0,
-            ClaimFinding(
+            Judgement(
                 f"a batch of {size}",
                 against(whole == size),
                 says,
@@ -250,7 +250,7 @@ def _taps(shares: tuple[float, ...]) -> list[dict[str, int]]:
     return found
 
 
-def _subspace() -> tuple[ClaimFinding, ...]:
+def _subspace() -> tuple[Judgement, ...]:
     settings = {
         "nodes": 8,
         "graph": "ring",
@@ -273,20 +273,20 @@ def _subspace() -> tuple[ClaimFinding, ...]:
         f"{t['edges']} of {t['of']} directed edges give {t['nodes']} of 10 nodes" for t in taps
     )
     return (
-        ClaimFinding(
+        Judgement(
             "single gradients",
             against(told),
             f"a ring of 8 (E = N), all wires heard, z^0 random and unheard: {says}",
             {"determined": told},
         ),
-        ClaimFinding(
+        Judgement(
             "differences of gradients",
             Verdict.UNCLAIMED,
             f"every one-step difference comes back to {error:.1e}, as the thesis' own Theorem 1 "
             "lets expect",
             {"relative_error": error},
         ),
-        ClaimFinding(
+        Judgement(
             "differences, some wires heard",
             Verdict.UNCLAIMED,
             f"a grid of 10: {listed}",

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from msgspec import Struct
-
-from leakaudit.results.model import VERDICT_NAMES, Free, VerdictName
+from leakaudit._util.plain import Plain
 from leakaudit.verdict import Verdict
 
 
@@ -20,7 +18,8 @@ class Quality(Enum):
     RECALLED = "recalled from memory; the paper was not at hand"
 
 
-class Quote(Struct, frozen=True):
+@dataclass(frozen=True)
+class Quote:
     """A few words of a paper, verbatim.
 
     Attributes:
@@ -31,55 +30,13 @@ class Quote(Struct, frozen=True):
     place: str
     text: str
 
-
-class FindingEntry(Struct, frozen=True, kw_only=True):
-    """A finding as it is printed for programs.
-
-    Attributes:
-        about: What is judged.
-        verdict: Name of the outcome.
-        says: The outcome in one sentence.
-        figures: What was measured, by name; each judge has its own.
-    """
-
-    about: str
-    verdict: VerdictName
-    says: str
-    figures: dict[str, Free]
-
-
-class JudgedEntry(Struct, frozen=True, kw_only=True):
-    """A row that was judged, as it is printed for programs.
-
-    Attributes:
-        row: Place on the scoreboard.
-        paper: As in `ClaimRow`, like the next five.
-        source: Paper and theorem.
-        claim: What the paper states.
-        quality: How well we know it.
-        quotes: The paper's own words.
-        assumes: What is assumed.
-        verdict: Name of the outcome for the claim as it is published.
-        findings: What was found.
-        command: What repeats this row.
-        seconds: Wall-clock time.
-    """
-
-    row: int
-    paper: str
-    source: str
-    claim: str
-    quality: str
-    quotes: tuple[Quote, ...]
-    assumes: tuple[str, ...]
-    verdict: VerdictName
-    findings: tuple[FindingEntry, ...]
-    command: str
-    seconds: float
+    def to_json(self) -> dict[str, Plain]:
+        """Return plain values."""
+        return {"place": self.place, "text": self.text}
 
 
 @dataclass(frozen=True)
-class ClaimFinding:
+class Judgement:
     """One statement and what was measured of it.
 
     Attributes:
@@ -92,20 +49,20 @@ class ClaimFinding:
     about: str
     verdict: Verdict
     says: str
-    figures: Mapping[str, Free] = field(default_factory=dict)
+    figures: Mapping[str, Plain] = field(default_factory=dict)
 
-    def entry(self) -> FindingEntry:
-        """Return it as it is printed for programs."""
-        return FindingEntry(
-            about=self.about,
-            verdict=VERDICT_NAMES[self.verdict],
-            says=self.says,
-            figures=dict(self.figures),
-        )
+    def to_json(self) -> dict[str, Plain]:
+        """Return plain values."""
+        return {
+            "about": self.about,
+            "verdict": self.verdict.name,
+            "says": self.says,
+            "figures": dict(self.figures),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimRow:
+class PublishedClaim:
     """A published claim.
 
     Attributes:
@@ -127,7 +84,7 @@ class ClaimRow:
     quality: Quality
     quotes: tuple[Quote, ...] = ()
     assumes: tuple[str, ...]
-    judge: Callable[[], tuple[ClaimFinding, ...]]
+    judge: Callable[[], tuple[Judgement, ...]]
 
     @property
     def command(self) -> str:
@@ -145,8 +102,8 @@ class JudgedClaim:
         seconds: Wall-clock time that it took.
     """
 
-    row: ClaimRow
-    findings: tuple[ClaimFinding, ...]
+    row: PublishedClaim
+    findings: tuple[Judgement, ...]
     seconds: float
 
     @property
@@ -154,18 +111,18 @@ class JudgedClaim:
         """That of the claim as it is published."""
         return self.findings[0].verdict
 
-    def entry(self) -> JudgedEntry:
-        """Return it as it is printed for programs."""
-        return JudgedEntry(
-            row=self.row.number,
-            paper=self.row.paper,
-            source=self.row.source,
-            claim=self.row.claim,
-            quality=self.row.quality.name.lower(),
-            quotes=self.row.quotes,
-            assumes=self.row.assumes,
-            verdict=VERDICT_NAMES[self.verdict],
-            findings=tuple(finding.entry() for finding in self.findings),
-            command=self.row.command,
-            seconds=round(self.seconds, 2),
-        )
+    def to_json(self) -> dict[str, Plain]:
+        """Return plain values."""
+        return {
+            "row": self.row.number,
+            "paper": self.row.paper,
+            "source": self.row.source,
+            "claim": self.row.claim,
+            "quality": self.row.quality.name.lower(),
+            "quotes": list(map(Quote.to_json, self.row.quotes)),
+            "assumes": list(self.row.assumes),
+            "verdict": self.verdict.name,
+            "findings": list(map(Judgement.to_json, self.findings)),
+            "command": self.row.command,
+            "seconds": round(self.seconds, 2),
+        }

@@ -56,12 +56,12 @@ def protocol(**changes: Any) -> Protocol:
 
 
 def run(**changes: Any) -> FinishedRun:
-    """FinishedRun a scenario, in float64 where nothing else is asked for."""
+    """Run a scenario, in float64 where nothing else is asked for."""
     return finish(planned(**{"states": True, **changes}))
 
 
 def finish(plan: Plan) -> FinishedRun:
-    """FinishedRun a plan.
+    """Run a plan.
 
     Args:
         plan: A scenario made ready.

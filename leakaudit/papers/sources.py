@@ -1,17 +1,17 @@
 """Rows of one paper each: what is the same for all claims of a paper stands here, once.
 
-A call takes what differs between the claims, by the names of the fields of `ClaimRow`.
+A call takes what differs between the claims, by the names of the fields of `PublishedClaim`.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from leakaudit.papers.row import ClaimRow, Quality
+from leakaudit.papers.row import PublishedClaim, Quality
 
-dpnorm_row = partial(ClaimRow, paper="000", quality=Quality.READ)
-recal_row = partial(ClaimRow, paper="001", quality=Quality.RECONSTRUCTED)
-dkm_row = partial(ClaimRow, paper="002", quality=Quality.READ)
-secured_row = partial(ClaimRow, paper="003", quality=Quality.READ)
-pdmm_row = partial(ClaimRow, paper="004", quality=Quality.READ)
-other_row = partial(ClaimRow, paper="other", quality=Quality.RECALLED)
+dpnorm_row = partial(PublishedClaim, paper="000", quality=Quality.READ)
+recal_row = partial(PublishedClaim, paper="001", quality=Quality.RECONSTRUCTED)
+dkm_row = partial(PublishedClaim, paper="002", quality=Quality.READ)
+secured_row = partial(PublishedClaim, paper="003", quality=Quality.READ)
+pdmm_row = partial(PublishedClaim, paper="004", quality=Quality.READ)
+other_row = partial(PublishedClaim, paper="other", quality=Quality.RECALLED)

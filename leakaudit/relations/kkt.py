@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.sparse as sp
-import scipy.sparse.linalg as sla
 from numpy.typing import NDArray
 
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.knowledge import Knowledge
 from leakaudit.relations.modular import PRIMES, independent, residue
+
+# scipy.sparse is imported where it is used: it takes a third of a second, and whoever only records
+# or renders solves nothing.
 
 Array = NDArray[np.float64]
 
@@ -91,6 +92,8 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> Syst
             channel error comes on top.
         floor: Least rounding of a known message.
     """
+    import scipy.sparse as sp
+
     vectors = knowledge.declared.vectors
     known = tuple(sorted(knowledge.used & knowledge.known))
     flat = _columns(knowledge, knowledge.flat)
@@ -190,6 +193,8 @@ def _columns(knowledge: Knowledge, places: list[int]) -> Any:
 
 
 def _sparse(entries: list[tuple[int, int, float]], rows: int, columns: int) -> Any:
+    import scipy.sparse as sp
+
     row = np.array([entry[0] for entry in entries], int)
     column = np.array([entry[1] for entry in entries], int)
     value = np.array([entry[2] for entry in entries], float)
@@ -244,6 +249,9 @@ def _factor(
     noise: Any, flat: Any, middle: Array, bottom: Array, delta: float
 ) -> tuple[Array, Array, Array]:
     """Return u, lam and r of the quasi-definite system, refined; NaN if it has no factor."""
+    import scipy.sparse as sp
+    from scipy.sparse.linalg import splu
+
     q = noise.shape[1]
     m, f = flat.shape
     blocks = [
@@ -257,7 +265,7 @@ def _factor(
     try:
         # A threshold of .1 keeps most pivots on the diagonal, which is sparser; the default 1 would
         # swap rows more often.
-        factor = sla.splu((matrix + shift).tocsc(), permc_spec="COLAMD", diag_pivot_thresh=0.1)
+        factor = splu((matrix + shift).tocsc(), permc_spec="COLAMD", diag_pivot_thresh=0.1)
     except RuntimeError:
         # A pivot that rounds to zero: no solution here, which `solve` sees.
         right = np.full_like(right, np.nan)

@@ -129,8 +129,8 @@ def _fits(value: object, kind: inspect.Type) -> bool:
         return _fits(value, kind.type)
     if isinstance(kind, inspect.CustomType):
         return _is_json(value)
-    if isinstance(kind, inspect.LiteralType):
-        return not isinstance(value, bool) and value in kind.values
+    if isinstance(kind, inspect.LiteralType | inspect.EnumType):
+        return not isinstance(value, bool) and value in _allowed(kind)
     if isinstance(value, bool):
         return isinstance(kind, inspect.BoolType)
     if isinstance(kind, inspect.StrType):
@@ -142,6 +142,12 @@ def _fits(value: object, kind: inspect.Type) -> bool:
     if isinstance(kind, inspect.FloatType):
         return isinstance(value, int | float) and math.isfinite(value)
     return isinstance(kind, inspect.NoneType) and value is None
+
+
+def _allowed(kind: inspect.LiteralType | inspect.EnumType) -> list[object]:
+    if isinstance(kind, inspect.LiteralType):
+        return list(kind.values)
+    return [member.value for member in kind.cls]
 
 
 def _is_json(value: object) -> bool:
@@ -167,8 +173,8 @@ def _name(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.Metadata):
         described = (kind.extra_json_schema or {}).get("description")
         return str(described or "a JSON value")
-    if isinstance(kind, inspect.LiteralType):
-        return " or ".join(sorted(map(repr, kind.values)))
+    if isinstance(kind, inspect.LiteralType | inspect.EnumType):
+        return " or ".join(sorted(map(repr, _allowed(kind))))
     if isinstance(kind, inspect.VarTupleType):
         return "a list"
     if isinstance(kind, inspect.DictType | inspect.StructType):

@@ -20,7 +20,7 @@ from leakaudit.auditing.simulate import Simulated, simulate
 from leakaudit.auditing.where import Where
 from leakaudit.pipeline.attack_run import ready as writable
 from leakaudit.progress import expired, watching
-from leakaudit.rendering import pictures
+from leakaudit.rendering import pictures, plots
 from leakaudit.results import model, provenance, record_file
 from leakaudit.results.model import AuditRecord, Provenance, StoredImages
 from leakaudit.scoring import lpips_weights
@@ -29,7 +29,9 @@ FIGURE = "audit.png"
 PICTURE = "reconstructions.png"
 
 
-def audit(plan: AuditPlan, folder: Path, where: Where) -> AuditRecord:
+def audit(
+    plan: AuditPlan, folder: Path, where: Where, figure_file: Path | None = None
+) -> AuditRecord:
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
     Ctrl-C and max_seconds end the work and keep what was found, marked as not complete.
@@ -38,6 +40,7 @@ def audit(plan: AuditPlan, folder: Path, where: Where) -> AuditRecord:
         plan: Of the audit.
         folder: Where files are written.
         where: It runs.
+        figure_file: Where the figure goes beside audit.png, as PNG, SVG or PDF by its suffix.
 
     Returns:
         The record that results.json holds.
@@ -61,7 +64,10 @@ def audit(plan: AuditPlan, folder: Path, where: Where) -> AuditRecord:
         judged = [*static(grid, measured), *tested]
         made = [o.found for o in simulated.outcomes]
         images = record_file.save_reconstructions(folder / "reconstructions.npz", made)
-        pictures.save(figure(plan, grid, simulated, measured), folder / FIGURE)
+        chart = figure(plan, grid, simulated, measured)
+        plots.save(chart, folder / FIGURE)
+        if figure_file is not None:
+            plots.save(chart, figure_file)
         drawn = _picture(grid, simulated, folder)
         origin = provenance.collect(
             simulated.trace,

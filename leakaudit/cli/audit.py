@@ -48,6 +48,12 @@ def add(verbs: Any) -> None:
         action="store_true",
         help="exit code 3 where a promise is INCONCLUSIVE or UNSUPPORTED",
     )
+    sub.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="also draw the figure to FILE: .png, .svg or .pdf (besides audit.png)",
+    )
     shared(sub, "seed", "device", "threads", "output", "data_root", "download", "max_seconds")
     sub.set_defaults(run=run)
 
@@ -69,9 +75,11 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.auditing.plan import AuditPlan
     from leakaudit.auditing.run import audit
     from leakaudit.auditing.where import Where
-    from leakaudit.rendering import console
+    from leakaudit.rendering import console, plots
     from leakaudit.results import model
 
+    if args.figure is not None:
+        plots.expect_suffix(args.figure, "--figure")
     chosen = settings(args)
     plan = AuditPlan.from_toml(args.scenario)
     if args.seed is not None:
@@ -82,11 +90,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     folder = Path(chosen.output)
     with console.shown(chosen.progress):
-        found = audit(plan, folder, where)
+        found = audit(plan, folder, where, args.figure)
     for name in args.format or ["text"]:
         show(_rendered(name, folder))
     files = ["results.json", "report.md", found.audit.figure, found.picture]
     say(f"{folder}: {', '.join(filter(None, files))}", args)
+    if args.figure is not None:
+        say(f"{args.figure}: written", args)
     if not found.complete and not chosen.max_seconds:
         return INTERRUPTED
     verdicts = {one.verdict for one in found.audit.verdicts}

@@ -55,7 +55,7 @@ def add(verbs: Any) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="also draw the combinations over the rounds, as a PNG",
+        help="also draw the combinations over the rounds, as PNG, SVG or PDF by the file's suffix",
     )
     shared(sub, "threads")
     sub.set_defaults(run=run)
@@ -71,17 +71,19 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     from leakaudit.extraction import explanation
-    from leakaudit.rendering import console
+    from leakaudit.rendering import console, plots
     from leakaudit.traces import trace_file
 
+    if args.output is not None:
+        plots.expect_suffix(args.output)
     chosen = settings(args)
     trace = trace_file.load(args.trace)
     with console.shown(chosen.progress):
         found = explanation.explain(trace, listener(args), args.node, args.gradients)
     if args.output is not None:
-        from leakaudit.rendering import explanation_chart, pictures
+        from leakaudit.rendering import explanation_chart
 
-        pictures.save(explanation_chart.combinations(found), args.output)
+        plots.save(explanation_chart.combinations(found), args.output)
         say(f"{args.output}: written", args)
     if args.format == "json":
         sys.stdout.write(json.dumps([e.to_json() for e in found], indent=2) + "\n")

@@ -43,7 +43,7 @@ class PlannedCell:
     scenario: Scenario
     adversary: str
     attack: str
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, object]
     epsilon: float | None
     at: Mapping[str, Setting]
 
@@ -171,7 +171,7 @@ def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) 
     return PlannedCell(plan, scenario, who, attack, settings, epsilon, dict(point))
 
 
-def _settings_of(name: str, plan: SweepPlan, point: Mapping[str, Setting]) -> dict[str, Setting]:
+def _settings_of(name: str, plan: SweepPlan, point: Mapping[str, Setting]) -> dict[str, object]:
     """Return what is set for an attack or a victim, in all cells and at this place on its axes."""
     settings = dict(plan.set.get(name, {}))
     for axis in plan.own_axes:

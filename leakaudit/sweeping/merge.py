@@ -12,7 +12,7 @@ from pathlib import Path
 from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
-from leakaudit.rendering import pictures
+from leakaudit.rendering import plots
 from leakaudit.results import model, record_file
 from leakaudit.results.model import SweepPart, SweepRecord, SweptCell
 from leakaudit.results.wording import sweep_headline
@@ -40,7 +40,7 @@ def write(folders: Sequence[Path], path: Path) -> SweepRecord:
     """
     planned, found = collect(folders)
     record = build(planned, found)
-    pictures.save(panels.figure(record.sweep, planned.plan.own_axes), path.parent / FIGURE)
+    plots.save(panels.figure(record.sweep), path.parent / FIGURE)
     values = model.plain(record)
     page = registry.get("reports", "markdown")
     with replacing(path.parent / REPORT) as file:

@@ -8,7 +8,6 @@ was cut short is passed over.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,10 +17,10 @@ from typing import TypeVar
 
 import msgspec
 
+from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.files import replacing, unfinished
 from leakaudit.errors import LeakauditError
 from leakaudit.results import model
-from leakaudit.results.departures import departure
 from leakaudit.results.provenance import digest
 from leakaudit.sweeping import cells, tables
 from leakaudit.sweeping.cell_files import FORMAT, VERSION, CellResult, PlanFile, Status, Timing
@@ -176,8 +175,8 @@ class Store:
         for path in sorted(self.folder.glob("times-*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    yield msgspec.json.decode(line, type=Timing)
-                except (msgspec.DecodeError, RecursionError):
+                    yield decoded(json.loads(line), Timing)
+                except (ValueError, RecursionError, Misfit):
                     continue
 
     def _file(self, key: str) -> Path:
@@ -190,24 +189,15 @@ def _write(path: Path, content: msgspec.Struct) -> None:
         file.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _finite(text: str) -> float:
-    """Read a number; JSON has neither NaN nor infinity."""
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text} is no JSON number")
-    return number
-
-
 def _read(path: Path, kind: type[S], expected: str) -> S:
     """Read a file as a type."""
     try:
-        found = json.loads(path.read_bytes(), parse_constant=_finite, parse_float=_finite)
+        found = json.loads(path.read_bytes())
     except OSError as error:
         raise LeakauditError(f"{path}: {expected}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise LeakauditError(f"{path}: {expected}, got no JSON") from None
     try:
-        return msgspec.convert(found, kind)
-    except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
-        wrong = departure(found, kind) or error
-        raise LeakauditError(f"{path}: {expected}: {wrong}") from None
+        return decoded(found, kind)
+    except Misfit as error:
+        raise LeakauditError(f"{path}: {expected}: {error}") from None

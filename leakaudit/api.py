@@ -7,7 +7,7 @@ Each function loads only what its own verb needs, when it is called.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 File = str | os.PathLike[str]
 OUTPUT = "leakaudit-out"
 RECORD = "results.json"
+SWEEP_FORMS = ("text", "markdown", "json")  # reports that a sweep has
 
 
 def record(
@@ -184,15 +185,16 @@ def audit(
     Raises:
         LeakauditError: The plan, its data or the folder cannot be used. Nothing is written then.
     """
-    from leakaudit.auditing import run
     from leakaudit.auditing.plan import AuditPlan
+    from leakaudit.auditing.run import audit as run
+    from leakaudit.auditing.where import Where
+    from leakaudit.results import record_file
 
     if not isinstance(plan, AuditPlan):
         plan = AuditPlan.from_toml(Path(plan))
     root = None if data_root is None else Path(data_root)
-    where = run.Where(root, download, device, max_seconds)
-    found, _ = run.audit(plan, Path(folder), where)
-    return found
+    run(plan, Path(folder), Where(root, download, device, max_seconds))
+    return record_file.read(Path(folder) / RECORD)
 
 
 def check(
@@ -280,7 +282,7 @@ def sweep(
     if not isinstance(plan, SweepPlan):
         plan = tables.load(Path(plan))
     root = None if data_root is None else Path(data_root)
-    options = run.Options(workers, backend, shard, retry_failed, root, download, trusted)
+    options = run.SweepOptions(workers, backend, shard, retry_failed, root, download, trusted)
     return run.sweep(plan, Path(folder), options)
 
 
@@ -368,34 +370,12 @@ def file_of(results: File) -> Path:
 def _renderer(kind: str, name: str) -> Callable[[Any], str]:
     """Return the function that renders a kind of record.
 
-    Audits and sweeps have a text and a Markdown of their own.
+    A sweep has no pages with pictures and no checks.
     """
     from leakaudit import registry
     from leakaudit.errors import LeakauditError
 
     render: Callable[[Any], str] = registry.get("reports", name)
-    if kind == "sweep":
-        from leakaudit.sweeping import words as swept
-
-        forms = {"text": swept.text, "markdown": swept.markdown, "json": render}
-        if name not in forms:
-            raise LeakauditError(f"a sweep is shown as {', '.join(forms)}, got -f {name}")
-        return forms[name]
-    if name not in ("text", "markdown"):
-        return render
-    if kind == "audit":
-        from leakaudit.auditing import words
-
-        if name == "markdown":
-            return lambda results: words.markdown(results, render(results))
-        return _audit_text
+    if kind == "sweep" and name not in SWEEP_FORMS:
+        raise LeakauditError(f"a sweep is shown as {', '.join(SWEEP_FORMS)}, got -f {name}")
     return render
-
-
-def _audit_text(results: Mapping[str, Json]) -> str:
-    """Return an audit's text, and what changed since earlier results."""
-    from leakaudit.auditing import words
-    from leakaudit.results import comparison
-
-    changes = comparison.lines(results.get("against") or {})
-    return words.text(results) + "".join(f"{line}\n" for line in changes)

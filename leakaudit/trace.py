@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from leakaudit.errors import LeakauditError
 
 Json = Any  # None, bool, int, float, str, list or dict of them
+# A hyper-parameter of an attack, or a constant of a victim or a model, as users type it.
+Setting: TypeAlias = bool | int | float | str
 RECORDING = (
     "recording"  # entry of the provenance of a trace and its truth, drawn for each recording
 )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import Enum
 
+# Trials beyond which no test asks for more; a choice, far beyond what an audit can afford.
+MOST_TRIALS = 10_000_000
+
 
 class Verdict(Enum):
     """The outcome for one claim; the value is the sentence that a reader sees."""

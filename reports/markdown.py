@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from leakaudit.registry import renderer
-from leakaudit.rendering import gate_text
+from leakaudit.rendering import audit_text, gate_text, sweep_text
 from leakaudit.rendering import markdown as md
 from leakaudit.rendering.shown import Shown
+from leakaudit.results import model
 from leakaudit.results.comparison import lines
-from leakaudit.results.model import CheckRecord, Finding
+from leakaudit.results.model import AuditRecord, CheckRecord, Finding
 from leakaudit.results.wording import LIMITS, not_determined, notes, provenance, scopes, table
 from leakaudit.trace import Json
 
@@ -20,16 +21,26 @@ def render(results: Mapping[str, Json]) -> str:
     """Write GitHub-flavoured Markdown.
 
     Args:
-        results: A record.
+        results: A record of any kind.
 
     Returns:
         A page; names from the trace are escaped, so that they are neither markup, links nor
         mentions.
     """
+    if results["kind"] == "sweep":
+        return sweep_text.markdown(model.of_sweep(results))
     shown = Shown.of(results)
+    if isinstance(shown.record, CheckRecord):
+        return gate_text.markdown(shown.record)
+    attacks = _attacks(shown)
+    if isinstance(shown.record, AuditRecord):
+        return f"{audit_text.markdown(shown.record)}\n\n{attacks}"
+    return attacks
+
+
+def _attacks(shown: Shown) -> str:
+    """The page of an attack, or of the attacks of an audit."""
     record = shown.record
-    if isinstance(record, CheckRecord):
-        return gate_text.markdown(record)
     blocks = ["# What this adversary learns", f"**{md.escape(record.summary)}**"]
     if shown.against:
         blocks += ["## Against the earlier results", md.items(lines(shown.against))]

@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from leakaudit.registry import renderer
-from leakaudit.rendering import gate_text
+from leakaudit.rendering import audit_text, gate_text, sweep_text
 from leakaudit.rendering.console import printed
 from leakaudit.rendering.shown import Shown
+from leakaudit.results import model
 from leakaudit.results.comparison import lines
-from leakaudit.results.model import CheckRecord, Finding
+from leakaudit.results.model import AuditRecord, CheckRecord, Finding
 from leakaudit.results.wording import (
     LIMITS,
     clean,
@@ -31,24 +32,32 @@ _RIGHT = ("node", "PSNR dB", "SSIM", "LPIPS", "rel. error", "seconds")  # column
 _SPARE = ("SSIM", "LPIPS", "identified", "seconds")  # columns that a narrow terminal leaves out
 _ROOM = 110  # columns of a terminal below which `_SPARE` is left out, so that no word is broken
 SHOWN = 200  # findings in a terminal; a choice
+WIDTH = 120  # columns of a terminal that show the table of findings unfolded
 
 
 @renderer("text")
-def render(results: Mapping[str, Json], width: int = 120, color: bool = False) -> str:
+def render(results: Mapping[str, Json], width: int | None = None, color: bool = False) -> str:
     """Write text for a terminal.
 
     Args:
-        results: A record.
-        width: Columns.
+        results: A record of any kind.
+        width: Columns; None for as many as the tables of this kind need.
         color: Whether to add a terminal's codes.
 
     Returns:
         The text.
     """
+    if results["kind"] == "sweep":
+        sweep = model.of_sweep(results)
+        return printed(sweep_text.text(sweep), width or sweep_text.WIDTH, color)
     shown = Shown.of(results)
     if isinstance(shown.record, CheckRecord):
         return gate_text.text(shown.record)
-    return printed([_parts(shown, wide=width >= _ROOM)], width, color)
+    if isinstance(shown.record, AuditRecord):
+        audited = printed(audit_text.text(shown.record), width or audit_text.WIDTH, color)
+        return audited + "".join(f"{line}\n" for line in lines(shown.against))
+    columns = width or WIDTH
+    return printed([_parts(shown, wide=columns >= _ROOM)], columns, color)
 
 
 def _parts(shown: Shown, wide: bool) -> RenderableType:

@@ -7,8 +7,17 @@ from typing import Any
 
 from leakaudit import registry
 from leakaudit.results import record_file
-from leakaudit.results.model import Finding, Undetermined, fitted
+from leakaudit.results.model import (
+    Finding,
+    LeakSummary,
+    RoundSpan,
+    Scores,
+    Undetermined,
+    certificate,
+    fitted,
+)
 from leakaudit.results.wording import summary
+from leakaudit.sweeping.cell_files import CellFinding
 
 Record = dict[str, Any]
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)> ]]> &amp; {{7*7}} %0A::error::x \x1b[31m\x00\u202e\nnext http://e.org"
@@ -173,6 +182,24 @@ def verdict(word: str, epsilon: float | str, hits: int) -> Record:
         "verdict": word,
         **said,
     }
+
+
+def in_a_cell(scores: Scores) -> CellFinding:
+    """A reconstruction as the file of a sweep's cell holds it."""
+    return CellFinding(
+        node=0,
+        adversary="eavesdropper",
+        attack="analytic",
+        leak=LeakSummary(
+            kind="gradient", rounds=RoundSpan(first=0, last=0, count=1), rows=1, formula="", std=0
+        ),
+        certificate=certificate("FAILED", ""),
+        certified=0,
+        batch=None,
+        scores=scores,
+        residual=None,
+        note="",
+    )
 
 
 def audit(count: int = 6) -> Record:

@@ -10,6 +10,8 @@ from typing import BinaryIO
 
 from leakaudit.errors import LeakauditError
 
+UNFINISHED = ".tmp"  # how the name of a file ends that has not moved into its place
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
@@ -26,7 +28,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Raises:
         LeakauditError: The file cannot be written.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    beside = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -42,3 +44,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise LeakauditError(
             f"cannot write {path}: {reason}; choose another place with --output"
         ) from None
+
+
+def unfinished(folder: Path) -> dict[Path, str]:
+    """Find what `replacing` left behind when its process was killed.
+
+    Args:
+        folder: Where files were written.
+
+    Returns:
+        Files that never moved into their places, each with the name that it would have had.
+    """
+    found = {}
+    for path in folder.glob(f".*{UNFINISHED}"):
+        process = path.with_suffix("")  # ends in the number of the process
+        found[path] = process.stem.removeprefix(".")
+    return found

@@ -21,6 +21,7 @@ from leakaudit.bounds import empirical, gaussian, one_run
 from leakaudit.bounds.empirical import Counts
 from leakaudit.bounds.joint import LARGEST, Floats, JointTest, joint_test, perfect
 from leakaudit.bounds.reconstruction import success
+from leakaudit.verdict import MOST_TRIALS
 
 SMALLEST = 1e-280  # p-value below which none is looked for; well inside the range of a double
 PILOT = 0.25  # share of the canary replays that choose the threshold, and nothing else: a choice
@@ -164,7 +165,7 @@ class Canary:
             return None
         guarantee = promise.guarantee
         one = math.log(perfect(guarantee, 1, 1))
-        if one * empirical.MOST > math.log(alpha):
+        if one * MOST_TRIALS > math.log(alpha):
             return None
         number = max(1, math.ceil(math.log(alpha) / one))
         while perfect(guarantee, number, number) > alpha:

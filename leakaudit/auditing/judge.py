@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from leakaudit._util import holm
 from leakaudit.adversary import Adversary
-from leakaudit.auditing.promise import POWER, Evidence, Promise, checked, detects
-from leakaudit.bounds.empirical import MOST
-from leakaudit.trace import Json
-from leakaudit.verdict import Verdict
+from leakaudit.auditing.promise import POWER, Promise, TrialCounts, checked, detects
+from leakaudit.results.model import Figures
+from leakaudit.verdict import MOST_TRIALS, Verdict
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,12 @@ class Test:
         level: Place of the point in the grid.
         adversary: Whose view was attacked.
         node: The node that was attacked.
-        test: Its name (`leakaudit.auditing.names`).
+        test: Its name (`leakaudit.results.audit_names`).
         attack: What guessed.
         promise: What is tested; None if nothing is promised.
         evidence: What was counted; None if the test could not be made.
         why: Why it could not be made, else empty.
-        figures: What was measured, for programs.
+        figures: What was measured, for programs; None if nothing was.
     """
 
     level: int
@@ -36,15 +35,15 @@ class Test:
     test: str
     attack: str
     promise: Promise | None
-    evidence: Evidence | None
+    evidence: TrialCounts | None
     why: str = ""
-    figures: dict[str, Json] = field(default_factory=dict)
+    figures: Figures | None = None
 
     __test__ = False  # pytest would collect it
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedTest:
     """A test with its verdict.
 
     Attributes:
@@ -67,7 +66,7 @@ class Judged:
     needs: int | None = None
 
 
-def judge(tests: Sequence[Test], alpha: float) -> list[Judged]:
+def judge(tests: Sequence[Test], alpha: float) -> list[JudgedTest]:
     """Judge all tests together.
 
     Which tests share alpha is settled by their trials only, never by what they counted: those that
@@ -100,33 +99,33 @@ def _able(test: Test, alpha: float) -> bool:
     return test.evidence.best(test.promise) <= alpha
 
 
-def _verdict(test: Test, level: float, refuted: bool) -> Judged:
+def _verdict(test: Test, level: float, refuted: bool) -> JudgedTest:
     promise = test.promise
     evidence = test.evidence
     if promise is None or promise.empty:
         says = "nothing is promised here, so nothing can be exceeded"
         if test.why:
             says = f"{says}; {test.why}"
-        return Judged(test, Verdict.UNCLAIMED, says)
+        return JudgedTest(test, Verdict.UNCLAIMED, says)
     if evidence is None:
-        return Judged(test, Verdict.INCONCLUSIVE, f"not measured: {test.why}")
+        return JudgedTest(test, Verdict.INCONCLUSIVE, f"not measured: {test.why}")
     p = checked(evidence, promise)
     power = _power(detects(evidence, promise, level))
     if refuted:
         says = f"p = {_p(p)}: beyond what {_words(promise)} allows"
-        return Judged(test, Verdict.REFUTED, says, power, p, level)
+        return JudgedTest(test, Verdict.REFUTED, says, power, p, level)
     if evidence.best(promise) > level:
         needs = evidence.needs(promise, level)
         says = f"too few samples to tell about {_words(promise)}: {_needed(needs)}"
-        return Judged(test, Verdict.INCONCLUSIVE, says, power, p, level, needs)
+        return JudgedTest(test, Verdict.INCONCLUSIVE, says, power, p, level, needs)
     says = f"p = {_p(p)}: within what {_words(promise)} allows"
-    return Judged(test, Verdict.NOT_REFUTED, says, power, p, level)
+    return JudgedTest(test, Verdict.NOT_REFUTED, says, power, p, level)
 
 
 def _needed(needs: int | None) -> str:
     if needs is None:
         return "no number of trials could exceed what is allowed"
-    if needs > MOST:
+    if needs > MOST_TRIALS:
         return "would need more than ten million trials"
     return f"would need about {needs} trials"
 

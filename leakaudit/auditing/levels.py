@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from leakaudit import registry
 from leakaudit._util.bisection import crossing, geometric
@@ -29,6 +28,8 @@ from leakaudit.errors import LeakauditError
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.results.wording import short
+from leakaudit.trace import Setting
 from leakaudit.victim import Claim
 
 # Range of the noise constant that is searched, a choice: beyond it, gradients of a norm near 1 are
@@ -54,7 +55,7 @@ class Level:
     """
 
     epsilon: float | None
-    constants: Mapping[str, Any]
+    constants: Mapping[str, Setting]
     ready: recording.Plan
     delta: float
     sensitivity: float
@@ -85,15 +86,6 @@ class Level:
         return next(view for view in self.seen_by(adversary) if view.bound.node == node)
 
 
-def short(epsilon: float) -> str:
-    """Write an epsilon in few letters: 8, 0.5, 1e5.
-
-    Args:
-        epsilon: Finite.
-    """
-    return f"{epsilon:.4g}".replace("e+0", "e").replace("e+", "e")
-
-
 def levels(
     plan: AuditPlan, data_root: Path | None = None, download: bool = False, device: str = "cpu"
 ) -> list[Level]:
@@ -114,7 +106,7 @@ def levels(
 
     base = ready(plan.scenario)
     nodes = attacked(plan, base)
-    points: list[tuple[float | None, Mapping[str, Any], recording.Plan]] = []
+    points: list[tuple[float | None, Mapping[str, Setting], recording.Plan]] = []
     if not plan.epsilon:
         points.append((None, {}, base))
     for epsilon in plan.epsilon:
@@ -203,7 +195,7 @@ def _claims(made: Protocol) -> list[Claim]:
 
 def _constants(
     plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequence[int]
-) -> dict[str, Any]:
+) -> dict[str, Setting]:
     """Return the victim's constants for one epsilon."""
     known = registry.parameters(type(base.victim))
     if plan.constant not in known:
@@ -218,7 +210,7 @@ def _constants(
     if "epsilon" not in known:
         return {plan.constant: _claimed(plan, epsilon, base)}
     # The victim computes its noise from an epsilon itself, over the rounds that it is told.
-    constants: dict[str, Any] = {"epsilon": epsilon}
+    constants: dict[str, Setting] = {"epsilon": epsilon}
     if "horizon" in known:
         constants["horizon"] = plan.scenario.rounds
     return constants

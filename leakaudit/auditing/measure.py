@@ -15,11 +15,10 @@ from leakaudit.adversary import Adversary
 from leakaudit.auditing import canary
 from leakaudit.auditing.canary import Guesses
 from leakaudit.auditing.evidence import Canary, OneRun, Successes
-from leakaudit.auditing.judge import Judged, Test
+from leakaudit.auditing.judge import JudgedTest, Test
 from leakaudit.auditing.levels import Level
-from leakaudit.auditing.names import Guesser, TestName, as_near_as, identified_among
 from leakaudit.auditing.plan import AuditPlan
-from leakaudit.auditing.promise import Evidence, Promise
+from leakaudit.auditing.promise import Promise, TrialCounts
 from leakaudit.auditing.replays import Replays, replay
 from leakaudit.auditing.simulate import Simulated, near
 from leakaudit.bounds.gaussian import epsilon
@@ -30,7 +29,16 @@ from leakaudit.bounds.reconstruction import (
     tolerance,
 )
 from leakaudit.protocols.recording import POOL, Plan
-from leakaudit.trace import Json
+from leakaudit.results.audit_names import Guesser, TestName, as_near_as, identified_among
+from leakaudit.results.model import (
+    CanaryFigures,
+    Figures,
+    OneRunFigures,
+    SensitivityFigures,
+    SuccessFigures,
+    ViewFigures,
+    encoded,
+)
 from leakaudit.verdict import Verdict
 
 # Relative excess up to which a measured sensitivity counts as the assumed one: a choice, far above
@@ -174,7 +182,7 @@ class Counted(NamedTuple):
 
     test: str
     attack: str
-    evidence: Evidence
+    evidence: TrialCounts
     why: str
 
 
@@ -262,32 +270,36 @@ def _attacked(
             yield Counted(as_near_as(plan.psnr), name, counts, blind.why)
 
 
-def _figures(evidence: Evidence, promise: Promise | None) -> dict[str, Json]:
+def _figures(evidence: TrialCounts, promise: Promise | None) -> Figures | None:
     """Return what was counted, for programs."""
     if isinstance(evidence, Successes):
         ceiling = None
         if promise is not None and not promise.empty:
             ceiling = evidence.ceiling(promise)
-        return {
-            "hits": evidence.hits,
-            "trials": evidence.trials,
-            "kappa": evidence.kappa,
-            "ceiling": ceiling,
-        }
+        return SuccessFigures(
+            hits=evidence.hits,
+            trials=evidence.trials,
+            kappa=evidence.kappa,
+            ceiling=ceiling,
+        )
     if isinstance(evidence, Canary):
-        c = evidence.counts
-        return {
-            "true_positives": c.true_positives,
-            "positives": c.positives,
-            "false_positives": c.false_positives,
-            "negatives": c.negatives,
-        }
+        counts = evidence.counts
+        return CanaryFigures(
+            true_positives=counts.true_positives,
+            positives=counts.positives,
+            false_positives=counts.false_positives,
+            negatives=counts.negatives,
+        )
     if isinstance(evidence, OneRun):
-        return {"canaries": evidence.canaries, "guesses": evidence.guesses, "right": evidence.right}
-    return {}
+        return OneRunFigures(
+            canaries=evidence.canaries,
+            guesses=evidence.guesses,
+            right=evidence.right,
+        )
+    return None
 
 
-def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[Judged]:
+def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[JudgedTest]:
     """Return the verdicts that need no statistics.
 
     The exact view against the claim, and the sensitivity that both assume.
@@ -307,16 +319,19 @@ def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[Judged]:
     return found
 
 
-def _against_claim(one: Measured, worst: Comparison) -> Judged:
+def _against_claim(one: Measured, worst: Comparison) -> JudgedTest:
     """Return the verdict of the exact view against the claim."""
-    figures = {
-        "mu": _plain(worst.bound.mu),
-        "node_mu": _plain(worst.bound.node_mu),
-        "rounds_priced": worst.bound.rounds,
-        "exact": _plain(worst.exact),
-        "claimed": worst.claim and worst.claim.epsilon,
-        "ratio": _plain(worst.ratio),
-    }
+    claimed = None
+    if worst.claim is not None:
+        claimed = worst.claim.epsilon
+    figures = ViewFigures(
+        mu=encoded(worst.bound.mu),
+        node_mu=encoded(worst.bound.node_mu),
+        rounds_priced=worst.bound.rounds,
+        exact=encoded(worst.exact),
+        claimed=encoded(claimed),
+        ratio=encoded(worst.ratio),
+    )
     test = Test(
         one.level,
         one.adversary,
@@ -327,10 +342,10 @@ def _against_claim(one: Measured, worst: Comparison) -> Judged:
         evidence=None,
         figures=figures,
     )
-    return Judged(test, worst.verdict, worst.why)
+    return JudgedTest(test, worst.verdict, worst.why)
 
 
-def _sensitivity(one: Measured, assumed: float) -> Judged:
+def _sensitivity(one: Measured, assumed: float) -> JudgedTest:
     """Return the verdict of the sensitivity that every epsilon assumes."""
     test = Test(
         one.level,
@@ -340,15 +355,14 @@ def _sensitivity(one: Measured, assumed: float) -> Judged:
         Guesser.NOBODY,
         promise=None,
         evidence=None,
-        figures={"moved": one.moved, "assumed": assumed},
+        figures=SensitivityFigures(moved=one.moved, assumed=assumed),
     )
     over = one.moved > assumed * (1 + SLACK)
     says = (
         f"another record moved a gradient by {one.moved:.4g}; "
         f"every epsilon here assumes at most {assumed:.4g}"
     )
-    return Judged(test, Verdict.UNSUPPORTED if over else Verdict.NOT_REFUTED, says)
-
-
-def _plain(value: float | None) -> float | str | None:
-    return "inf" if value == math.inf else value
+    verdict = Verdict.NOT_REFUTED
+    if over:
+        verdict = Verdict.UNSUPPORTED
+    return JudgedTest(test, verdict, says)

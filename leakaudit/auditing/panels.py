@@ -16,11 +16,11 @@ from leakaudit.adversary import Adversary
 from leakaudit.auditing.evidence import Successes
 from leakaudit.auditing.levels import Level
 from leakaudit.auditing.measure import Measured, promises
-from leakaudit.auditing.names import TestName
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.simulate import Simulated
 from leakaudit.bounds.reconstruction import kappa_identification
 from leakaudit.rendering.plots import Line, Panel, curves
+from leakaudit.results.audit_names import TestName
 from leakaudit.scoring import metrics
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _quality(
     for attack in plan.attacks:
         found = [simulated.values(metric, k, adversary, attack) for k in order]
         for style in STYLES:
-            values = [None if v is None else min(v[style], most) for v in found]
+            values = [None if v is None else min(getattr(v, style), most) for v in found]
             lines.append(Line(attack, style, values))
     if metric != "relative_error":
         lines.append(Line(BLIND, "blind", [_blind(simulated, metric)] * len(order)))

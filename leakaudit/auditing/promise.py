@@ -49,7 +49,7 @@ class Promise:
         return self.epsilon == math.inf or self.delta >= 1
 
 
-class Evidence(Protocol):
+class TrialCounts(Protocol):
     """Counts of one test; a value that hashes."""
 
     def __hash__(self) -> int: ...
@@ -89,7 +89,7 @@ class Evidence(Protocol):
         """
 
 
-def detects(evidence: Evidence, promise: Promise, alpha: float) -> float | None:
+def detects(evidence: TrialCounts, promise: Promise, alpha: float) -> float | None:
     """Return the least epsilon that would have been detected with probability `POWER`.
 
     Args:
@@ -115,7 +115,7 @@ def detects(evidence: Evidence, promise: Promise, alpha: float) -> float | None:
 
 
 @lru_cache(maxsize=4096)
-def checked(evidence: Evidence, promise: Promise) -> float:
+def checked(evidence: TrialCounts, promise: Promise) -> float:
     """Return the p-value of a test.
 
     Args:

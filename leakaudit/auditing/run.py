@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,93 +17,21 @@ from leakaudit.auditing.measure import Measured, cases, measure, static
 from leakaudit.auditing.panels import figure
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.simulate import Simulated, simulate
-from leakaudit.auditing.words import markdown
+from leakaudit.auditing.where import Where
 from leakaudit.pipeline.attack_run import ready as writable
 from leakaudit.progress import expired, watching
 from leakaudit.rendering import pictures, plots
-from leakaudit.results import provenance, record_file
+from leakaudit.results import model, provenance, record_file
+from leakaudit.results.model import AuditRecord, Provenance, StoredImages
 from leakaudit.scoring import lpips_weights
-from leakaudit.trace import Json
 
 FIGURE = "audit.png"
 PICTURE = "reconstructions.png"
 
 
-@dataclass(frozen=True)
-class Where:
-    """Where data come from, and what the machine gives.
-
-    Attributes:
-        data_root: Folder of data sets; None for the default one.
-        download: Whether missing data may be downloaded.
-        device: Where runs and attacks compute.
-        max_seconds: For attacks and replays together, 0 for no limit.
-    """
-
-    data_root: Path | None = None
-    download: bool = False
-    device: str = "cpu"
-    max_seconds: float = 0.0
-
-
-def dry(plan: AuditPlan, where: Where) -> dict[str, Json]:
-    """Return the grid and how much would be done, without a run.
-
-    Args:
-        plan: Of the audit.
-        where: It would run.
-    """
-    grid = levels(plan, where.data_root, where.download, where.device)
-    nodes = attacked(plan, grid[0].ready)
-    views = len(grid) * len(plan.adversaries)
-    targets = 0
-    for adversary in plan.parsed:
-        targets += sum(node not in adversary.corrupt for node in nodes)
-    costs = {name: registry.get("attacks", name).cost for name in plan.attacks if name != "auto"}
-    return {
-        "plan": plan.to_json(),
-        "grid": [_point(plan, level) for level in grid],
-        "runs": len(grid) * plan.seeds,
-        "replays": views * (plan.replays + plan.canary + plan.one_run),
-        "attacks": len(grid) * plan.seeds * targets * len(plan.attacks),
-        "cost of an attack": costs,
-        "parameters": grid[0].ready.task.layout.size,
-    }
-
-
-def _point(plan: AuditPlan, level: Level) -> dict[str, Json]:
-    """Return one point of the grid, with the worst epsilon of each adversary."""
-    exact: dict[str, Json] = {}
-    node: dict[str, Json] = {}
-    for adversary in plan.parsed:
-        bounds = [view.bound for view in level.seen_by(adversary)]
-        exact[str(adversary)] = record.finite(_worst([p.epsilon for p in bounds]))
-        node[str(adversary)] = record.finite(_worst([p.node_epsilon for p in bounds]))
-    rounds = level.ready.scenario.rounds
-    if level.views:
-        rounds = level.views[0].bound.rounds
-    return {
-        "epsilon": level.words,
-        "constants": dict(level.constants),
-        "delta": level.delta,
-        "sensitivity": level.sensitivity,
-        "exact": exact,
-        "node": node,
-        "rounds_priced": rounds,
-    }
-
-
-def _worst(epsilons: Sequence[float | None]) -> float | None:
-    """Return the largest epsilon, None if a view has none: then no figure bounds them all."""
-    found = [e for e in epsilons if e is not None]
-    if not found or len(found) < len(epsilons):
-        return None
-    return max(found)
-
-
 def audit(
     plan: AuditPlan, folder: Path, where: Where, figure_file: Path | None = None
-) -> tuple[dict[str, Json], bool]:
+) -> AuditRecord:
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
     Ctrl-C and max_seconds end the work and keep what was found, marked as not complete.
@@ -115,7 +43,7 @@ def audit(
         figure_file: Where the figure goes beside audit.png, as PNG, SVG or PDF by its suffix.
 
     Returns:
-        The record, and whether it is complete.
+        The record that results.json holds.
 
     Raises:
         LeakauditError: With nothing written, if the plan, the data or the folder cannot be used.
@@ -151,26 +79,26 @@ def audit(
             seconds=time.perf_counter() - clock,
         )
         _, sentence = lpips_weights.find("off", simulated.trace.task.shape)
-        found = record.build(
-            plan,
-            grid,
-            simulated,
-            judged,
-            origin,
-            images,
-            lpips=sentence,
+        files = record.Files(
+            images=[model.fitted(image, StoredImages) for image in images],
             picture=drawn,
+            originals=pictures.save_originals(folder / "originals.npz", made, simulated.truth),
             figure=FIGURE,
         )
-        # The originals are those of the first run.
-        originals = pictures.save_originals(folder / "originals.npz", made, simulated.truth)
-        found["originals"] = originals
-        page = registry.get("reports", "markdown")
-        with replacing(folder / "report.md") as file:
-            file.write(markdown(found, page(found)).encode())
-        found = record_file.sealed(found, folder)
-        record_file.write(folder / "results.json", found)
-    return found, simulated.complete
+        found = record.build(
+            plan, grid, simulated, judged, model.fitted(origin, Provenance), files, sentence
+        )
+        return _write(found, folder)
+
+
+def _write(found: AuditRecord, folder: Path) -> AuditRecord:
+    """Write results.json and report.md, and return the record with the digests of its files."""
+    values = record_file.sealed(model.plain(found), folder)
+    page = registry.get("reports", "markdown")
+    with replacing(folder / "report.md") as file:
+        file.write(page(values).encode())
+    record_file.write(folder / "results.json", values)
+    return model.fitted(values, AuditRecord)
 
 
 def _measured(

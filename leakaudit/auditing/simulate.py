@@ -20,6 +20,7 @@ from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import expired, step
 from leakaudit.reconstruction import Reconstruction
+from leakaudit.results.model import CurveValues
 from leakaudit.scoring import metrics, scoring
 from leakaudit.scoring.scoring import Score
 from leakaudit.tasks.task import Task
@@ -97,7 +98,7 @@ class Simulated:
 
     def values(
         self, metric: str, level: int, adversary: Adversary, attack: str
-    ) -> dict[str, float] | None:
+    ) -> CurveValues | None:
         """Return best, median and mean of a metric over all records of a cell.
 
         Records that were missed count as blind guesses; those of nodes that were refused are among
@@ -118,7 +119,12 @@ class Simulated:
         values = [value for score in scores for value in score.counted(metric)]
         if not values:
             return None
-        return {"best": max(values), "median": median(values), "mean": fmean(values)}
+        return CurveValues(
+            images=float(sum(len(score.matched) for score in scores)),
+            best=max(values),
+            median=median(values),
+            mean=fmean(values),
+        )
 
     def made(self, level: int, adversary: Adversary, attack: str) -> list[Outcome]:
         """Return what came back of the nodes and seeds of a cell.

@@ -19,8 +19,7 @@ from scipy.stats import beta, binom
 from leakaudit._util.bisection import bracket_integer, crossing, crossing_integer
 from leakaudit.bounds.guarantee import at_least_zero, probability
 from leakaudit.errors import LeakauditError
-
-MOST = 10_000_000  # trials; a choice, far beyond what an audit can afford
+from leakaudit.verdict import MOST_TRIALS
 
 # `credible_epsilon` searches up to e^100 and halves 60 times: to 1e-16, the spacing of floats
 # around 1.
@@ -203,10 +202,10 @@ def trials_for(epsilon: float, delta: float, alpha: float) -> int:
     def enough(trials: int) -> bool:
         return certifiable(trials, delta, alpha) >= epsilon
 
-    ends = bracket_integer(enough, MOST)
+    ends = bracket_integer(enough, MOST_TRIALS)
     if ends is None:
         raise LeakauditError(
-            f"expected an epsilon that {MOST:,} trials can prove at delta {delta:g}, "
+            f"expected an epsilon that {MOST_TRIALS:,} trials can prove at delta {delta:g}, "
             f"got {epsilon:g}; use mu_lower"
         )
     return crossing_integer(enough, *ends)
@@ -255,10 +254,10 @@ def trials_to_detect(bound: float, rate: float, alpha: float, power: float = 0.8
     def enough(trials: int) -> bool:
         return detection(trials, bound, rate, alpha) >= power
 
-    ends = bracket_integer(enough, MOST)
+    ends = bracket_integer(enough, MOST_TRIALS)
     if ends is None:
         raise LeakauditError(
-            f"expected a rate that {MOST:,} trials can tell from {bound}, got {rate}"
+            f"expected a rate that {MOST_TRIALS:,} trials can tell from {bound}, got {rate}"
         )
     return crossing_integer(enough, *ends)
 

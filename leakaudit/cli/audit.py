@@ -71,9 +71,12 @@ def run(args: argparse.Namespace) -> int:
     """
     from dataclasses import replace
 
+    from leakaudit.auditing.dry_run import dry
     from leakaudit.auditing.plan import AuditPlan
-    from leakaudit.auditing.run import Where, audit, dry
+    from leakaudit.auditing.run import audit
+    from leakaudit.auditing.where import Where
     from leakaudit.rendering import console, plots
+    from leakaudit.results import model
 
     if args.figure is not None:
         plots.expect_suffix(args.figure, "--figure")
@@ -83,31 +86,36 @@ def run(args: argparse.Namespace) -> int:
         plan = replace(plan, scenario=replace(plan.scenario, seed=chosen.seed))
     where = Where(Path(chosen.data_root), chosen.download, chosen.device, chosen.max_seconds)
     if args.dry_run:
-        sys.stdout.write(json.dumps(dry(plan, where), indent=2) + "\n")
+        sys.stdout.write(json.dumps(model.plain(dry(plan, where)), indent=2) + "\n")
         return 0
     folder = Path(chosen.output)
     with console.shown(chosen.progress):
-        found, complete = audit(plan, folder, where, args.figure)
+        found = audit(plan, folder, where, args.figure)
     for name in args.format or ["text"]:
-        show(_rendered(name, found, folder))
-    files = ["results.json", "report.md", found["audit"]["figure"], found["picture"]]
+        show(_rendered(name, folder))
+    files = ["results.json", "report.md", found.audit.figure, found.picture]
     say(f"{folder}: {', '.join(filter(None, files))}", args)
     if args.figure is not None:
         say(f"{args.figure}: written", args)
-    if not complete and not chosen.max_seconds:
+    if not found.complete and not chosen.max_seconds:
         return INTERRUPTED
-    verdicts = {v["verdict"] for v in found["audit"]["verdicts"]}
+    verdicts = {one.verdict for one in found.audit.verdicts}
     if "REFUTED" in verdicts:
         return REFUTED
     return UNSETTLED if args.strict and verdicts & {"INCONCLUSIVE", "UNSUPPORTED"} else 0
 
 
-def _rendered(name: str, found: dict[str, Any], folder: Path) -> str:
+def _rendered(name: str, folder: Path) -> str:
+    """Return what was written to a folder in one of the formats."""
     if name == "markdown":
         return (folder / "report.md").read_text(encoding="utf-8")
     if name == "json":
-        return json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    from leakaudit.auditing.words import text
+        return (folder / "results.json").read_text(encoding="utf-8")
+    from leakaudit import registry
     from leakaudit.rendering import console
+    from leakaudit.results import record_file
 
-    return text(found, **console.fit())
+    text: str = registry.get("reports", name)(
+        record_file.read(folder / "results.json"), **console.fit()
+    )
+    return text

@@ -12,7 +12,7 @@ from leakaudit.cli._options import settings, shared
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from leakaudit.selfcheck import Row
+    from leakaudit.selfcheck import ErrorRate
 
 
 def add(verbs: Any) -> None:
@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     from leakaudit.rendering import console
+    from leakaudit.results import model
     from leakaudit.selfcheck import check
 
     chosen = settings(args)
@@ -67,16 +68,14 @@ def run(args: argparse.Namespace) -> int:
     ok = all(row.ok for row in rows)
     if args.format == "json":
         asked = {"runs": args.runs, "trials": args.trials, "alpha": args.alpha, "seed": args.seed}
-        sys.stdout.write(
-            json.dumps({**asked, "ok": ok, "rows": [row.to_json() for row in rows]}, indent=2)
-            + "\n"
-        )
+        found = {**asked, "ok": ok, "rows": [model.plain(row.entry()) for row in rows]}
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
     else:
         _write(rows)
     return 0 if ok else 1
 
 
-def _write(rows: Sequence[Row]) -> None:
+def _write(rows: Sequence[ErrorRate]) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -114,7 +113,7 @@ def _write(rows: Sequence[Row]) -> None:
     out.print(Text(_note(rows), style="dim"))
 
 
-def _note(rows: Sequence[Row]) -> str:
+def _note(rows: Sequence[ErrorRate]) -> str:
     """Say what the rates are of, and what to do about one that is not within its limit."""
     first = rows[0]
     said = (

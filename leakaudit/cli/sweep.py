@@ -12,7 +12,8 @@ from leakaudit.cli._options import say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.sweeping.run import Options, Swept
+    from leakaudit.results.model import SweepRecord
+    from leakaudit.sweeping.run import SweepOptions, Swept
 
 UNSETTLED, INTERRUPTED = 3, 130
 TOLD = 10  # cells without a result that are named
@@ -101,8 +102,10 @@ def run(args: argparse.Namespace) -> int:
 
         forks.context()  # it imports torch while this process does
     from leakaudit.rendering import console, plots
+    from leakaudit.results import model
     from leakaudit.sweeping import tables
-    from leakaudit.sweeping.run import Options, dry, sweep
+    from leakaudit.sweeping.dry_run import dry
+    from leakaudit.sweeping.run import SweepOptions, sweep
 
     if args.figure is not None:
         plots.expect_suffix(args.figure, "--figure")
@@ -124,24 +127,24 @@ def run(args: argparse.Namespace) -> int:
         Path(chosen.data_root),
         chosen.download,
     )
-    options, folder = Options(*rest, trust(args.trust_model)), Path(chosen.output)
+    options, folder = SweepOptions(*rest, trust(args.trust_model)), Path(chosen.output)
     if args.figure is not None and options.shard[1] > 1:
         raise LeakauditError("--figure: one part has no figure; name it to leakaudit sweep merge")
     if args.dry_run:
-        sys.stdout.write(json.dumps(dry(plan, folder, options), indent=2) + "\n")
+        sys.stdout.write(json.dumps(model.plain(dry(plan, folder, options)), indent=2) + "\n")
         return 0
     with console.shown(chosen.progress, chosen.max_seconds):
         swept = sweep(plan, folder, options)
     _tell(swept, folder, options, args)
-    if swept.results is not None:
-        _print(swept.results, args)
-        _draw(swept.results, args)
+    if swept.record is not None:
+        _print(swept.record, args)
+        _draw(swept.record, args)
     if swept.interrupted:
         return INTERRUPTED
     return UNSETTLED if swept.troubles or swept.left else 0
 
 
-def _tell(swept: Swept, folder: Path, options: Options, args: argparse.Namespace) -> None:
+def _tell(swept: Swept, folder: Path, options: SweepOptions, args: argparse.Namespace) -> None:
     for words, why in swept.troubles[:TOLD]:
         say(f"{words}: {why}", args)
     if len(swept.troubles) > TOLD:
@@ -171,23 +174,23 @@ def _merge(args: argparse.Namespace) -> int:
     _draw(found, args)
     say(
         (
-            f"{path}: {len(found['sweep']['cells'])} cells, {found['sweep']['missing']} missing; "
+            f"{path}: {len(found.sweep.cells)} cells, {found.sweep.missing} missing; "
             f"{merge.FIGURE}, {merge.REPORT}"
         ),
         args,
     )
-    failed = any(cell["status"] != "done" for cell in found["sweep"]["cells"])
-    return UNSETTLED if failed or found["sweep"]["missing"] else 0
+    failed = any(cell.status != "done" for cell in found.sweep.cells)
+    return UNSETTLED if failed or found.sweep.missing else 0
 
 
-def _draw(found: dict[str, Any], args: argparse.Namespace) -> None:
+def _draw(found: SweepRecord, args: argparse.Namespace) -> None:
     """Draw the figure once more, to the file that --figure names."""
     if args.figure is None:
         return
     from leakaudit.rendering import plots
     from leakaudit.sweeping import panels
 
-    plots.save(panels.figure(found), args.figure)
+    plots.save(panels.figure(found.sweep), args.figure)
     say(f"{args.figure}: written", args)
 
 
@@ -199,16 +202,18 @@ def _shard(text: str) -> tuple[int, int]:
     return i, n
 
 
-def _print(found: dict[str, Any], args: argparse.Namespace) -> None:
+def _print(found: SweepRecord, args: argparse.Namespace) -> None:
+    from leakaudit import registry
     from leakaudit.rendering import console
-    from leakaudit.sweeping import words
+    from leakaudit.results import model
 
+    values = model.plain(found)
     for name in args.format or ["text"]:
         if name == "json":
             sys.stdout.write(
-                json.dumps(found, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+                json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
             )
         elif name == "markdown":
-            sys.stdout.write(words.markdown(found))
+            sys.stdout.write(registry.get("reports", name)(values))
         else:
-            sys.stdout.write(words.text(found, **console.fit()))
+            sys.stdout.write(registry.get("reports", name)(values, **console.fit()))

@@ -34,7 +34,7 @@ def finding(
     score: Score,
     images: Mapping[str, str | None] | None = None,
 ) -> dict[str, Json]:
-    """Return one entry of ``findings``.
+    """Return one entry of ``findings`` as JSON values.
 
     Args:
         leak: What was attacked.
@@ -45,27 +45,95 @@ def finding(
     Returns:
         The values of a `leakaudit.results.model.Finding`.
     """
-    scores = score.to_json()
-    return model.plain(
-        Finding(
-            node=found.node,
-            adversary=leak.adversary,
-            attack=found.attack,
-            leak=_leak(leak),
-            certificate=model.certificate(found.certificate.name, found.certificate.value),
-            certified=sum(one is Certificate.EXACT for one in found.certificates),
-            batch=leak.batch if leak.batch is not None else len(found.x),
-            labels=_labels(found),
-            scores=None if scores is None else model.fitted(scores, Scores),
-            residual=finite(found.residual),
-            seconds=found.seconds,
-            note="; ".join(filter(None, (found.note, score.note))),
-            images=None if images is None else model.fitted(images, StoredImages),
-        )
+    stored = None
+    if images is not None:
+        stored = model.fitted(images, StoredImages)
+    return model.plain(entry(leak, found, score, stored))
+
+
+def entry(
+    leak: GradientLeak,
+    found: Reconstruction,
+    score: Score,
+    images: StoredImages | None = None,
+) -> Finding:
+    """Return one finding of a record.
+
+    Args:
+        leak: What was attacked.
+        found: What came out.
+        score: How near it comes to the truth.
+        images: Where it was saved; None if it was not.
+
+    Returns:
+        The finding.
+    """
+    return Finding(
+        node=found.node,
+        adversary=leak.adversary,
+        attack=found.attack,
+        leak=summarised(leak),
+        certificate=model.certificate(found.certificate.name, found.certificate.value),
+        certified=certified(found),
+        batch=leak.batch if leak.batch is not None else len(found.x),
+        labels=_labels(found),
+        scores=scores(score),
+        residual=finite(found.residual),
+        seconds=found.seconds,
+        note=noted(found, score),
+        images=images,
     )
 
 
-def _leak(leak: GradientLeak) -> LeakSummary:
+def scores(score: Score) -> Scores | None:
+    """Return a score as the record holds it.
+
+    Args:
+        score: How near a reconstruction comes to the truth.
+
+    Returns:
+        The scores, None if there was no truth.
+    """
+    measured = score.to_json()
+    if measured is None:
+        return None
+    return model.fitted(measured, Scores)
+
+
+def certified(found: Reconstruction) -> int:
+    """Count the inputs of a reconstruction that are certified exact.
+
+    Args:
+        found: What came out.
+
+    Returns:
+        Their number.
+    """
+    return sum(one is Certificate.EXACT for one in found.certificates)
+
+
+def noted(found: Reconstruction, score: Score) -> str:
+    """Join the remarks of an attack and of scoring.
+
+    Args:
+        found: What came out.
+        score: How near it comes to the truth.
+
+    Returns:
+        Both, with a semicolon between them; "" if there are none.
+    """
+    return "; ".join(filter(None, (found.note, score.note)))
+
+
+def summarised(leak: GradientLeak) -> LeakSummary:
+    """Describe what was attacked.
+
+    Args:
+        leak: What was attacked.
+
+    Returns:
+        Its description.
+    """
     rounds = RoundSpan(
         first=int(leak.rounds.min()), last=int(leak.rounds.max()), count=len(leak.rounds)
     )
@@ -130,7 +198,6 @@ def build(
     left_out = list(not_tried)
     found = [model.fitted(one, Finding) for one in findings]
     closed = [model.fitted(one, Undetermined) for one in undetermined]
-    used = dict.fromkeys(one.attack for one in found if one.attack != "none")
     return {
         "schema": SCHEMA,
         "version": VERSION,
@@ -142,7 +209,7 @@ def build(
         "undetermined": [dict(one) for one in undetermined],
         "not_tried": left_out,
         "metrics": definitions(trace.task, lpips),
-        "attacks": {name: described(name) for name in used},
+        "attacks": {name: model.plain(attack) for name, attack in attacks_of(found).items()},
         "picture": picture,
         "originals": originals,
         "provenance": dict(provenance),
@@ -150,7 +217,7 @@ def build(
 
 
 def about(trace: Trace) -> dict[str, Json]:
-    """Describe what was trained, and the network to draw.
+    """Describe what was trained, and the network to draw, as JSON values.
 
     Args:
         trace: A recording.
@@ -158,36 +225,56 @@ def about(trace: Trace) -> dict[str, Json]:
     Returns:
         The values of a `leakaudit.results.model.TraceSummary`.
     """
+    return model.plain(trained(trace))
+
+
+def trained(trace: Trace) -> TraceSummary:
+    """Describe what was trained, and the network to draw.
+
+    Args:
+        trace: A recording.
+
+    Returns:
+        Its description.
+    """
     graph, task = trace.graph, trace.task
-    return model.plain(
-        TraceSummary(
-            protocol=trace.protocol,
-            nodes=graph.nodes,
-            edges=len(graph.edges),
-            links=graph.edges[:DRAWN],
-            rounds=trace.rounds,
-            data=task.data,
-            model=task.model,
-            shape=task.shape,
-            classes=task.classes,
-        )
+    return TraceSummary(
+        protocol=trace.protocol,
+        nodes=graph.nodes,
+        edges=len(graph.edges),
+        links=graph.edges[:DRAWN],
+        rounds=trace.rounds,
+        data=task.data,
+        model=task.model,
+        shape=task.shape,
+        classes=task.classes,
     )
 
 
-def described(attack: str) -> dict[str, Json]:
+def attacks_of(found: Iterable[Finding]) -> dict[str, AttackAbout]:
+    """Return what a reader should know of the attacks behind findings.
+
+    Args:
+        found: The findings.
+
+    Returns:
+        What is said of each attack, by name.
+    """
+    names = dict.fromkeys(one.attack for one in found if one.attack != "none")
+    return {name: described(name) for name in names}
+
+
+def described(attack: str) -> AttackAbout:
     """Return what a reader should know of an attack.
 
     Args:
         attack: Its name.
 
     Returns:
-        The values of a `leakaudit.results.model.AttackAbout`: its source, what it reads, and what
-        it costs.
+        Its source, what it reads, and what it costs.
     """
     kind = registry.get("attacks", attack)
-    return model.plain(
-        AttackAbout(paper=kind.paper, reads=kind.reads, cost=kind.cost, exact=kind.exact)
-    )
+    return AttackAbout(paper=kind.paper, reads=kind.reads, cost=kind.cost, exact=kind.exact)
 
 
 def finite(value: float) -> float | None:

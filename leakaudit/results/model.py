@@ -25,9 +25,11 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from leakaudit._util.decoding import Sha256
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json
+from leakaudit.verdict import Verdict
 
 T = TypeVar("T")
 K = TypeVar("K")
+S = TypeVar("S", bound=Struct)
 
 SCHEMA: Literal["leakaudit.results"] = "leakaudit.results"
 VERSION: Literal[2] = 2
@@ -65,6 +67,13 @@ CertificateName: TypeAlias = Literal["APPROXIMATE", "EXACT", "FAILED", "INTERVAL
 VerdictName: TypeAlias = Literal[
     "INCONCLUSIVE", "NOT_REFUTED", "REFUTED", "UNCLAIMED", "UNSUPPORTED"
 ]
+VERDICT_NAMES: dict[Verdict, VerdictName] = {
+    Verdict.REFUTED: "REFUTED",
+    Verdict.NOT_REFUTED: "NOT_REFUTED",
+    Verdict.UNSUPPORTED: "UNSUPPORTED",
+    Verdict.INCONCLUSIVE: "INCONCLUSIVE",
+    Verdict.UNCLAIMED: "UNCLAIMED",
+}
 ExitCode: TypeAlias = Literal[0, 1, 3]
 GateVerdict: TypeAlias = Literal["cannot tell", "leak", "pass"]
 AcceptanceState: TypeAlias = Literal["expired", "unused", "used"]
@@ -482,6 +491,97 @@ class PromiseEntry(_Entry, frozen=True, kw_only=True):
     mu: Number | None
 
 
+class SuccessFigures(_Open, frozen=True, kw_only=True):
+    """What a test of reconstruction or identification counted.
+
+    Attributes:
+        hits: Trials that succeeded.
+        trials: All trials.
+        kappa: Chance of a blind guess to succeed, an upper limit.
+        ceiling: Largest success rate that the promise allows, None for no promise.
+    """
+
+    hits: int
+    trials: int
+    kappa: Number
+    ceiling: Number | None
+
+
+class CanaryFigures(_Open, frozen=True, kw_only=True):
+    """What replays with a record and with another one counted.
+
+    Attributes:
+        true_positives: Guesses that the record was there, among the replays with it.
+        positives: Replays with it.
+        false_positives: Guesses that the record was there, among the replays without it.
+        negatives: Replays without it.
+    """
+
+    true_positives: int
+    positives: int
+    false_positives: int
+    negatives: int
+
+
+class OneRunFigures(_Open, frozen=True, kw_only=True):
+    """What the canaries of one run counted.
+
+    Attributes:
+        canaries: Records of which a coin decided whether they were there.
+        guesses: How many of them were guessed.
+        right: How many of the guesses were right.
+    """
+
+    canaries: int
+    guesses: int
+    right: int
+
+
+class ViewFigures(_Open, frozen=True, kw_only=True):
+    """What the exact view of an adversary gives, beside the claim.
+
+    Attributes:
+        mu: Of one record.
+        node_mu: Of a whole node.
+        rounds_priced: The rounds that these values are about; None in a record of version 1.
+        exact: Epsilon of one record.
+        claimed: Epsilon that is claimed.
+        ratio: Exact over claimed.
+    """
+
+    mu: Extended
+    node_mu: Extended
+    rounds_priced: int | None = None
+    exact: Extended
+    claimed: Extended
+    ratio: Extended
+
+
+class SensitivityFigures(_Open, frozen=True, kw_only=True):
+    """How far a record moved a gradient.
+
+    Attributes:
+        moved: The largest change that was measured.
+        assumed: What every epsilon assumes.
+    """
+
+    moved: Number
+    assumed: Number
+
+
+Figures: TypeAlias = (
+    SuccessFigures | CanaryFigures | OneRunFigures | ViewFigures | SensitivityFigures
+)
+# An entry that only figures of this kind have: records hold no tag for them.
+_OWN_ENTRY: dict[str, type[Figures]] = {
+    "hits": SuccessFigures,
+    "positives": CanaryFigures,
+    "canaries": OneRunFigures,
+    "exact": ViewFigures,
+    "moved": SensitivityFigures,
+}
+
+
 class VerdictEntry(_Entry, frozen=True, kw_only=True):
     """What one test of an audit says.
 
@@ -498,7 +598,7 @@ class VerdictEntry(_Entry, frozen=True, kw_only=True):
         p: The p-value, None if nothing was counted.
         level: Its threshold.
         needs: Trials that would be enough.
-        figures: What was counted.
+        figures: What was counted; `read_figures` returns it as a type.
     """
 
     epsilon: Extended
@@ -514,6 +614,20 @@ class VerdictEntry(_Entry, frozen=True, kw_only=True):
     level: Number | None
     needs: int | None
     figures: dict[str, Free]
+
+    def read_figures(self) -> Figures | None:
+        """Return the figures as a type.
+
+        Returns:
+            What was counted, None if nothing was.
+
+        Raises:
+            msgspec.ValidationError: A figure is of another type.
+        """
+        for entry, kind in _OWN_ENTRY.items():
+            if entry in self.figures:
+                return msgspec.convert(self.figures, kind)
+        return None
 
 
 class ClaimEntry(_Open, frozen=True, kw_only=True):
@@ -843,12 +957,12 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
         adversary: Who hears.
         at: Value of every axis.
         cells: Number of cells.
+        attacked: Nodes, once a run.
+        refused: Nodes, once a run, that gave nothing.
         records: Number of true records.
         recovered: Number of them recovered.
         exact: Number of them bit-identical.
         certified: Number of them certified exact.
-        attacked: Nodes, once a run.
-        refused: Nodes, once a run, that gave nothing.
         labels_found: Share of the labels.
         psnr: In dB.
         ssim: Structural similarity.
@@ -859,12 +973,12 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
     adversary: str
     at: dict[str, Free]
     cells: int
+    attacked: int | UnsetType = UNSET
+    refused: int | UnsetType = UNSET
     records: int
     recovered: int
     exact: int
     certified: int
-    attacked: int | UnsetType = UNSET
-    refused: int | UnsetType = UNSET
     labels_found: Number | None
     psnr: SweepStatistics | UnsetType = UNSET
     ssim: SweepStatistics | UnsetType = UNSET
@@ -875,26 +989,26 @@ class SweptColumns(_Entry, frozen=True, kw_only=True):
     """What one cell of a sweep measured.
 
     Attributes:
+        attacked: Nodes that were attacked.
+        refused: Nodes that gave nothing.
+        returned: Reconstructions that were returned.
         records: Number of true records.
         recovered: Number of them recovered.
         exact: Number of them bit-identical.
         certified: Number of them certified exact.
-        attacked: Nodes that were attacked.
-        refused: Nodes that gave nothing.
-        returned: Reconstructions that were returned.
         psnr: One value a record, in dB.
         ssim: One value a record.
         relative_error: One value a record.
         labels: Share of the labels, one value a node.
     """
 
+    attacked: int | UnsetType = UNSET
+    refused: int | UnsetType = UNSET
+    returned: int | UnsetType = UNSET
     records: int
     recovered: int
     exact: int
     certified: int
-    attacked: int | UnsetType = UNSET
-    refused: int | UnsetType = UNSET
-    returned: int | UnsetType = UNSET
     psnr: tuple[Number, ...]
     ssim: tuple[Number, ...]
     relative_error: tuple[Number, ...]
@@ -1158,9 +1272,29 @@ def of_run(results: Mapping[str, object]) -> RunRecord:
     kind = KINDS[str(results["kind"])]
     if not issubclass(kind, RunRecord):
         raise LeakauditError("expected the results of an attack, an audit or a gate, got a sweep")
-    added = {"against", "gallery", "location"} - set(kind.__struct_fields__)
-    own = {key: value for key, value in results.items() if key not in added}
-    return fitted(own, kind)
+    return _own(results, kind)
+
+
+def of_sweep(results: Mapping[str, object]) -> SweepRecord:
+    """Return JSON values as the record of a sweep.
+
+    Args:
+        results: As in `of_run`.
+
+    Returns:
+        The record.
+
+    Raises:
+        msgspec.ValidationError: As `of`.
+    """
+    return _own(results, SweepRecord)
+
+
+def _own(results: Mapping[str, object], kind: type[S]) -> S:
+    """Convert a record without what only a report adds to it."""
+    fields = {field.encode_name for field in msgspec.structs.fields(kind)}
+    added = {"against", "gallery", "location"} - fields
+    return fitted({key: value for key, value in results.items() if key not in added}, kind)
 
 
 def fitted(values: Mapping[str, object], kind: type[K]) -> K:

@@ -30,6 +30,7 @@ from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate
 from leakaudit.results import comparison, findings, model
+from leakaudit.results.audit_names import Guesser
 from leakaudit.results.model import (
     AttackAbout,
     AuditPart,
@@ -62,7 +63,7 @@ from leakaudit.verdict import Verdict
 HIDDEN = "redacted"
 LOCATION = "leakaudit.toml"  # of a gate whose configuration was named by an absolute path
 LEAKS = ("gradient", "difference")  # kinds of a `leakaudit.leak.GradientLeak`
-GUESSERS = ("auto", "none", "likelihood", "likelihood ratio")  # what guesses, beside the attacks
+GUESSERS = ("auto", *Guesser)  # what guesses, beside the attacks
 LEVELS = (0, 1, 15, 16, 255, 256, 65535)  # grids of data whose definitions are known
 LISTENERS = ("adversary", "adversaries", "undetermined")  # settings that name adversaries
 ATTACKS = ("attack", "attacks")  # settings that name attacks
@@ -267,7 +268,7 @@ class _Redactor:
         known = {}
         for name in attacks:
             if name in self.attacks and name not in GUESSERS:
-                known[name] = model.fitted(findings.described(name), AttackAbout)
+                known[name] = findings.described(name)
         return known
 
     def provenance(self, record: RunRecord) -> Provenance:

@@ -8,7 +8,7 @@ caller that needs a part of one asks for that part.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,12 +31,13 @@ from leakaudit.results.model import (
     RuleStatus,
     RunRecord,
     Scores,
+    SweepPoint,
+    SweptCell,
     Undetermined,
     VerdictEntry,
     decoded,
     given,
 )
-from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
 LIMITS = (
@@ -79,6 +80,7 @@ VERDICT_ORDER = (
     Verdict.UNCLAIMED,
 )
 NO_PROOF = "NOT REFUTED is no proof of privacy."
+FAILURE_PROVES_NOTHING = "An attack that fails proves nothing."
 
 # What the status of a rule of a gate means for the gate.
 STATUS_WORDS = {
@@ -237,7 +239,7 @@ def audit_headline(verdicts: Sequence[VerdictEntry], complete: bool) -> Headline
     if worst is None:
         text = f"{'; '.join(rest)}. {NO_PROOF}"
         return Headline(text=text, worst=text, rest="")
-    where = f"{worst.test} at epsilon {_epsilon(worst.epsilon)}, heard by {worst.adversary}"
+    where = f"{worst.test} at epsilon {grid_epsilon(worst.epsilon)}, heard by {worst.adversary}"
     first = f"{Verdict[worst.verdict].words}: {where}: {worst.says}"
     counted = f"{'; '.join(rest)}. {NO_PROOF}"
     return Headline(text=f"{first}; {counted}", worst=_sentence(first), rest=_capital(counted))
@@ -303,6 +305,44 @@ def _undecided(rules: Sequence[RuleEntry], complete: bool) -> str:
 
 def _two(worst: str, count: str) -> Headline:
     return Headline(text=clean(f"{worst}. {count}."), worst=f"{clean(worst)}.", rest=f"{count}.")
+
+
+def sweep_headline(cells: Sequence[SweptCell], points: Sequence[SweepPoint], missing: int) -> str:
+    """Say in one sentence what a sweep found, the worst case first.
+
+    Args:
+        cells: What was run.
+        points: The cells with a result, put together over seeds.
+        missing: Number of cells that have not been run.
+
+    Returns:
+        The point that gives most away, then how many cells there are.
+    """
+    parts = []
+    worst = max(points, key=_share_recovered, default=None)
+    if worst is not None and worst.recovered:
+        at = "".join(f", {axis}={axis_value(value)}" for axis, value in worst.at.items())
+        parts.append(
+            f"{worst.attack}{at}, heard by {worst.adversary}, "
+            f"recovers {worst.recovered} of {worst.records} records"
+        )
+    elif points:
+        parts.append("no attack of this sweep recovers a record")
+    failed = sum(cell.status != "done" for cell in cells)
+    counts = [f"{len(cells) - failed} cells have a result"]
+    if failed:
+        counts.append(f"{failed} failed")
+    if missing:
+        counts.append(f"{missing} are missing, the sweep is not complete")
+    return f"{'; '.join([*parts, ', '.join(counts)])}. {FAILURE_PROVES_NOTHING}"
+
+
+def _share_recovered(point: SweepPoint) -> tuple[float, int]:
+    """The share of records that a point recovers, and how many exactly."""
+    share = 0.0
+    if point.records:
+        share = point.recovered / point.records
+    return share, point.exact
 
 
 def _capital(text: str) -> str:
@@ -652,18 +692,6 @@ def _truth(record: RunRecord) -> str:
     return "no truth file: not scored"
 
 
-def refused(counts: Mapping[str, Json]) -> str:
-    """Say of how many nodes an attack gave nothing.
-
-    Args:
-        counts: A point of a curve or of a sweep, as JSON values.
-
-    Returns:
-        As `refusal`.
-    """
-    return refusal(counts.get("attacked"), counts.get("refused"))
-
-
 def refusal(attacked: int | None, refused: int | None) -> str:
     """Say of how many nodes an attack gave nothing.
 
@@ -710,13 +738,51 @@ def cell_of(finding: Finding) -> str:
     return f"{point_of(cell.epsilon)}, seed {cell.seed}"
 
 
-def _epsilon(epsilon: Extended) -> str:
-    """As `leakaudit.auditing.record.words`."""
+def grid_epsilon(epsilon: Extended) -> str:
+    """Write a point of an audit's grid as a cell of a table.
+
+    Args:
+        epsilon: Of the point, None if the scenario's own constants were kept.
+
+    Returns:
+        For example ``10``.
+    """
     if epsilon is None:
         return "as configured"
     if epsilon == "inf":
         return "inf"
-    return f"{epsilon:.4g}".replace("e+0", "e").replace("e+", "e")
+    return short(epsilon)
+
+
+def axis_value(value: object) -> str:
+    """Write a value of an axis of a sweep in few letters, but two values never alike.
+
+    Args:
+        value: A number, a word, true or false.
+
+    Returns:
+        For example ``0.1``, ``6e4`` or ``true``.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, int | float):
+        return str(value)
+    rounded = short(value)
+    if float(rounded) == value:
+        return rounded
+    return str(value)
+
+
+def short(value: float) -> str:
+    """Write a number in few letters.
+
+    Args:
+        value: Finite.
+
+    Returns:
+        Four digits at most, for example ``8``, ``0.5`` or ``1e5``.
+    """
+    return f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
 
 
 def _cells(finding: Finding) -> tuple[str, ...]:

@@ -11,22 +11,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from leakaudit.bounds.empirical import lower, upper
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
+from leakaudit.results.model import Extended, encoded
 from leakaudit.selfcheck.estimators import ESTIMATORS, Estimator
 from leakaudit.selfcheck.mechanism import Law, Mechanism, composed
-from leakaudit.trace import Json
 
 __all__ = [
     "ESTIMATORS",
     "PLANTED",
     "TRUE",
+    "ErrorRate",
     "Estimator",
     "Law",
     "Mechanism",
-    "Row",
     "check",
     "composed",
 ]
@@ -46,8 +47,42 @@ PLANTED = (
 )
 
 
+class RateEntry(Struct, frozen=True, kw_only=True):
+    """An `ErrorRate` as it is printed for programs.
+
+    Attributes:
+        estimator: as in `ErrorRate`, like the next eight.
+        noise: its law.
+        planted: None if the claim is true.
+        rounds: of the mechanism.
+        known: exact mu or epsilon.
+        claimed: mu or epsilon that is claimed.
+        refuted: runs that refute the claim.
+        runs: all of them.
+        rate: share of the runs that refute the claim.
+        low: lower limit of the rate.
+        high: upper limit of the rate.
+        allowed: least power, or highest rate of false alarms.
+        ok: whether the rate is allowed even at its worse limit.
+    """
+
+    estimator: str
+    noise: Law
+    planted: str | None
+    rounds: int
+    known: Extended
+    claimed: float
+    refuted: int
+    runs: int
+    rate: float
+    low: float
+    high: float
+    allowed: float
+    ok: bool
+
+
 @dataclass(frozen=True)
-class Row:
+class ErrorRate:
     """One estimator on one mechanism.
 
     Attributes:
@@ -99,27 +134,24 @@ class Row:
             return low >= self.allowed
         return high <= self.allowed
 
-    def to_json(self) -> dict[str, Json]:
-        """Return plain values; an infinite mu is the text ``inf``."""
+    def entry(self) -> RateEntry:
+        """Return it as it is printed for programs."""
         low, high = self.limits
-        known: Json = self.known
-        if self.known == float("inf"):
-            known = "inf"
-        return {
-            "estimator": self.estimator,
-            "noise": self.law,
-            "planted": self.planted or None,
-            "rounds": self.rounds,
-            "known": known,
-            "claimed": self.claimed,
-            "refuted": self.refuted,
-            "runs": self.runs,
-            "rate": self.rate,
-            "low": low,
-            "high": high,
-            "allowed": self.allowed,
-            "ok": self.ok,
-        }
+        return RateEntry(
+            estimator=self.estimator,
+            noise=self.law,
+            planted=self.planted or None,
+            rounds=self.rounds,
+            known=encoded(self.known),
+            claimed=self.claimed,
+            refuted=self.refuted,
+            runs=self.runs,
+            rate=self.rate,
+            low=low,
+            high=high,
+            allowed=self.allowed,
+            ok=self.ok,
+        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +177,7 @@ def check(
     alpha: float = 0.05,
     seed: int = 0,
     estimators: Sequence[Estimator] = ESTIMATORS,
-) -> Iterator[Row]:
+) -> Iterator[ErrorRate]:
     """Yield the rates of every estimator: true claims first, then planted mistakes.
 
     Args:
@@ -170,7 +202,7 @@ def check(
         generator = np.random.default_rng(child)
         refuted = estimator.refuted(mechanism, trial.claimed, runs, trials, alpha, generator)
         step("estimators", done, len(planned))
-        yield Row(
+        yield ErrorRate(
             estimator=estimator.name,
             law=estimator.law,
             planted=trial.planted,

@@ -6,22 +6,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import product
 
+from msgspec import UNSET, UnsetType
+
 from leakaudit import registry
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.results import provenance
-from leakaudit.sweeping.plan import SweepPlan, finite
+from leakaudit.results.model import encoded, plain
+from leakaudit.sweeping.cell_files import CellConfig, NoiseConfig
+from leakaudit.sweeping.plan import SweepPlan
 from leakaudit.tasks import models
 from leakaudit.tasks.build_task import SETTINGS
-from leakaudit.trace import Json
+from leakaudit.trace import Setting
 
 DEPEND = ("leakaudit", "torch", "numpy", "scipy")  # packages whose version a result depends on
 FIELDS = tuple(f.name for f in fields(Scenario) if f.name != "set")
 
 
 @dataclass(frozen=True)
-class Cell:
+class PlannedCell:
     """One cell.
 
     Attributes:
@@ -39,48 +43,55 @@ class Cell:
     scenario: Scenario
     adversary: str
     attack: str
-    settings: Mapping[str, Json]
+    settings: Mapping[str, object]
     epsilon: float | None
-    at: Mapping[str, Json]
+    at: Mapping[str, Setting]
 
-    def config(self) -> dict[str, Json]:
+    def config(self) -> CellConfig:
         """Return everything that the result depends on, besides the versions of packages."""
-        return {
-            "scenario": {**asdict(self.scenario), "set": dict(self.scenario.set)},
-            "adversary": self.adversary,
-            "attack": self.attack,
-            "settings": dict(self.settings),
-            "epsilon": self._noise(),
-            "nodes": list(self.plan.nodes),
-            "gradients": self.plan.gradients,
-            "device": self.plan.device,
-        }
+        return CellConfig(
+            scenario={**asdict(self.scenario), "set": dict(self.scenario.set)},
+            adversary=self.adversary,
+            attack=self.attack,
+            settings=dict(self.settings),
+            epsilon=self._noise(),
+            nodes=self.plan.nodes,
+            gradients=self.plan.gradients,
+            device=self.plan.device,
+        )
 
-    def _noise(self) -> dict[str, Json] | None:
+    def _noise(self) -> NoiseConfig | None:
         """Return how the epsilon is set, None for the scenario's own constants."""
         if self.epsilon is None:
             return None
         plan = self.plan
-        noise: dict[str, Json] = {
-            "epsilon": finite([self.epsilon])[0],
-            "noise": plan.noise,
-            "constant": plan.constant,
-            "delta": plan.delta,
-            "sensitivity": plan.sensitivity,
-        }
-        # Left out if it is not set, so that cells of earlier sweeps are found again.
+        smoothness: float | UnsetType = UNSET
         if plan.smoothness is not None:
-            noise["smoothness"] = plan.smoothness
-        noise["adversaries"] = list(plan.adversaries)
-        return noise
+            smoothness = plan.smoothness
+        return NoiseConfig(
+            epsilon=encoded(self.epsilon),
+            noise=plan.noise,
+            constant=plan.constant,
+            delta=plan.delta,
+            sensitivity=plan.sensitivity,
+            smoothness=smoothness,
+            adversaries=plan.adversaries,
+        )
 
     def key(self, versions: Mapping[str, str | None]) -> str:
         """Return the name of its result: a digest of the configuration and the versions.
 
         Args:
             versions: As from `versions`.
+
+        Raises:
+            LeakauditError: A setting is not a value that JSON can hold.
         """
-        return provenance.digest({"cell": self.config(), "versions": dict(versions)})
+        try:
+            config = plain(self.config())
+        except TypeError as error:
+            raise LeakauditError(f"settings: expected JSON values only: {error}") from None
+        return provenance.digest({"cell": config, "versions": dict(versions)})
 
     @property
     def words(self) -> str:
@@ -95,7 +106,7 @@ def versions() -> dict[str, str | None]:
     return {name: known[name] for name in DEPEND}
 
 
-def expand(plan: SweepPlan) -> list[Cell]:
+def expand(plan: SweepPlan) -> list[PlannedCell]:
     """Return all cells, seed by seed, so that a sweep that is cut short has seen the whole grid.
 
     Args:
@@ -117,7 +128,7 @@ def expand(plan: SweepPlan) -> list[Cell]:
     return cells
 
 
-def _points(plan: SweepPlan, attack: str) -> Iterator[dict[str, Json]]:
+def _points(plan: SweepPlan, attack: str) -> Iterator[dict[str, Setting]]:
     """Yield every place on the axes that concern an attack and its victim."""
     for point in _product(plan.shared_axes):
         victim = str(point.get("victim", plan.scenario.victim))
@@ -126,11 +137,11 @@ def _points(plan: SweepPlan, attack: str) -> Iterator[dict[str, Json]]:
             yield {**point, **more}
 
 
-def _product(axes: Mapping[str, Sequence[Json]]) -> Iterator[dict[str, Json]]:
+def _product(axes: Mapping[str, Sequence[Setting]]) -> Iterator[dict[str, Setting]]:
     return (dict(zip(axes, values, strict=True)) for values in product(*axes.values()))
 
 
-def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Json]) -> Cell:
+def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Setting]) -> PlannedCell:
     """Return the cell at one place on the axes, with the scenario's own seed."""
     owned = {axis.name for axis in plan.own_axes}
     named = {}
@@ -142,7 +153,8 @@ def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Json]) -> 
             loose[name] = value
     victim = str(named.get("victim", plan.scenario.victim))
     constants = {**plan.scenario.set, **loose, **_settings_of(victim, plan, point)}
-    scenario = replace(plan.scenario, **named, set=constants)
+    # A value of an axis may be of any type; the scenario checks it.
+    scenario = Scenario(**{**asdict(plan.scenario), **named, "set": constants})
     _, args = scenario.parts()
     _refuse(scenario, args)
     _attackable(plan, scenario, who)
@@ -156,10 +168,10 @@ def _cell(plan: SweepPlan, who: str, attack: str, point: Mapping[str, Json]) -> 
     if attack != "auto":
         settings = registry.values(registry.configure(registry.get("attacks", attack), settings))
     epsilon = float(point["epsilon"]) if plan.epsilon else None
-    return Cell(plan, scenario, who, attack, settings, epsilon, dict(point))
+    return PlannedCell(plan, scenario, who, attack, settings, epsilon, dict(point))
 
 
-def _settings_of(name: str, plan: SweepPlan, point: Mapping[str, Json]) -> dict[str, Json]:
+def _settings_of(name: str, plan: SweepPlan, point: Mapping[str, Setting]) -> dict[str, object]:
     """Return what is set for an attack or a victim, in all cells and at this place on its axes."""
     settings = dict(plan.set.get(name, {}))
     for axis in plan.own_axes:
@@ -188,7 +200,7 @@ def _refuse_beyond(name: str, chosen: Iterable[int], limit: int, scenario: Scena
             )
 
 
-def _refuse(scenario: Scenario, args: Mapping[str, Json]) -> None:
+def _refuse(scenario: Scenario, args: Mapping[str, Setting]) -> None:
     """Refuse a constant that neither the victim nor a model of ours has."""
     if scenario.model not in models.MODELS:
         return

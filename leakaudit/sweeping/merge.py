@@ -9,21 +9,23 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from leakaudit import registry
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.rendering import plots
-from leakaudit.results import record_file
-from leakaudit.sweeping import panels, points, tables, words
-from leakaudit.sweeping.cells import Cell
-from leakaudit.sweeping.status import DONE
+from leakaudit.results import model, record_file
+from leakaudit.results.model import SweepPart, SweepRecord, SweptCell
+from leakaudit.results.wording import sweep_headline
+from leakaudit.sweeping import panels, points, tables
+from leakaudit.sweeping.cell_files import DONE, CellResult
+from leakaudit.sweeping.cells import PlannedCell
 from leakaudit.sweeping.store import Planned, Store
-from leakaudit.trace import Json
 
 FIGURE = "sweep.png"
 REPORT = "report.md"
 
 
-def write(folders: Sequence[Path], path: Path) -> dict[str, Json]:
+def write(folders: Sequence[Path], path: Path) -> SweepRecord:
     """Put the parts of a sweep together.
 
     Args:
@@ -31,21 +33,23 @@ def write(folders: Sequence[Path], path: Path) -> dict[str, Json]:
         path: Where results.json goes; sweep.png and report.md go beside it.
 
     Returns:
-        What results.json holds.
+        The record that results.json holds.
 
     Raises:
         LeakauditError: The folders belong to different sweeps, or a file is damaged.
     """
     planned, found = collect(folders)
     record = build(planned, found)
-    plots.save(panels.figure(record), path.parent / FIGURE)
+    plots.save(panels.figure(record.sweep), path.parent / FIGURE)
+    values = model.plain(record)
+    page = registry.get("reports", "markdown")
     with replacing(path.parent / REPORT) as file:
-        file.write(words.markdown(record).encode())
-    record_file.write(path, record)
+        file.write(page(values).encode())
+    record_file.write(path, values)
     return record
 
 
-def collect(folders: Sequence[Path]) -> tuple[Planned, dict[str, dict[str, Json]]]:
+def collect(folders: Sequence[Path]) -> tuple[Planned, dict[str, CellResult]]:
     """Read the parts of a sweep.
 
     Args:
@@ -64,7 +68,7 @@ def collect(folders: Sequence[Path]) -> tuple[Planned, dict[str, dict[str, Json]
                 f"{folder} holds another sweep than {folders[0]}, or one of other versions; "
                 "merge parts of one sweep"
             )
-    found: dict[str, dict[str, Json]] = {}
+    found: dict[str, CellResult] = {}
     for key in planned.keyed:
         result = _best(folders, key)
         if result is not None:
@@ -72,68 +76,68 @@ def collect(folders: Sequence[Path]) -> tuple[Planned, dict[str, dict[str, Json]
     return planned, found
 
 
-def _best(folders: Sequence[Path], key: str) -> dict[str, Json] | None:
+def _best(folders: Sequence[Path], key: str) -> CellResult | None:
     """Return the first result of a cell that is done, else the first; None if no folder has one."""
     tried = []
     for folder in folders:
-        record = Store(folder).load(key)
-        if record is not None:
-            tried.append(record)
-    for record in tried:
-        if record["status"] == DONE:
-            return record
+        result = Store(folder).load(key)
+        if result is not None:
+            tried.append(result)
+    for result in tried:
+        if result.status == DONE:
+            return result
     return tried[0] if tried else None
 
 
-def build(planned: Planned, found: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
-    """Return everything that results.json holds of a sweep.
+def build(planned: Planned, found: Mapping[str, CellResult]) -> SweepRecord:
+    """Return the record of a sweep.
 
     Args:
         planned: The plan.
         found: Results of cells by key, as from `collect`.
+
+    Returns:
+        The record.
     """
     plan, keyed = planned.plan, planned.keyed
-    cells = [_cell(keyed[key], key, record, plan.psnr) for key, record in found.items()]
-    made = points.points([c for c in cells if c["status"] == DONE])
+    cells = [_cell(keyed[key], key, result, plan.psnr) for key, result in found.items()]
+    made = points.points([cell for cell in cells if cell.status == DONE])
     missing = len(keyed) - len(found)
-    return {
-        "schema": record_file.SCHEMA,
-        "version": record_file.VERSION,
-        "kind": "sweep",
-        "complete": missing == 0,
-        "summary": words.sentence(cells, made, missing),
-        "sweep": {
-            "digest": planned.digest,
-            "plan": tables.to_json(plan),
-            "versions": dict(planned.versions),
-            "axes": {name: list(values) for name, values in plan.axes.items()},
-            "across": points.across(plan),
-            "psnr": plan.psnr,
-            "cells": cells,
-            "missing": missing,
-            "points": made,
-            "figure": FIGURE,
-        },
-    }
+    return SweepRecord(
+        schema=model.SCHEMA,
+        version=model.VERSION,
+        complete=missing == 0,
+        summary=sweep_headline(cells, made, missing),
+        sweep=SweepPart(
+            digest=planned.digest,
+            plan=tables.to_json(plan),
+            versions=dict(planned.versions),
+            axes=dict(plan.axes),
+            across=points.across(plan),
+            psnr=plan.psnr,
+            cells=tuple(cells),
+            missing=missing,
+            points=tuple(made),
+            figure=FIGURE,
+        ),
+    )
 
 
-def _cell(cell: Cell, key: str, record: Mapping[str, Json], psnr: float) -> dict[str, Json]:
+def _cell(cell: PlannedCell, key: str, result: CellResult, psnr: float) -> SweptCell:
     """Return what results.json holds of one cell."""
-    records = int(record["records"])
-    columns = points.columns(record["findings"], records, psnr, record["refused"])
-    return {
-        "key": key,
-        "attack": cell.attack,
-        "adversary": cell.adversary,
-        "at": dict(cell.at),
-        "seed": cell.scenario.seed,
-        "status": record["status"],
-        "says": record["says"],
-        "constants": record["constants"],
-        "records": record["records"],
-        "reasons": record["reasons"],
-        "columns": columns,
-    }
+    return SweptCell(
+        key=key,
+        attack=cell.attack,
+        adversary=cell.adversary,
+        at=dict(cell.at),
+        seed=cell.scenario.seed,
+        status=result.status,
+        says=result.says,
+        constants=result.constants,
+        records=result.records,
+        reasons=result.reasons,
+        columns=points.columns(result.findings, result.records, psnr, result.refused),
+    )
 
 
 def beside(path: Path) -> Path:

@@ -6,14 +6,18 @@ attack.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec import UnsetType
+
 from leakaudit.rendering.plots import COLOURS, Line, Panel, curves
+from leakaudit.results.model import Free, SweepPart, SweepPoint, SweepStatistics
+from leakaudit.results.wording import axis_value
+from leakaudit.sweeping import tables
 from leakaudit.sweeping.plan import OwnAxis
-from leakaudit.sweeping.points import words
-from leakaudit.trace import Json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,11 +31,9 @@ STYLES = {  # and their words in the legend
 }
 TITLES = {"psnr": f"PSNR, dB, up to {SHOWN:g}", "ssim": "SSIM", "relative_error": "relative error"}
 
-Point = Mapping[str, Json]
-
 
 @dataclass(frozen=True)
-class _View:
+class _Drawing:
     """How points are drawn.
 
     axis: the setting that is drawn across, None for none. values: of the axis, in their order. own:
@@ -40,48 +42,50 @@ class _View:
     """
 
     axis: str | None
-    values: list[Json]
+    values: list[Free]
     own: Mapping[str, Mapping[str, str]]
 
-    def line(self, point: Point) -> str:
+    def line(self, point: SweepPoint) -> str:
         """Return the name of a point's line: the attack, and its hyper-parameters that vary."""
-        own = self.own.get(point["attack"], {})
+        own = self.own.get(point.attack, {})
         settings = []
-        for name, value in point["at"].items():
+        for name, value in point.at.items():
             if name in own and name != self.axis:
-                settings.append(f"{own[name]}={words(value)}")
-        return " ".join([point["attack"], *settings])
+                settings.append(f"{own[name]}={axis_value(value)}")
+        return " ".join([point.attack, *settings])
 
-    def row(self, point: Point) -> str:
+    def row(self, point: SweepPoint) -> str:
         """Return the name of a point's row: its place on the other axes, and the adversary."""
-        own = self.own.get(point["attack"], {})
+        own = self.own.get(point.attack, {})
         rest = []
-        for name, value in point["at"].items():
+        for name, value in point.at.items():
             if name not in own and name != self.axis:
-                rest.append(f"{name}={words(value)}")
-        return ", ".join([*rest, f"heard by {point['adversary']}"])
+                rest.append(f"{name}={axis_value(value)}")
+        return ", ".join([*rest, f"heard by {point.adversary}"])
 
 
-def figure(record: Mapping[str, Json]) -> Figure:
+def figure(sweep: SweepPart) -> Figure:
     """Draw one row of panels per adversary and place on the axes that are not drawn across.
 
     Args:
-        record: What results.json holds.
+        sweep: What only a sweep's record has.
 
     Returns:
         The figure, with the first `ROWS` rows.
     """
-    held = record["sweep"]
-    axis, points = held["across"], held["points"]
-    view = _View(axis, _sorted(held["axes"].get(axis, [None])), _own_names(held["plan"]["own"]))
-    lines = list(dict.fromkeys(map(view.line, points)))
-    rows: dict[str, list[Point]] = {}
-    for point in points:
+    axis = sweep.across
+    values: Iterable[Free] = [None]
+    if axis is not None:
+        values = sweep.axes.get(axis, values)
+    view = _Drawing(axis, _sorted(values), _own_names(tables.of_json(sweep.plan).own_axes))
+    lines = list(dict.fromkeys(map(view.line, sweep.points)))
+    rows: dict[str, list[SweepPoint]] = {}
+    for point in sweep.points:
         rows.setdefault(view.row(point), []).append(point)
-    labels = tuple("all" if v is None else words(v) for v in view.values)
+    labels = tuple("all" if v is None else axis_value(v) for v in view.values)
     drawn = []
     for title, group in list(rows.items())[:ROWS]:
-        panels = _panels(group, view, lines, float(held["psnr"]))
+        panels = _panels(group, view, lines, float(sweep.psnr))
         placed = [replace(panel, axis=axis or "", points=labels) for panel in panels]
         drawn.append((title, placed))
     if not drawn:
@@ -93,17 +97,19 @@ def figure(record: Mapping[str, Json]) -> Figure:
     return curves(drawn, legend, STYLES, more)
 
 
-def _own_names(own: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]:
+def _own_names(own: Iterable[OwnAxis]) -> dict[str, dict[str, str]]:
     """Return, by attack or victim, the names of its own axes and of what varies on them."""
     found: dict[str, dict[str, str]] = {}
-    for of, keys in own.items():
-        found[of] = {OwnAxis(of, key, ()).name: key for key in keys}
+    for axis in own:
+        found.setdefault(axis.of, {})[axis.name] = axis.key
     return found
 
 
-def _panels(group: Sequence[Point], view: _View, lines: Sequence[str], psnr: float) -> list[Panel]:
+def _panels(
+    group: Sequence[SweepPoint], view: _Drawing, lines: Sequence[str], psnr: float
+) -> list[Panel]:
     """Return the panels of one row: every metric, and the share that is recovered."""
-    images = any("psnr" in p for p in group)
+    images = any(not isinstance(point.psnr, UnsetType) for point in group)
     panels = []
     for metric in ("psnr", "ssim") if images else ("relative_error",):
         made = []
@@ -119,33 +125,42 @@ def _panels(group: Sequence[Point], view: _View, lines: Sequence[str], psnr: flo
 
 
 def _column(
-    group: Sequence[Point], view: _View, name: str, metric: str, style: str
+    group: Sequence[SweepPoint], view: _Drawing, name: str, metric: str, style: str
 ) -> list[float | None]:
     """Return one line's values; a line without this axis is the same at every point."""
     mine = [p for p in group if view.line(p) == name]
     # Two values with the same words are one point of the figure.
     at: dict[str, float | None] = {}
-    for wanted in map(words, view.values):
+    for wanted in map(axis_value, view.values):
         at[wanted] = None
         for point in mine:
-            if view.axis not in point["at"] or words(point["at"][view.axis]) == wanted:
+            if view.axis not in point.at or axis_value(point.at[view.axis]) == wanted:
                 at[wanted] = _value(point, metric, style)
                 break
     return list(at.values())
 
 
-def _value(point: Point, metric: str, style: str) -> float | None:
+def _value(point: SweepPoint, metric: str, style: str) -> float | None:
     """Return what is drawn of a point, None for a gap."""
     if metric == "recovered":
-        return point["recovered"] / point["records"] if point["records"] else None
-    if metric not in point or point[metric][style] is None:
+        return point.recovered / point.records if point.records else None
+    values: SweepStatistics | UnsetType = getattr(point, metric)
+    if isinstance(values, UnsetType):
         return None
-    value = float(point[metric][style])
+    value = float(getattr(values, style))
     return min(value, SHOWN) if metric == "psnr" else value
 
 
-def _sorted(values: Iterable[Json]) -> list[Json]:
+def _sorted(values: Iterable[Free]) -> list[Free]:
     """Return numbers from small to large, words as they were named."""
     kept = list(values)
-    numbers = all(isinstance(v, int | float) or v == "inf" for v in kept)
-    return sorted(kept, key=float) if numbers else kept
+    numbers = []
+    for value in kept:
+        if isinstance(value, int | float):
+            numbers.append(float(value))
+        elif value == "inf":
+            numbers.append(math.inf)
+        else:
+            return kept
+    ordered = sorted(range(len(kept)), key=lambda place: numbers[place])
+    return [kept[place] for place in ordered]

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from leakaudit import registry
 from leakaudit._util import config
-from leakaudit._util.forms import Nodes, Number, Numbers, Words
+from leakaudit._util.forms import Nodes, Number, Numbers, Settings, Words
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.errors import suggest
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.trace import Json
+from leakaudit.trace import Setting
 
-Values = Mapping[str, tuple[Json, ...]]
-# How an epsilon is set, as in an audit.
-NOISE = ("noise", "constant", "delta", "sensitivity", "smoothness")
+Values = Mapping[str, tuple[Setting, ...]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class OwnAxis:
 
     of: str
     key: str
-    values: tuple[Json, ...]
+    values: tuple[Setting, ...]
 
     @property
     def name(self) -> str:
@@ -73,7 +70,7 @@ class SweepPlan:
     seeds: tuple[int, ...] = (0,)
     over: Values = field(default_factory=dict)
     own: Mapping[str, Values] = field(default_factory=dict)
-    set: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
+    set: Settings = field(default_factory=dict)
     epsilon: Numbers = ()
     noise: str = "exact"
     constant: str = "sigma"
@@ -118,11 +115,11 @@ class SweepPlan:
         return tuple(map(str, self.over.get("victim", (self.scenario.victim,))))
 
     @property
-    def shared_axes(self) -> dict[str, tuple[Json, ...]]:
+    def shared_axes(self) -> dict[str, tuple[Setting, ...]]:
         """What varies in all cells beside attack, adversary and seed: name -> values."""
         shared = dict(self.over)
         if self.epsilon:
-            shared["epsilon"] = finite(self.epsilon)
+            shared["epsilon"] = tuple(_axis_value(epsilon) for epsilon in self.epsilon)
         return shared
 
     @property
@@ -135,7 +132,7 @@ class SweepPlan:
         return found
 
     @property
-    def axes(self) -> dict[str, tuple[Json, ...]]:
+    def axes(self) -> dict[str, tuple[Setting, ...]]:
         """All of both: name -> values; ``dlg.steps`` belongs to one attack or victim."""
         found = self.shared_axes
         for axis in self.own_axes:
@@ -149,23 +146,27 @@ class SweepPlan:
             scenario: Of the cell.
             epsilon: Of the cell, None for all of the sweep.
         """
-        stated = {name: getattr(self, name) for name in NOISE}
         epsilons = self.epsilon if epsilon is None else (epsilon,)
-        rest: dict[str, Any] = {
-            "adversaries": self.adversaries,
-            "nodes": self.nodes,
-            "gradients": self.gradients,
-        }
-        return AuditPlan(scenario, epsilon=epsilons, **stated, **rest, table="sweep")
+        return AuditPlan(
+            scenario,
+            epsilon=epsilons,
+            noise=self.noise,
+            constant=self.constant,
+            delta=self.delta,
+            sensitivity=self.sensitivity,
+            smoothness=self.smoothness,
+            adversaries=self.adversaries,
+            nodes=self.nodes,
+            gradients=self.gradients,
+            table="sweep",
+        )
 
 
-def finite(epsilons: Iterable[float]) -> tuple[Json, ...]:
-    """Return epsilons as JSON holds them: infinity is the text ``inf``.
-
-    Args:
-        epsilons: Numbers above 0.
-    """
-    return tuple("inf" if e == math.inf else e for e in epsilons)
+def _axis_value(epsilon: float) -> Setting:
+    """Return an epsilon as an axis has it: infinity is the text ``inf``."""
+    if epsilon == math.inf:
+        return "inf"
+    return epsilon
 
 
 def _is_index(value: object) -> bool:

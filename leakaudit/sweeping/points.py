@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 
-from leakaudit.sweeping.plan import SweepPlan
-from leakaudit.trace import Json
+from msgspec import UNSET, UnsetType
 
-METRICS = ("psnr", "ssim", "relative_error")
-COUNTS = ("attacked", "refused", "returned", "records", "recovered", "exact", "certified")
-BEST = {"psnr": max, "ssim": max, "relative_error": min}
+from leakaudit.results.model import (
+    Column,
+    Number,
+    Scores,
+    SweepPoint,
+    SweepStatistics,
+    SweptCell,
+    SweptColumns,
+    given,
+)
+from leakaudit.sweeping.cell_files import CellFinding
+from leakaudit.sweeping.plan import SweepPlan
 
 
 def columns(
-    findings: Sequence[Mapping[str, Json]],
+    findings: Sequence[CellFinding],
     records: int,
     psnr: float,
-    refused: Sequence[Mapping[str, Json]] = (),
-) -> dict[str, Json]:
+    refused: Sequence[Scores] = (),
+) -> SweptColumns:
     """Return what a cell's reconstructions reach in each metric, and how many are good enough.
 
-    Recovered: at `psnr` dB or more; if data are not images, at that ratio of signal to noise, -20
-        log10 of
-    the relative error. A record that was missed is not recovered, and its value of a metric is that
-    of the mean of all other records.
+    A record is recovered at `psnr` dB or more; if data are not images, at that ratio of signal to
+    noise, -20 log10 of the relative error. A record that was missed is not recovered, and its value
+    of a metric is that of the mean of all other records.
 
     Args:
         findings: One per node from which something came back.
@@ -34,60 +40,60 @@ def columns(
         psnr: PSNR in dB from which a record counts as recovered.
         refused: The scores (`scoring.nothing`) of the nodes of which nothing came back; all their
             records are missed.
+
+    Returns:
+        The columns.
     """
-    scores = [f["scores"] for f in findings if f["scores"] is not None]
-    labels = []
-    for score in scores:
-        if score.get("labels_found") is not None:
-            labels.append(float(score["labels_found"]))
-    values = {}
-    for metric in METRICS:
-        values[metric] = _column(scores, metric) + _missed([*scores, *refused], metric)
-    return {
-        "attacked": len(findings) + len(refused),
-        "refused": len(refused),
-        "returned": sum(map(_returned, scores)),
-        "records": records,
-        "recovered": _recovered(scores, psnr),
-        "exact": sum(_column(scores, "exact")),
-        "certified": sum(int(f["certified"]) for f in findings),
-        **values,
-        "labels": labels,
-    }
+    scores = [one.scores for one in findings if one.scores is not None]
+    both = [*scores, *refused]
+    labels = [float(one.labels_found) for one in scores if one.labels_found is not None]
+    psnrs = _found(one.psnr for one in scores)
+    ssims = _found(one.ssim for one in scores)
+    errors = _found(one.relative_error for one in scores)
+    if any(not isinstance(one.psnr, UnsetType) for one in scores):
+        recovered = sum(value >= psnr for value in psnrs)
+    else:
+        # -20 log10(error) >= psnr
+        recovered = sum(value <= 10 ** (-psnr / 20) for value in errors)
+    return SweptColumns(
+        attacked=len(findings) + len(refused),
+        refused=len(refused),
+        returned=sum(map(_returned, scores)),
+        records=records,
+        recovered=recovered,
+        exact=sum(map(bool, _found(one.exact for one in scores))),
+        certified=sum(one.certified for one in findings),
+        psnr=(*psnrs, *_missed(one.psnr for one in both)),
+        ssim=(*ssims, *_missed(one.ssim for one in both)),
+        relative_error=(*errors, *_missed(one.relative_error for one in both)),
+        labels=tuple(labels),
+    )
 
 
-def _recovered(scores: Sequence[Mapping[str, Json]], psnr: float) -> int:
-    """Return how many records are recovered, at a PSNR or a ratio of signal to noise in dB."""
-    if any("psnr" in s for s in scores):
-        return sum(v >= psnr for v in _column(scores, "psnr"))
-    # -20 log10(error) >= psnr
-    return sum(v <= 10 ** (-psnr / 20) for v in _column(scores, "relative_error"))
-
-
-def _returned(scores: Mapping[str, Json]) -> int:
+def _returned(scores: Scores) -> int:
     """Return for how many records something came back."""
-    return sum(row is not None for row in scores["matched"])
+    return sum(row is not None for row in scores.matched)
 
 
-def _column(scores: Iterable[Mapping[str, Json]], metric: str) -> list[Json]:
+def _found(measured: Iterable[Column | UnsetType]) -> list[Number]:
     """Return the values of one metric for all records that were found."""
-    values = []
-    for score in scores:
-        if metric in score:
-            values += [v for v in score[metric]["per_image"] if v is not None]
+    values: list[Number] = []
+    for column in measured:
+        if not isinstance(column, UnsetType):
+            values += [value for value in column.per_image if value is not None]
     return values
 
 
-def _missed(scores: Iterable[Mapping[str, Json]], metric: str) -> list[Json]:
+def _missed(measured: Iterable[Column | UnsetType]) -> list[Number]:
     """Return the values of one metric for all records that were missed."""
-    values = []
-    for score in scores:
-        if metric in score:
-            values += score[metric].get("missed", ())
+    values: list[Number] = []
+    for column in measured:
+        if not isinstance(column, UnsetType):
+            values += given(column.missed, ())
     return values
 
 
-def points(cells: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
+def points(cells: Sequence[SweptCell]) -> list[SweepPoint]:
     """Return one entry per place on the axes, attack and adversary, over its seeds.
 
     Nodes that were refused count, in every mean, as nodes of which nothing came back: their records
@@ -100,50 +106,59 @@ def points(cells: Sequence[Mapping[str, Json]]) -> list[dict[str, Json]]:
     Returns:
         Entries in the order of the cells.
     """
-    groups: dict[str, list[Mapping[str, Json]]] = {}
+    groups: dict[str, list[SweptCell]] = {}
     for cell in cells:
-        place = json.dumps([cell["adversary"], cell["attack"], cell["at"]])
+        # As text, 1, 1.0 and true are three places.
+        place = json.dumps([cell.adversary, cell.attack, cell.at])
         groups.setdefault(place, []).append(cell)
     return list(map(_point, groups.values()))
 
 
-def _point(group: Sequence[Mapping[str, Json]]) -> dict[str, Json]:
+def _point(group: Sequence[SweptCell]) -> SweepPoint:
     """Return the entry of the cells at one place."""
     first = group[0]
-    total: Counter[str] = Counter()
-    labels: list[float] = []
-    values: dict[str, list[float]] = {metric: [] for metric in METRICS}
-    for cell in group:
-        held = cell["columns"]
-        for name in COUNTS:
-            total[name] += int(held[name])
-        for metric in METRICS:
-            values[metric] += held[metric]
-        labels += held["labels"]
+    held = [cell.columns for cell in group]
+    refused = sum(given(one.refused, 0) for one in held)
+    labels: list[Number] = []
+    for one in held:
+        labels += one.labels
     if labels:
-        labels += [0.0] * total["refused"]
-    point = {
-        "attack": first["attack"],
-        "adversary": first["adversary"],
-        "at": first["at"],
-        "cells": len(group),
-        "attacked": total["attacked"],
-        "refused": total["refused"],
-        "records": total["records"],
-        "recovered": total["recovered"],
-        "exact": total["exact"],
-        "certified": total["certified"],
-        "labels_found": fmean(labels) if labels else None,
-    }
-    if total["returned"]:
-        for metric in METRICS:
-            if values[metric]:
-                point[metric] = _statistics(values[metric], metric)
-    return point
+        labels += [0.0] * refused
+    psnr: SweepStatistics | UnsetType = UNSET
+    ssim: SweepStatistics | UnsetType = UNSET
+    error: SweepStatistics | UnsetType = UNSET
+    if any(given(one.returned, 0) for one in held):
+        psnr = _statistics([one.psnr for one in held], max)
+        ssim = _statistics([one.ssim for one in held], max)
+        error = _statistics([one.relative_error for one in held], min)
+    return SweepPoint(
+        attack=first.attack,
+        adversary=first.adversary,
+        at=first.at,
+        cells=len(group),
+        attacked=sum(given(one.attacked, 0) for one in held),
+        refused=refused,
+        records=sum(one.records for one in held),
+        recovered=sum(one.recovered for one in held),
+        exact=sum(one.exact for one in held),
+        certified=sum(one.certified for one in held),
+        labels_found=fmean(labels) if labels else None,
+        psnr=psnr,
+        ssim=ssim,
+        relative_error=error,
+    )
 
 
-def _statistics(values: Sequence[float], metric: str) -> dict[str, float]:
-    return {"best": BEST[metric](values), "median": median(values), "mean": fmean(values)}
+def _statistics(
+    columns: Sequence[Sequence[Number]], best: Callable[[list[Number]], Number]
+) -> SweepStatistics | UnsetType:
+    """Return what the values of all cells come to, absent if there are none."""
+    values: list[Number] = []
+    for column in columns:
+        values += column
+    if not values:
+        return UNSET
+    return SweepStatistics(best=best(values), median=median(values), mean=fmean(values))
 
 
 def across(plan: SweepPlan) -> str | None:
@@ -154,6 +169,9 @@ def across(plan: SweepPlan) -> str | None:
 
     Args:
         plan: The sweep.
+
+    Returns:
+        Its name.
     """
     if plan.figure is not None:
         return plan.figure
@@ -166,17 +184,3 @@ def across(plan: SweepPlan) -> str | None:
                 return name
             several.append(name)
     return several[0] if several else None
-
-
-def words(value: Json) -> str:
-    """Write a value of an axis in few letters, but two values never alike.
-
-    Args:
-        value: A number, a word, true or false.
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, int | float):
-        return str(value)
-    short = f"{value:.4g}".replace("e+0", "e").replace("e+", "e")
-    return short if float(short) == value else str(value)

@@ -14,16 +14,15 @@ from dataclasses import replace
 from multiprocessing import connection, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
 
 from leakaudit._util import forks
 from leakaudit.errors import LeakauditError
-from leakaudit.sweeping.cells import Cell
-from leakaudit.sweeping.status import DIED
+from leakaudit.sweeping.cell_files import DIED
+from leakaudit.sweeping.cells import PlannedCell
 from leakaudit.sweeping.work import Ended, Job, one_thread
 
 READY = "ready"  # what a process sends first
-Items = Sequence[tuple[str, Cell]]
+Items = Sequence[tuple[str, PlannedCell]]
 Stop = Callable[[], bool]
 
 
@@ -112,7 +111,7 @@ class _Worker:
 
     def __init__(self, number: int, job: Job) -> None:
         context = forks.context()
-        self.held: tuple[str, Cell] | None = None
+        self.held: tuple[str, PlannedCell] | None = None
         self.number = number
         self.started = False
         self.alive = True
@@ -123,7 +122,7 @@ class _Worker:
         self.process.start()
         theirs.close()
 
-    def give(self, item: tuple[str, Cell] | None) -> None:
+    def give(self, item: tuple[str, PlannedCell] | None) -> None:
         """Hand over a cell, or nothing more, which ends the process."""
         self.started = True
         self.held = item
@@ -160,7 +159,12 @@ class _Worker:
         self.process.join()
 
 
-def _serve(channel: Connection, job: Job, number: int, environment: Mapping[str, str]) -> None:
+def _serve(
+    channel: Connection[Ended | str, tuple[str, PlannedCell] | None],
+    job: Job,
+    number: int,
+    environment: Mapping[str, str],
+) -> None:
     """Work until told to end, or until the process that planned has ended.
 
     `environment` is that of the planning process, perhaps newer than the fork's.
@@ -176,13 +180,13 @@ def _serve(channel: Connection, job: Job, number: int, environment: Mapping[str,
         return
 
 
-def _end_with(parent: Any) -> None:
+def _end_with(parent: BaseProcess) -> None:
     """Wait for the end of the parent, then end at once: a file half-way is not in its place yet."""
     parent.join()
     os._exit(1)
 
 
-def _alone(job: Job, key: str, cell: Cell) -> Ended:
+def _alone(job: Job, key: str, cell: PlannedCell) -> Ended:
     """Run one cell in a worker of joblib."""
     one_thread()
     return replace(job(key, cell), worker=os.getpid())

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 
-from leakaudit import registry
 from leakaudit.errors import LeakauditError
 from leakaudit.pipeline.attack_run import ready
 from leakaudit.progress import expired, step
 from leakaudit.protocols import recording
+from leakaudit.results.model import SweepRecord
 from leakaudit.sweeping import cells, merge, pool
-from leakaudit.sweeping.cells import Cell
+from leakaudit.sweeping.cell_files import DIED, DONE, FAILED, Status, Timing
+from leakaudit.sweeping.cells import PlannedCell
 from leakaudit.sweeping.plan import SweepPlan
-from leakaudit.sweeping.status import DIED, DONE, FAILED
 from leakaudit.sweeping.store import Planned, Store
 from leakaudit.sweeping.work import Ended, Job, failure
-from leakaudit.trace import Json
-from leakaudit.traces.recorder import human
 
-Items = Sequence[tuple[str, Cell]]
+Items = Sequence[tuple[str, PlannedCell]]
 
 
 @dataclass(frozen=True)
-class Options:
+class SweepOptions:
     """How a sweep is worked on; nothing here changes a result.
 
     Attributes:
@@ -81,7 +77,7 @@ class Swept:
         troubles: What each cell without a result is called, and why it has none.
         left: Number of cells of this part that were not tried.
         interrupted: Whether Ctrl-C ended the work.
-        results: What results.json holds, if all parts are in one folder.
+        record: That of results.json, if all parts are in one folder.
     """
 
     cells: int
@@ -89,10 +85,10 @@ class Swept:
     troubles: list[tuple[str, str]] = field(default_factory=list)
     left: int = 0
     interrupted: bool = False
-    results: dict[str, Json] | None = None
+    record: SweepRecord | None = None
 
 
-def sweep(plan: SweepPlan, folder: Path, options: Options) -> Swept:
+def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
     """Run the cells that have no result yet, then write results.json, sweep.png and report.md.
 
     A part of several only writes its cells; `merge` puts the parts together. Ctrl-C and the
@@ -109,12 +105,12 @@ def sweep(plan: SweepPlan, folder: Path, options: Options) -> Swept:
     planned = Planned(plan, cells.versions())
     store = Store(folder)
     mine = part(planned.keyed, options.shard)
-    _plan_of_first(mine, options)
+    plan_of_first(mine, options)
     with ready(folder):
         store.begin(planned)
         store.clean(mine)
         known = store.statuses(mine)
-        todo = _unfinished(mine, known, options)
+        todo = remaining(mine, known, options)
         swept = Swept(len(mine), len(mine) - len(todo))
         try:
             _run(store, mine, todo, options)
@@ -123,23 +119,42 @@ def sweep(plan: SweepPlan, folder: Path, options: Options) -> Swept:
         ends = store.statuses(mine)
         swept.left = len(mine) - len(ends)
         for key, status in ends.items():
-            if status != DONE:
-                reason = str((store.load(key) or {})["says"])
-                swept.troubles.append((mine[key].words, reason))
+            if status == DONE:
+                continue
+            result = store.load(key)
+            if result is not None:
+                swept.troubles.append((mine[key].words, result.says))
         if options.shard[1] == 1:
-            swept.results = merge.write([folder], folder / "results.json")
+            swept.record = merge.write([folder], folder / "results.json")
     return swept
 
 
-def _unfinished(
-    mine: dict[str, Cell], known: Mapping[str, str], options: Options
-) -> list[tuple[str, Cell]]:
-    """Return the cells that are still worked on, given how the others ended."""
+def remaining(
+    mine: dict[str, PlannedCell], known: Mapping[str, Status], options: SweepOptions
+) -> list[tuple[str, PlannedCell]]:
+    """Return the cells that are still worked on.
+
+    Args:
+        mine: All cells of this part, by key.
+        known: How cells ended.
+        options: Which of them are worked on again.
+
+    Returns:
+        Keys and cells.
+    """
     return [(key, cell) for key, cell in mine.items() if known.get(key) not in options.kept]
 
 
-def _plan_of_first(mine: dict[str, Cell], options: Options) -> recording.Plan:
-    """Plan the recording of the first cell, which fails early if data or model cannot be had."""
+def plan_of_first(mine: dict[str, PlannedCell], options: SweepOptions) -> recording.Plan:
+    """Plan the recording of the first cell, which fails early if data or model cannot be had.
+
+    Args:
+        mine: All cells of this part, by key.
+        options: Where data come from.
+
+    Returns:
+        The plan of the recording.
+    """
     first = next(iter(mine.values()))
     return recording.plan(
         first.scenario,
@@ -149,7 +164,7 @@ def _plan_of_first(mine: dict[str, Cell], options: Options) -> recording.Plan:
     )
 
 
-def _run(store: Store, mine: dict[str, Cell], todo: Items, options: Options) -> None:
+def _run(store: Store, mine: dict[str, PlannedCell], todo: Items, options: SweepOptions) -> None:
     """Work on cells, and keep their timings and what only this process knows of those that died."""
     job = Job(store.folder.absolute(), options.data_root, options.download, options.trusted)
     shard = f"{options.shard[0]}-of-{options.shard[1]}"
@@ -157,21 +172,20 @@ def _run(store: Store, mine: dict[str, Cell], todo: Items, options: Options) -> 
     step("cells", done, len(mine))
     for ended in _work(job, todo, options):
         done += 1
-        line = {
-            "cell": ended.key,
-            "seconds": round(ended.seconds, 4),
-            "cpu": round(ended.cpu, 4),
-            "status": ended.status,
-            "worker": ended.worker,
-        }
-        store.timed(shard, line)
+        timing = Timing(
+            cell=ended.key,
+            seconds=round(ended.seconds, 4),
+            cpu=round(ended.cpu, 4),
+            status=ended.status,
+            worker=ended.worker,
+        )
+        store.timed(shard, timing)
         if ended.status == DIED:
-            lost = {"config": mine[ended.key].config(), **failure(DIED, ended.says)}
-            store.save(ended.key, lost)
+            store.save(ended.key, failure(mine[ended.key], DIED, ended.says))
         step("cells", done, len(mine))
 
 
-def _work(job: Job, todo: Items, options: Options) -> Iterator[Ended]:
+def _work(job: Job, todo: Items, options: SweepOptions) -> Iterator[Ended]:
     """Choose who works on the cells."""
     if not todo:
         return iter(())
@@ -184,7 +198,7 @@ def _work(job: Job, todo: Items, options: Options) -> Iterator[Ended]:
     return pool.here(job, todo, expired)
 
 
-def part(keyed: dict[str, Cell], shard: tuple[int, int]) -> dict[str, Cell]:
+def part(keyed: dict[str, PlannedCell], shard: tuple[int, int]) -> dict[str, PlannedCell]:
     """Return the i-th of n parts.
 
     It has every n-th cell in the order of the hashes, so that no part has only one attack.
@@ -201,80 +215,3 @@ def part(keyed: dict[str, Cell], shard: tuple[int, int]) -> dict[str, Cell]:
     if not chosen:
         raise LeakauditError(f"--shard {i}/{n}: there are only {len(keyed)} cells")
     return {key: cell for key, cell in keyed.items() if key in chosen}
-
-
-def dry(plan: SweepPlan, folder: Path, options: Options) -> dict[str, Json]:
-    """Return how many cells there are and how many have a result, and what the rest would cost.
-
-    The cost is estimated from the timings of this folder's cells.
-
-    Args:
-        plan: The sweep.
-        folder: Where results are, if there are any.
-        options: How it would be worked on.
-    """
-    planned = Planned(plan, cells.versions())
-    store = Store(folder)
-    mine = part(planned.keyed, options.shard)
-    known = store.statuses(mine)
-    left = _unfinished(mine, known, options)
-    rows, total = _costs(mine.values(), dict(left).values(), _mean_times(store, planned))
-    sized = _plan_of_first(mine, options)
-    workers = max(1, options.processes)
-    return {
-        "cells": len(mine),
-        "done": list(known.values()).count(DONE),
-        "axes": {name: list(values) for name, values in plan.axes.items()},
-        "attacks": list(plan.attacks),
-        "adversaries": list(plan.adversaries),
-        "seeds": list(plan.seeds),
-        "grid": rows,
-        "parameters": sized.task.layout.size,
-        "recording": human(sized.size()),
-        "workers": workers,
-        "hours left": None if total is None else round(total / workers / 3600, 4),
-    }
-
-
-def _kind(cell: Cell) -> tuple[str, str]:
-    """Return what cells of similar cost have in common."""
-    return cell.scenario.victim, cell.attack
-
-
-def _mean_times(store: Store, planned: Planned) -> dict[tuple[str, str], float]:
-    """Return the mean processor time in seconds of this folder's cells, by victim and attack."""
-    every = planned.keyed
-    times: dict[tuple[str, str], list[float]] = {}
-    for line in store.times():
-        cell = every.get(line.cell)
-        if line.status == DONE and cell is not None:
-            times.setdefault(_kind(cell), []).append(line.cpu)
-    return {kind: fmean(seconds) for kind, seconds in times.items()}
-
-
-def _costs(
-    mine: Iterable[Cell], left: Iterable[Cell], times: Mapping[tuple[str, str], float]
-) -> tuple[list[dict[str, Json]], float | None]:
-    """Return one row per victim and attack, and all seconds that are left, None if unknown."""
-    unfinished = Counter(map(_kind, left))
-    rows = []
-    total: float | None = 0.0
-    for kind, count in sorted(Counter(map(_kind, mine)).items()):
-        victim, attack = kind
-        seconds = times.get(kind)
-        if seconds is None:
-            total = None if unfinished[kind] else total
-        elif total is not None:
-            total += unfinished[kind] * seconds
-        cost = "" if attack == "auto" else registry.get("attacks", attack).cost
-        rows.append(
-            {
-                "victim": victim,
-                "attack": attack,
-                "cells": count,
-                "left": unfinished[kind],
-                "cost": cost,
-                "seconds a cell": None if seconds is None else round(seconds, 3),
-            }
-        )
-    return rows, total

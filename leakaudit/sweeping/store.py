@@ -13,66 +13,24 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from msgspec import Struct
+import msgspec
 
 from leakaudit._util.decoding import Misfit, decoded
-from leakaudit._util.files import replacing
+from leakaudit._util.files import replacing, unfinished
 from leakaudit.errors import LeakauditError
+from leakaudit.results import model
 from leakaudit.results.provenance import digest
 from leakaudit.sweeping import cells, tables
+from leakaudit.sweeping.cell_files import FORMAT, VERSION, CellResult, PlanFile, Status, Timing
 from leakaudit.sweeping.plan import SweepPlan
-from leakaudit.trace import Json
 
-T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 
 PLAN = "plan.json"
 CELLS = "cells"
 ERRORS = "errors"
-FORMAT = "leakaudit.sweep"
-VERSION = 1
-
-
-class _Plan(Struct, frozen=True, forbid_unknown_fields=True):
-    """The values of plan.json."""
-
-    format: Literal["leakaudit.sweep"]
-    version: Literal[1]
-    plan: dict[str, object]
-    versions: dict[str, str | None]
-
-
-class _Cell(Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of a cell."""
-
-    config: dict[str, object]
-    status: Literal["died", "done", "failed"]
-    says: str
-    constants: dict[str, object]
-    records: int
-    findings: tuple[dict[str, object], ...]
-    # A cell without this entry was counted by an earlier rule, and is run again.
-    refused: tuple[dict[str, object], ...]
-    reasons: dict[str, str]
-
-
-class Timing(Struct, frozen=True, forbid_unknown_fields=True):
-    """How long one cell took.
-
-    Attributes:
-        cell: The name of its result.
-        seconds: Time that passed.
-        cpu: Time of a processor.
-        status: How it ended.
-        worker: The process that computed it.
-    """
-
-    cell: str
-    seconds: float
-    cpu: float
-    status: str
-    worker: int
 
 
 @dataclass(frozen=True)
@@ -93,7 +51,7 @@ class Planned:
         return digest({"plan": tables.to_json(self.plan), "versions": dict(self.versions)})
 
     @cached_property
-    def keyed(self) -> dict[str, cells.Cell]:
+    def keyed(self) -> dict[str, cells.PlannedCell]:
         """All cells by the names of their results, in the order of the plan."""
         return {cell.key(self.versions): cell for cell in cells.expand(self.plan)}
 
@@ -114,12 +72,12 @@ class Store:
         Args:
             planned: The plan.
         """
-        about = {
-            "format": FORMAT,
-            "version": VERSION,
-            "plan": tables.to_json(planned.plan),
-            "versions": dict(planned.versions),
-        }
+        about = PlanFile(
+            format=FORMAT,
+            version=VERSION,
+            plan=tables.to_json(planned.plan),
+            versions=dict(planned.versions),
+        )
         _write(self.folder / PLAN, about)
 
     def planned(self) -> Planned:
@@ -129,20 +87,19 @@ class Store:
             LeakauditError: The folder holds no sweep.
         """
         path = self.folder / PLAN
-        expected = "expected the folder of a sweep, with its plan.json"
-        found = _fitted(path, _read(path, expected), _Plan, expected)
+        found = _read(path, PlanFile, "expected the folder of a sweep, with its plan.json")
         return Planned(tables.of_json(found.plan), found.versions)
 
-    def save(self, key: str, record: Mapping[str, Json]) -> None:
+    def save(self, key: str, result: CellResult) -> None:
         """Keep the result of one cell.
 
         Args:
             key: Its name.
-            record: The result.
+            result: The result.
         """
-        _write(self._file(key), record)
+        _write(self._file(key), result)
 
-    def load(self, key: str) -> dict[str, Json] | None:
+    def load(self, key: str) -> CellResult | None:
         """Return the result of a cell, None if it is not there.
 
         Args:
@@ -154,13 +111,9 @@ class Store:
         path = self._file(key)
         if not path.is_file():
             return None
-        expected = "expected the result of a cell"
-        found = _read(path, expected)
-        _fitted(path, found, _Cell, expected)
-        kept: dict[str, Json] = found
-        return kept
+        return _read(path, CellResult, "expected the result of a cell")
 
-    def statuses(self, keys: Iterable[str]) -> dict[str, str]:
+    def statuses(self, keys: Iterable[str]) -> dict[str, Status]:
         """Return how the cells ended that are there.
 
         A damaged file counts as none, and is written anew.
@@ -171,11 +124,11 @@ class Store:
         found = {}
         for key in keys:
             try:
-                record = self.load(key)
+                result = self.load(key)
             except LeakauditError:
                 continue
-            if record is not None:
-                found[key] = str(record["status"])
+            if result is not None:
+                found[key] = result.status
         return found
 
     def clean(self, keys: Iterable[str]) -> None:
@@ -184,9 +137,9 @@ class Store:
         Args:
             keys: Names of cells.
         """
-        mine = set(keys)
-        for path in (self.folder / CELLS).glob(".*.tmp"):
-            if path.name[1:].split(".", 1)[0] in mine:
+        mine = {self._file(key).name for key in keys}
+        for path, name in unfinished(self.folder / CELLS).items():
+            if name in mine:
                 path.unlink(missing_ok=True)
 
     def explain(self, key: str, text: str | None) -> None:
@@ -203,17 +156,17 @@ class Store:
         with replacing(path) as file:
             file.write(text.encode("utf-8", "backslashreplace"))
 
-    def timed(self, shard: str, line: Mapping[str, Json]) -> None:
+    def timed(self, shard: str, timing: Timing) -> None:
         """Append the timing of one cell in one write.
 
         Args:
             shard: The part of the sweep, which has a file of its own.
-            line: The timing.
+            timing: Of the cell.
         """
         path = self.folder / f"times-{shard}.jsonl"
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(handle, json.dumps(line).encode() + b"\n")
+            os.write(handle, json.dumps(model.plain(timing)).encode() + b"\n")
         finally:
             os.close(handle)
 
@@ -223,31 +176,27 @@ class Store:
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
                     yield decoded(json.loads(line), Timing)
-                except (ValueError, Misfit):
+                except (ValueError, RecursionError, Misfit):
                     continue
 
     def _file(self, key: str) -> Path:
         return self.folder / CELLS / f"{key}.json"
 
 
-def _write(path: Path, record: Mapping[str, Json]) -> None:
-    text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+def _write(path: Path, content: msgspec.Struct) -> None:
+    text = json.dumps(model.plain(content), indent=1, ensure_ascii=False, allow_nan=False)
     with replacing(path) as file:
         file.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _read(path: Path, expected: str) -> Json:
-    """Return the JSON of a file."""
+def _read(path: Path, kind: type[S], expected: str) -> S:
+    """Read a file as a type."""
     try:
-        return json.loads(path.read_bytes())
+        found = json.loads(path.read_bytes())
     except OSError as error:
         raise LeakauditError(f"{path}: {expected}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise LeakauditError(f"{path}: {expected}, got no JSON") from None
-
-
-def _fitted(path: Path, found: Json, kind: type[T], expected: str) -> T:
-    """Return what a file holds as a type."""
     try:
         return decoded(found, kind)
     except Misfit as error:

@@ -18,7 +18,8 @@ from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.forms import form
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.scenario import FORM, Scenario
-from leakaudit.sweeping.plan import SweepPlan, finite
+from leakaudit.results.model import encoded
+from leakaudit.sweeping.plan import SweepPlan
 from leakaudit.trace import Json
 
 TABLES = ("scenario", "sweep", "audit")  # that one file may have
@@ -129,7 +130,7 @@ def to_json(plan: SweepPlan) -> dict[str, Json]:
     Args:
         plan: The sweep.
     """
-    plain = {**asdict(plan), "epsilon": finite(plan.epsilon)}
+    plain = {**asdict(plan), "epsilon": [encoded(epsilon) for epsilon in plan.epsilon]}
     kept: dict[str, Json] = json.loads(json.dumps(plain))
     return kept
 

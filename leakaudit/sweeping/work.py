@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -21,18 +20,15 @@ from leakaudit.extraction.deduction import Deduction
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
 from leakaudit.protocols import recording
-from leakaudit.reconstruction import Attack
+from leakaudit.reconstruction import Attack, Reconstruction
 from leakaudit.results import findings
-from leakaudit.scoring.scoring import nothing, score
-from leakaudit.sweeping.cells import Cell
-from leakaudit.sweeping.status import DONE, FAILED
+from leakaudit.results.model import Scores
+from leakaudit.scoring.scoring import Score, nothing, score
+from leakaudit.sweeping.cell_files import DONE, FAILED, CellFinding, CellResult, Status
+from leakaudit.sweeping.cells import PlannedCell
 from leakaudit.sweeping.store import Store
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Json
-
-# What a result leaves out of a finding: what differs from run to run, and what is private and not
-# needed.
-LEFT_OUT = ("seconds", "labels", "images")
+from leakaudit.trace import Setting, Truth
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class Ended:
 
     Attributes:
         key: The cell's name.
-        status: One of `status`.
+        status: How.
         says: Why it has no result, empty if it has one.
         seconds: Wall-clock time.
         cpu: Processor time in seconds.
@@ -49,7 +45,7 @@ class Ended:
     """
 
     key: str
-    status: str
+    status: Status
     says: str
     seconds: float
     cpu: float
@@ -72,7 +68,7 @@ class Job:
     download: bool = False
     trusted: bool = False
 
-    def __call__(self, key: str, cell: Cell) -> Ended:
+    def __call__(self, key: str, cell: PlannedCell) -> Ended:
         """Run one cell; whatever it raises is its result.
 
         Args:
@@ -84,24 +80,24 @@ class Job:
         store = Store(self.folder)
         trouble = None
         try:
-            record = {"status": DONE, "says": "", **self.measure(cell)}
+            result = self.measure(cell)
         except LeakauditError as error:
-            record = failure(FAILED, str(error))
+            result = failure(cell, FAILED, str(error))
         except Exception as error:  # a user's own attack or victim may raise anything
-            record = failure(FAILED, f"{type(error).__name__}: {error}")
+            result = failure(cell, FAILED, f"{type(error).__name__}: {error}")
             trouble = traceback.format_exc()
         store.explain(key, trouble)
-        store.save(key, {"config": cell.config(), **record})
+        store.save(key, result)
         return Ended(
             key,
-            str(record["status"]),
-            str(record["says"]),
+            result.status,
+            result.says,
             time.perf_counter() - start,
             time.process_time() - cpu,
             0,
         )
 
-    def measure(self, cell: Cell) -> dict[str, Json]:
+    def measure(self, cell: PlannedCell) -> CellResult:
         """Record, attack and score one cell.
 
         Args:
@@ -124,21 +120,20 @@ class Job:
         scores = score([one.found for one in made], truth)
         entries = []
         for one, scored in zip(made, scores, strict=True):
-            entry = findings.finding(fit[one.place], one.found, scored)
-            for name in LEFT_OUT:
-                entry.pop(name, None)
-            entries.append(entry)
+            entries.append(_finding(fit[one.place], one.found, scored))
         reasons = {**leaks.undetermined, **unusable}
-        refused = [nothing(node, cell.attack, truth).to_json() for node in sorted(reasons)]
-        return {
-            "constants": dict(constants),
-            "records": len(mine) * cell.scenario.samples,
-            "findings": entries,
-            "refused": refused,
-            "reasons": {str(k): v for k, v in sorted(reasons.items())},
-        }
+        return CellResult(
+            config=cell.config(),
+            status=DONE,
+            says="",
+            constants=dict(constants),
+            records=len(mine) * cell.scenario.samples,
+            findings=tuple(entries),
+            refused=tuple(_missed(node, cell, truth) for node in sorted(reasons)),
+            reasons={str(node): why for node, why in sorted(reasons.items())},
+        )
 
-    def _ready(self, cell: Cell) -> tuple[recording.Plan, Mapping[str, Any]]:
+    def _ready(self, cell: PlannedCell) -> tuple[recording.Plan, Mapping[str, Setting]]:
         """Return the recording's plan, and the constants by which its epsilon was set."""
         plan = cell.plan
         if cell.epsilon is None:
@@ -155,25 +150,54 @@ class Job:
         return level.ready, level.constants
 
 
-def failure(status: str, says: str) -> dict[str, Json]:
+def _finding(leak: GradientLeak, found: Reconstruction, scored: Score) -> CellFinding:
+    """Return one reconstruction as the file of a cell holds it."""
+    whole = findings.entry(leak, found, scored)
+    return CellFinding(
+        node=whole.node,
+        adversary=whole.adversary,
+        attack=whole.attack,
+        leak=whole.leak,
+        certificate=whole.certificate,
+        certified=findings.certified(found),
+        batch=whole.batch,
+        scores=whole.scores,
+        residual=whole.residual,
+        note=whole.note,
+    )
+
+
+def _missed(node: int, cell: PlannedCell, truth: Truth) -> Scores:
+    """Return the scores of a node from which nothing came back."""
+    scored = findings.scores(nothing(node, cell.attack, truth))
+    if scored is None:
+        raise LeakauditError(f"node {node} has no records in the truth")
+    return scored
+
+
+def failure(cell: PlannedCell, status: Status, says: str) -> CellResult:
     """Return the result of a cell that has none.
 
     Args:
+        cell: The cell.
         status: How it ended.
         says: Why; shortened to one line of 500 characters.
     """
-    return {
-        "status": status,
-        "says": " ".join(says.split())[:500],
-        "constants": {},
-        "records": 0,
-        "findings": [],
-        "refused": [],
-        "reasons": {},
-    }
+    return CellResult(
+        config=cell.config(),
+        status=status,
+        says=" ".join(says.split())[:500],
+        constants={},
+        records=0,
+        findings=(),
+        refused=(),
+        reasons={},
+    )
 
 
-def _attacked(cell: Cell, fit: Sequence[GradientLeak], task: Task) -> list[attacking.Settled]:
+def _attacked(
+    cell: PlannedCell, fit: Sequence[GradientLeak], task: Task
+) -> list[attacking.Settled]:
     """Return what the attack made of the leaks, in their order."""
     random = [seeds.generator(cell.scenario.seed, leak.node) for leak in fit]
     settings = {} if cell.attack == "auto" else dict(cell.settings)
@@ -182,7 +206,7 @@ def _attacked(cell: Cell, fit: Sequence[GradientLeak], task: Task) -> list[attac
 
 
 def _usable(
-    cell: Cell, leaks: Sequence[GradientLeak], task: Task
+    cell: PlannedCell, leaks: Sequence[GradientLeak], task: Task
 ) -> tuple[list[GradientLeak], dict[int, str]]:
     """Return the leaks that the attack can use, and by node why it cannot use the others.
 

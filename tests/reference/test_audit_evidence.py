@@ -11,7 +11,7 @@ from scipy.stats import binom, binomtest, norm
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.evidence import Canary, OneRun, Successes
 from leakaudit.auditing.judge import Test, judge
-from leakaudit.auditing.promise import Evidence, Promise, detects
+from leakaudit.auditing.promise import Promise, TrialCounts, detects
 from leakaudit.bounds import empirical, gaussian, one_run
 from leakaudit.bounds.empirical import Counts
 from leakaudit.verdict import Verdict
@@ -20,15 +20,15 @@ DELTA = 1e-5
 PURE = Promise("a claim", 1.0, DELTA)
 GAUSS = Promise("a view", gaussian.epsilon(DELTA, 0.5), DELTA, 0.5)
 HUGE = Promise("nothing", math.inf, DELTA)
-NOTHING: list[Evidence] = [Successes(0, 0, 0.1), Canary(Counts(0, 0, 0, 0)), OneRun(0, 0, 0)]
-SOME: list[Evidence] = [
+NOTHING: list[TrialCounts] = [Successes(0, 0, 0.1), Canary(Counts(0, 0, 0, 0)), OneRun(0, 0, 0)]
+SOME: list[TrialCounts] = [
     Successes(60, 100, 0.1),
     Canary(Counts(90, 100, 10, 100)),
     OneRun(200, 100, 95),
 ]
 
 
-def case(evidence: Evidence | None, promise: Promise | None = PURE, why: str = "") -> Test:
+def case(evidence: TrialCounts | None, promise: Promise | None = PURE, why: str = "") -> Test:
     return Test(0, Adversary(), 0, "a test", "an attack", promise, evidence, why)
 
 
@@ -91,7 +91,7 @@ def test_rates_of_zero_and_one_have_finite_answers(counts: Counts, promise: Prom
 @pytest.mark.parametrize("promise", [PURE, GAUSS])
 @pytest.mark.parametrize("evidence", NOTHING + SOME)
 def test_the_number_of_trials_that_are_needed_is_enough_and_no_more(
-    evidence: Evidence, promise: Promise
+    evidence: TrialCounts, promise: Promise
 ) -> None:
     level, needs = 1e-3, evidence.needs(promise, 1e-3)
     assert needs is not None
@@ -100,7 +100,7 @@ def test_the_number_of_trials_that_are_needed_is_enough_and_no_more(
     assert not fewer or perfect(evidence, fewer).p_value(promise) > level
 
 
-def perfect(kind: Evidence, trials: int) -> Evidence:
+def perfect(kind: TrialCounts, trials: int) -> TrialCounts:
     """What a perfect attack would get in so many trials of the same kind."""
     if isinstance(kind, Successes):
         return Successes(trials, trials, 0.1)

@@ -10,6 +10,8 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_fields
+from records import in_a_cell
 
 from leakaudit import registry
 from leakaudit.auditing.levels import levels
@@ -18,14 +20,23 @@ from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.results import record_file
+from leakaudit.results.model import (
+    NO_SCORES,
+    NumberColumn,
+    Scores,
+    given,
+    plain,
+)
+from leakaudit.results.wording import axis_value
 from leakaudit.sweeping import merge, points, tables
-from leakaudit.sweeping.cells import Cell, expand, versions
+from leakaudit.sweeping.cell_files import CellResult
+from leakaudit.sweeping.cells import PlannedCell, expand, versions
 from leakaudit.sweeping.plan import SweepPlan
-from leakaudit.sweeping.run import Options, part, sweep
+from leakaudit.sweeping.run import SweepOptions, part, sweep
 from leakaudit.sweeping.store import Planned, Store
 from leakaudit.sweeping.work import Job
 
-HERE = Options(workers=0)
+HERE = SweepOptions(workers=0)
 SMALL = Scenario(
     "dpsgd",
     nodes=3,
@@ -48,6 +59,18 @@ def plan(**changes: Any) -> SweepPlan:
         ),
         **changes,
     )
+
+
+def psnr(scores: Scores | None) -> NumberColumn:
+    assert scores is not None
+    assert isinstance(scores.psnr, NumberColumn)
+    return scores.psnr
+
+
+def result(store: Store, key: str) -> CellResult:
+    found = store.load(key)
+    assert found is not None
+    return found
 
 
 def keys(p: SweepPlan) -> list[str]:
@@ -139,27 +162,26 @@ def test_a_cell_is_what_record_and_attack_give(tmp_path: Path, seed: int) -> Non
     words = ["--attack", "analytic", "--node", "0", "--seed", str(seed), "--gradients", "8"]
     assert main(["attack", trace, *words, "-o", str(tmp_path / "out"), "-q", "-f", "json"]) == 0
     (finding,) = record_file.read(tmp_path / "out" / "results.json")["findings"]
-    assert {k: v for k, v in finding.items() if k not in ("seconds", "labels", "images")} == cell[
-        "findings"
-    ][0]
+    left_out = ("seconds", "labels", "images")
+    assert {k: v for k, v in finding.items() if k not in left_out} == plain(cell.findings[0])
 
 
 def test_an_epsilon_is_set_as_an_audit_sets_it(tmp_path: Path) -> None:
     p = plan(epsilon=(math.inf, 4.0), over={}, attacks=("analytic",), seeds=(0,), sensitivity=2.0)
     found = {str(c.epsilon): Job(tmp_path).measure(c) for c in expand(p)}
     (level,) = levels(AuditPlan(replace(SMALL), epsilon=(4.0,), sensitivity=2.0, nodes=(0,)))
-    assert found["inf"]["constants"] == {"sigma": 0.0}
-    assert found["4.0"]["constants"] == dict(level.constants)
-    assert found["inf"]["findings"][0]["scores"]["psnr"]["min"] > 100
-    assert (found["4.0"]["findings"][0]["scores"]["psnr"]["per_image"][0] or 0.0) < 20
+    assert found["inf"].constants == {"sigma": 0.0}
+    assert found["4.0"].constants == dict(level.constants)
+    assert (psnr(found["inf"].findings[0].scores).min or 0.0) > 100
+    assert (psnr(found["4.0"].findings[0].scores).per_image[0] or 0.0) < 20
 
 
 def test_what_an_attack_cannot_use_is_a_reason_and_no_failure(tmp_path: Path) -> None:
     cell = expand(plan(scenario=replace(SMALL, samples=2), attacks=("rgap",), over={}))[0]
-    record = Job(tmp_path).measure(cell)
-    assert record["findings"] == []
-    assert record["records"] == 2
-    assert record["reasons"]["0"].startswith("rgap: it takes one sample apart")
+    result = Job(tmp_path).measure(cell)
+    assert result.findings == ()
+    assert result.records == 2
+    assert result.reasons["0"].startswith("rgap: it takes one sample apart")
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -174,15 +196,11 @@ def test_records_are_counted_from_what_the_scores_say(tmp_path: Path) -> None:
         mine = [
             k for k, c in keyed.items() if (c.attack, dict(c.at)) == (point["attack"], point["at"])
         ]
-        scores = [
-            f["scores"]["psnr"]["per_image"]
-            for k in mine
-            for f in (store.load(k) or {})["findings"]
-        ]
-        values = [v for column in scores for v in column if v is not None]
-        cells = [store.load(k) or {} for k in mine]
-        every = [s for c in cells for s in (*(f["scores"] for f in c["findings"]), *c["refused"])]
-        counted = values + [v for s in every for v in s["psnr"].get("missed", ())]
+        cells = [result(store, k) for k in mine]
+        found = [psnr(f.scores) for c in cells for f in c.findings]
+        values = [v for column in found for v in column.per_image if v is not None]
+        every = [*found, *(psnr(s) for c in cells for s in c.refused)]
+        counted = values + [v for column in every for v in given(column.missed, ())]
         assert point["records"] == 2
         assert point["recovered"] == sum(v >= 20 for v in values)
         assert ("psnr" in point) == bool(values)
@@ -199,17 +217,16 @@ def test_records_are_counted_from_what_the_scores_say(tmp_path: Path) -> None:
 
 
 def test_data_that_are_no_images_count_by_their_ratio_of_signal_to_noise() -> None:
-    scores = {"relative_error": {"per_image": [0.09, 0.11, None]}, "matched": [0, 1, None]}
-    found = points.columns(
-        [{"scores": scores, "certified": 0}], 3, 20.0
-    )  # 20 dB are a relative error of 0.1
-    assert (found["records"], found["recovered"]) == (3, 1)
+    errors = NumberColumn(per_image=(0.09, 0.11, None), min=0.09, median=0.1, mean=0.1)
+    scores = replace_fields(NO_SCORES, relative_error=errors, matched=(0, 1, None))
+    found = points.columns([in_a_cell(scores)], 3, 20.0)  # 20 dB are a relative error of 0.1
+    assert (found.records, found.recovered) == (3, 1)
 
 
 def test_two_values_of_an_axis_have_two_words() -> None:
     values = [0, 1, 0.1, 1e-5, 2.5e-07, 60000, 12345, 12346, 0.12345, 0.12346, True, "ring"]
-    assert len({points.words(v) for v in values}) == len(values)
-    assert [points.words(v) for v in (60000, 1e-5, 0.25)] == ["6e4", "1e-05", "0.25"]
+    assert len({axis_value(v) for v in values}) == len(values)
+    assert [axis_value(v) for v in (60000, 1e-5, 0.25)] == ["6e4", "1e-05", "0.25"]
 
 
 def test_parts_in_several_folders_give_the_same_file_as_one_run(tmp_path: Path) -> None:
@@ -222,7 +239,7 @@ def test_parts_in_several_folders_give_the_same_file_as_one_run(tmp_path: Path) 
     assert {len(s) for s in shares} == {2, 3}
     folders = [tmp_path / f"part{i}" for i in (1, 2, 3)]
     for i, folder in enumerate(folders, 1):
-        assert sweep(p, folder, replace(HERE, shard=(i, 3))).results is None
+        assert sweep(p, folder, replace(HERE, shard=(i, 3))).record is None
     merge.write(folders[:2], tmp_path / "some.json")
     some = record_file.read(tmp_path / "some.json")
     assert not some["complete"]
@@ -239,10 +256,10 @@ def test_a_second_run_does_what_is_left_and_nothing_twice(
 ) -> None:
     sweep(plan(seeds=(0,)), tmp_path, HERE)
     before = {f: f.read_bytes() for f in (tmp_path / "cells").iterdir()}
-    made = list[Cell]()
+    made = list[PlannedCell]()
     measure = Job.measure
 
-    def counted(job: Job, cell: Cell) -> dict[str, Any]:
+    def counted(job: Job, cell: PlannedCell) -> CellResult:
         made.append(cell)
         return measure(job, cell)
 
@@ -266,7 +283,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_that_it_is_not_all(
     measure = Job.measure
     count = iter(range(100))
 
-    def three(job: Job, cell: Cell) -> dict[str, Any]:
+    def three(job: Job, cell: PlannedCell) -> CellResult:
         if next(count) == 3:
             raise KeyboardInterrupt
         return measure(job, cell)

@@ -1,0 +1,271 @@
+"""An audit as text and as a page of Markdown, made from its record only."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec import UnsetType
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from leakaudit.rendering import markdown as md
+from leakaudit.results.audit_names import Guesser, TestName
+from leakaudit.results.model import (
+    AuditPart,
+    AuditRecord,
+    CanaryFigures,
+    CurvePoint,
+    CurveValues,
+    Figures,
+    OneRunFigures,
+    SuccessFigures,
+    VerdictEntry,
+    ViewFigures,
+    decoded,
+    given,
+)
+from leakaudit.results.wording import REFUSED, VERDICT_ORDER, clean, grid_epsilon, refusal
+from leakaudit.verdict import MOST_TRIALS, Verdict
+
+WIDTH = 140  # columns of a terminal that show the tables unfolded
+STYLES = {
+    Verdict.REFUTED: "bold red",
+    Verdict.UNSUPPORTED: "red",
+    Verdict.INCONCLUSIVE: "yellow",
+    Verdict.NOT_REFUTED: "green",
+    Verdict.UNCLAIMED: "dim",
+}
+HEADINGS = ("epsilon", "adversary", "promise", "test", "verdict", "what was measured")
+CURVE = (
+    "epsilon",
+    "adversary",
+    "attack",
+    "refused",
+    "images",
+    "PSNR best",
+    "median",
+    "mean",
+    "SSIM best",
+    "median",
+    "mean",
+)
+VACUOUS = "it allows every success, or nearly: ten million trials would not be enough to exceed it"
+
+
+@dataclass(frozen=True)
+class _VerdictRow:
+    """One row of the table of verdicts."""
+
+    where: tuple[str, str, str]  # epsilon, adversary, promise
+    test: str
+    verdict: Verdict
+    measured: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        return (*self.where, self.test, self.verdict.words, self.measured)
+
+
+def text(record: AuditRecord) -> list[RenderableType]:
+    """Return the summary, the curves and the verdicts, for a terminal.
+
+    Args:
+        record: Of an audit.
+
+    Returns:
+        Part under part.
+    """
+    attacked = _table(CURVE)
+    for row in curves(record.audit):
+        attacked.add_row(*(Text(cell) for cell in row))
+    judged = _table(HEADINGS)
+    for one in _rows(record.audit):
+        epsilon, adversary, promise = one.where
+        judged.add_row(
+            Text(epsilon),
+            Text(adversary),
+            Text(promise),
+            Text(one.test),
+            Text(one.verdict.words, style=STYLES[one.verdict]),
+            Text(one.measured),
+        )
+    summary = Text(clean(record.summary), style="bold")
+    return [summary, attacked, Text(REFUSED, style="dim"), judged]
+
+
+def markdown(record: AuditRecord) -> str:
+    """Return the page of an audit, without the page of its attacks.
+
+    Args:
+        record: Of an audit.
+
+    Returns:
+        Markdown.
+    """
+    parts = ["# Audit", f"**{md.escape(record.summary)}**"]
+    figure = record.audit.figure
+    if figure:
+        parts.append(f"![PSNR, SSIM and success against epsilon]({figure})")
+    parts += ["## Verdicts", md.table(HEADINGS, verdicts(record.audit))]
+    parts += ["## Attacks against epsilon", md.table(CURVE, curves(record.audit))]
+    return "\n\n".join([*parts, md.escape(REFUSED)])
+
+
+def _table(headings: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def curves(audit: AuditPart) -> list[tuple[str, ...]]:
+    """Return one row for each point of the grid, adversary and attack.
+
+    Args:
+        audit: What only an audit's record has.
+
+    Returns:
+        Cells under `CURVE`.
+    """
+    rows: list[tuple[str, ...]] = []
+    for point in audit.curves:
+        where = (grid_epsilon(point.epsilon), clean(point.adversary), clean(point.attack))
+        refused = refusal(given(point.attacked, None), given(point.refused, None))
+        rows.append(
+            (*where, refused, _images(point), *_values(point.psnr, 1), *_values(point.ssim, 3))
+        )
+    return rows
+
+
+def _images(point: CurvePoint) -> str:
+    """The number of records that were attacked at a point."""
+    for values in (point.psnr, point.relative_error):
+        if not isinstance(values, UnsetType):
+            return f"{given(values.images, 0):g}"
+    return "0"
+
+
+def _values(values: CurveValues | UnsetType, digits: int) -> tuple[str, str, str]:
+    """Best, median and mean of one metric, with so many digits behind the point."""
+    if isinstance(values, UnsetType):
+        return "-", "-", "-"
+    return (
+        f"{values.best:.{digits}f}",
+        f"{values.median:.{digits}f}",
+        f"{values.mean:.{digits}f}",
+    )
+
+
+def verdicts(audit: AuditPart) -> list[tuple[str, ...]]:
+    """Return one row for each verdict, the worst first.
+
+    Points that promise nothing are left out; tests of a promise that allows everything take one
+    row.
+
+    Args:
+        audit: What only an audit's record has.
+
+    Returns:
+        Cells under `HEADINGS`.
+    """
+    return [row.cells for row in _rows(audit)]
+
+
+def _rows(audit: AuditPart) -> list[_VerdictRow]:
+    rows = []
+    vacuous = Counter[tuple[str, str, str]]()
+    for one in sorted(audit.verdicts, key=_rank):
+        verdict = Verdict[one.verdict]
+        if verdict is Verdict.UNCLAIMED:
+            continue
+        where = (grid_epsilon(one.epsilon), clean(one.adversary), clean(_promised(one)))
+        if verdict is Verdict.INCONCLUSIVE and _is_vacuous(one):
+            vacuous[where] += 1
+            continue
+        test = one.test
+        if one.attack not in list(Guesser):  # a registered attack
+            test = f"{one.attack}: {test}"
+        rows.append(_VerdictRow(where, clean(test), verdict, clean(_measured(one))))
+    for where, count in vacuous.items():
+        rows.append(_VerdictRow(where, f"{count} tests", Verdict.INCONCLUSIVE, VACUOUS))
+    return rows
+
+
+def _rank(one: VerdictEntry) -> int:
+    """The place of a verdict among all, the worst first."""
+    return VERDICT_ORDER.index(Verdict[one.verdict])
+
+
+def _is_vacuous(one: VerdictEntry) -> bool:
+    """Whether no affordable number of trials could refute the promise."""
+    if one.p is None:
+        return False
+    return not one.needs or one.needs > MOST_TRIALS
+
+
+def _promised(one: VerdictEntry) -> str:
+    """What was tested, in short."""
+    promise = one.promise
+    if promise is None:
+        if one.test == TestName.VIEW:
+            return "claim"
+        return "all"
+    whose = "exact view"
+    if promise.mu is None:
+        whose = "claim"
+    return f"{whose}, {grid_epsilon(promise.epsilon)}"
+
+
+def _measured(one: VerdictEntry) -> str:
+    """What was counted and what it means, in short."""
+    parts = [counted(one.read_figures())]
+    if one.p is None:
+        parts.append(one.says)
+    else:
+        needs = f"p = {one.p:.2g}"
+        if one.needs:
+            needs = f"would need about {one.needs} trials"
+        parts += [needs, one.power]
+    return "; ".join(filter(None, parts))
+
+
+def counted(figures: Figures | None) -> str:
+    """Say what a test counted.
+
+    Args:
+        figures: Of a verdict, None for none.
+
+    Returns:
+        A part of a sentence; "" if there is nothing to say.
+    """
+    if isinstance(figures, SuccessFigures):
+        ceiling = ""
+        if figures.ceiling is not None:
+            ceiling = f", at most {figures.ceiling:.3g} allowed"
+        hits = f"{figures.hits} of {figures.trials}"
+        return f"{hits} (blind chance {figures.kappa:.3g}{ceiling})"
+    if isinstance(figures, CanaryFigures):
+        right = f"{figures.true_positives} of {figures.positives}"
+        wrong = f"{figures.false_positives} of {figures.negatives}"
+        return f"guessed to be there: {right} times with it, {wrong} without"
+    if isinstance(figures, OneRunFigures):
+        right = f"{figures.right} of {figures.guesses}"
+        return f"{right} guesses right, {figures.canaries} canaries"
+    if isinstance(figures, ViewFigures):
+        return _compared(figures)
+    return ""
+
+
+def _compared(figures: ViewFigures) -> str:
+    """The exact view beside the claim; "" if it has no epsilon."""
+    if figures.exact == "inf":
+        return "exact epsilon inf"
+    exact = decoded(figures.exact)
+    claimed = decoded(figures.claimed)
+    if exact is None or claimed is None:
+        return ""
+    return f"exact epsilon {exact:.4g}, claimed {claimed:.4g}"

@@ -1,0 +1,159 @@
+"""A sweep as text and as a page of Markdown, made from its record only."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from msgspec import UnsetType
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from leakaudit.rendering import markdown as md
+from leakaudit.results.model import (
+    SweepPart,
+    SweepPoint,
+    SweepRecord,
+    SweepStatistics,
+    given,
+)
+from leakaudit.results.wording import REFUSED, axis_value, clean, refusal
+
+WIDTH = 140  # columns of a terminal that show the table unfolded
+SHOWN = 200  # most rows in a terminal; report.md has all
+
+
+def text(record: SweepRecord) -> list[RenderableType]:
+    """Return the summary, the table and what went wrong, for a terminal.
+
+    Args:
+        record: Of a sweep.
+
+    Returns:
+        Part under part.
+    """
+    headings, rows = table(record.sweep)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        shown.add_column(clean(heading), overflow="fold")
+    for row in rows[:SHOWN]:
+        shown.add_row(*map(Text, row))
+    below = [Text(REFUSED, style="dim")]
+    if len(rows) > SHOWN:
+        below.append(Text(f"{len(rows) - SHOWN} more rows are in report.md"))
+    below += map(Text, troubles(record.sweep))
+    return [Text(clean(record.summary), style="bold"), shown, *below]
+
+
+def markdown(record: SweepRecord) -> str:
+    """Return a page with the figure.
+
+    Args:
+        record: Of a sweep.
+
+    Returns:
+        Markdown.
+    """
+    sweep = record.sweep
+    headings, rows = table(sweep)
+    parts = [
+        "# Sweep",
+        f"**{md.escape(record.summary)}**",
+        f"![{sweep.across}]({sweep.figure})",
+        md.table(headings, rows),
+        md.escape(REFUSED),
+    ]
+    wrong = troubles(sweep)
+    if wrong:
+        parts += ["## What gave no result", md.items(wrong)]
+    made = ", ".join(f"{name} {version}" for name, version in sweep.versions.items())
+    parts.append(md.escape(f"Made with {made}."))
+    return "\n\n".join(parts) + "\n"
+
+
+def table(sweep: SweepPart) -> tuple[list[str], list[list[str]]]:
+    """Return one row for each point; images have PSNR and SSIM, other data relative errors.
+
+    Args:
+        sweep: What only a sweep's record has.
+
+    Returns:
+        Headings, and rows of cells.
+    """
+    images = any(not isinstance(point.psnr, UnsetType) for point in sweep.points)
+    many = len({point.adversary for point in sweep.points}) > 1
+    headings = [*sweep.axes, "attack"]
+    if many:
+        headings.append("adversary")
+    headings += ["cells", "refused", "records", "recovered", "exact", "labels"]
+    if images:
+        headings += ["PSNR best", "PSNR median", "SSIM best", "SSIM median"]
+    else:
+        headings += ["rel. error best", "rel. error median"]
+    rows = []
+    for point in sweep.points:
+        cells = [*_place(sweep, point), point.attack]
+        if many:
+            cells.append(point.adversary)
+        cells += _counts(point)
+        if images:
+            cells += [*_statistics(point.psnr, ".1f"), *_statistics(point.ssim, ".3f")]
+        else:
+            cells += _statistics(point.relative_error, ".3g")
+        rows.append(list(map(clean, cells)))
+    return headings, rows
+
+
+def _place(sweep: SweepPart, point: SweepPoint) -> list[str]:
+    """The value of every axis at a point, "" for an axis that does not concern it."""
+    cells = []
+    for axis in sweep.axes:
+        cell = ""
+        if axis in point.at:
+            cell = axis_value(point.at[axis])
+        cells.append(cell)
+    return cells
+
+
+def _counts(point: SweepPoint) -> list[str]:
+    """How many cells and records a point has, and what became of them."""
+    labels = "-"
+    if point.labels_found is not None:
+        labels = f"{point.labels_found:.2f}"
+    return [
+        str(point.cells),
+        refusal(given(point.attacked, None), given(point.refused, None)),
+        str(point.records),
+        str(point.recovered),
+        str(point.exact),
+        labels,
+    ]
+
+
+def _statistics(values: SweepStatistics | UnsetType, form: str) -> tuple[str, str]:
+    """The best value and the median of one metric."""
+    if isinstance(values, UnsetType):
+        return "-", "-"
+    return f"{values.best:{form}}", f"{values.median:{form}}"
+
+
+def troubles(sweep: SweepPart) -> list[str]:
+    """Return one line for each reason, with the number of cells.
+
+    There are reasons for cells that failed, and for nodes of which nothing is known.
+
+    Args:
+        sweep: What only a sweep's record has.
+
+    Returns:
+        Lines, cleaned.
+    """
+    found: Counter[str] = Counter()
+    for cell in sweep.cells:
+        where = f"{cell.attack}, heard by {cell.adversary}"
+        if cell.status != "done":
+            found[f"failed: {where}: {cell.says}"] += 1
+        for why in dict.fromkeys(cell.reasons.values()):
+            found[f"{where}: {why}"] += 1
+    return [clean(f"{count} x {line}") for line, count in found.items()]

@@ -1,0 +1,160 @@
+"""What a sweep would do, and what the rest of it would cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import fmean
+
+from msgspec import Struct, field
+
+from leakaudit import registry
+from leakaudit.results.model import Free
+from leakaudit.sweeping import cells
+from leakaudit.sweeping.cell_files import DONE
+from leakaudit.sweeping.cells import PlannedCell
+from leakaudit.sweeping.plan import SweepPlan
+from leakaudit.sweeping.run import SweepOptions, part, plan_of_first, remaining
+from leakaudit.sweeping.store import Planned, Store
+from leakaudit.traces.recorder import human
+
+
+class DryCells(Struct, frozen=True, kw_only=True):
+    """The cells of one victim and attack.
+
+    Attributes:
+        victim: What is attacked.
+        attack: What attacks.
+        cells: Number of cells.
+        left: Number of those that have no result yet.
+        cost: Of the attack, in words.
+        seconds_a_cell: Processor time by what was timed, None if no cell was.
+    """
+
+    victim: str
+    attack: str
+    cells: int
+    left: int
+    cost: str
+    seconds_a_cell: float | None = field(name="seconds a cell")
+
+
+class DrySweep(Struct, frozen=True, kw_only=True):
+    """What a sweep would do.
+
+    Attributes:
+        cells: Number of cells.
+        done: Number of those that have a result.
+        axes: Values of every axis.
+        attacks: What attacks.
+        adversaries: Who hears.
+        seeds: Of the runs.
+        grid: The cells by victim and attack.
+        parameters: Size of the model.
+        recording: Size of a recording, in words.
+        workers: Number of processes.
+        hours_left: By what was timed, None if cells of some kind never were.
+    """
+
+    cells: int
+    done: int
+    axes: dict[str, tuple[Free, ...]]
+    attacks: tuple[str, ...]
+    adversaries: tuple[str, ...]
+    seeds: tuple[int, ...]
+    grid: tuple[DryCells, ...]
+    parameters: int
+    recording: str
+    workers: int
+    hours_left: float | None = field(name="hours left")
+
+
+def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
+    """Return how many cells there are and how many have a result, and what the rest would cost.
+
+    The cost is estimated from the timings of this folder's cells.
+
+    Args:
+        plan: The sweep.
+        folder: Where results are, if there are any.
+        options: How it would be worked on.
+
+    Returns:
+        What the sweep would do.
+    """
+    planned = Planned(plan, cells.versions())
+    store = Store(folder)
+    mine = part(planned.keyed, options.shard)
+    known = store.statuses(mine)
+    left = remaining(mine, known, options)
+    rows, total = _costs(mine.values(), dict(left).values(), _mean_times(store, planned))
+    sized = plan_of_first(mine, options)
+    workers = max(1, options.processes)
+    hours = None
+    if total is not None:
+        hours = round(total / workers / 3600, 4)
+    return DrySweep(
+        cells=len(mine),
+        done=list(known.values()).count(DONE),
+        axes=dict(plan.axes),
+        attacks=plan.attacks,
+        adversaries=plan.adversaries,
+        seeds=plan.seeds,
+        grid=tuple(rows),
+        parameters=sized.task.layout.size,
+        recording=human(sized.size()),
+        workers=workers,
+        hours_left=hours,
+    )
+
+
+def _kind(cell: PlannedCell) -> tuple[str, str]:
+    """Return what cells of similar cost have in common."""
+    return cell.scenario.victim, cell.attack
+
+
+def _mean_times(store: Store, planned: Planned) -> dict[tuple[str, str], float]:
+    """Return the mean processor time in seconds of this folder's cells, by victim and attack."""
+    every = planned.keyed
+    times: dict[tuple[str, str], list[float]] = {}
+    for timing in store.times():
+        cell = every.get(timing.cell)
+        if timing.status == DONE and cell is not None:
+            times.setdefault(_kind(cell), []).append(timing.cpu)
+    return {kind: fmean(seconds) for kind, seconds in times.items()}
+
+
+def _costs(
+    mine: Iterable[PlannedCell],
+    left: Iterable[PlannedCell],
+    times: Mapping[tuple[str, str], float],
+) -> tuple[list[DryCells], float | None]:
+    """Return one row per victim and attack, and all seconds that are left, None if unknown."""
+    waiting = Counter(map(_kind, left))
+    rows = []
+    total: float | None = 0.0
+    for kind, count in sorted(Counter(map(_kind, mine)).items()):
+        victim, attack = kind
+        seconds = times.get(kind)
+        shown = None
+        if seconds is None:
+            total = None if waiting[kind] else total
+        else:
+            shown = round(seconds, 3)
+            if total is not None:
+                total += waiting[kind] * seconds
+        cost = ""
+        if attack != "auto":
+            cost = registry.get("attacks", attack).cost
+        rows.append(
+            DryCells(
+                victim=victim,
+                attack=attack,
+                cells=count,
+                left=waiting[kind],
+                cost=cost,
+                seconds_a_cell=shown,
+            )
+        )
+    return rows, total

@@ -31,7 +31,15 @@ from leakaudit.relations.determine import determined
 from leakaudit.relations.expression import Expression, labels, places
 from leakaudit.relations.kkt import Array, solve, spanning, system
 from leakaudit.relations.knowledge import Knowledge
-from leakaudit.relations.modular import PRIMES, Row, Staircase, echelon, eliminate, modular
+from leakaudit.relations.modular import (
+    PRIMES,
+    Row,
+    Staircase,
+    echelon,
+    eliminate,
+    modular,
+    residue,
+)
 from leakaudit.relations.semidefinite import supremum
 
 SECRET = {"secret", "gradient"}
@@ -256,17 +264,11 @@ def _no_prior(knowledge: Knowledge, wanted: Collection[int]) -> None:
     rows = Staircase(prime)
     # States and messages are numbered last, so that they are the pivots of their definitions, and
     # rows whose pivot is not one of them are what remains when all are eliminated.
-    late = len(vectors)
+    late = [len(vectors) * (vector.kind in DEFINED) for vector in vectors]
     for relation in knowledge.relations:
-        row = {}
-        for k, value in modular(relation.terms, prime).items():
-            if vectors[k].kind in DEFINED:
-                row[k + late] = value
-            else:
-                row[k] = value
-        rows.add(row)
+        rows.add({k + late[k]: residue(value, prime) for k, value in relation.terms.items()})
     for column, row in rows.pivots.items():
-        if column >= late or row.keys().isdisjoint(wanted):
+        if column >= len(vectors) or row.keys().isdisjoint(wanted):
             continue
         kinds = {vectors[k].kind for k in row}
         if "public" not in kinds:

@@ -173,43 +173,40 @@ def _channel(knowledge: Knowledge, errors: dict[int, float]) -> Any:
     An error stands where its message is made; what uses the message uses it as it came.
     """
     row_of = {r: row for row, r in enumerate(knowledge.rows)}
-    entries = _Entries()
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
     for column, (k, error) in enumerate(errors.items()):
         made_by = knowledge.declared.sent.get(k)
         if made_by in row_of:
-            entries.add(row_of[made_by], column, error)
-    return entries.matrix(len(knowledge.rows), len(errors))
+            rows.append(row_of[made_by])
+            columns.append(column)
+            values.append(error)
+    return _sparse(rows, columns, values, (len(knowledge.rows), len(errors)))
 
 
 def _columns(knowledge: Knowledge, places: list[int]) -> Any:
     """Return the coefficients of some vectors, one column for each."""
     column_of = {k: column for column, k in enumerate(places)}
-    entries = _Entries()
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
     for row, relation in enumerate(knowledge.relations):
         for k, coefficient in relation.terms.items():
             if k in column_of:
-                entries.add(row, column_of[k], float(coefficient))
-    return entries.matrix(len(knowledge.rows), len(places))
+                rows.append(row)
+                columns.append(column_of[k])
+                values.append(float(coefficient))
+    return _sparse(rows, columns, values, (len(knowledge.rows), len(places)))
 
 
-class _Entries:
-    """The entries of a sparse matrix, one after the other."""
+def _sparse(
+    rows: list[int], columns: list[int], values: list[float], shape: tuple[int, int]
+) -> Any:
+    import scipy.sparse as sp
 
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.columns: list[int] = []
-        self.values: list[float] = []
-
-    def add(self, row: int, column: int, value: float) -> None:
-        self.rows.append(row)
-        self.columns.append(column)
-        self.values.append(value)
-
-    def matrix(self, rows: int, columns: int) -> Any:
-        import scipy.sparse as sp
-
-        places = (np.array(self.rows, int), np.array(self.columns, int))
-        return sp.csr_array((np.array(self.values, float), places), shape=(rows, columns))
+    places = (np.array(rows, int), np.array(columns, int))
+    return sp.csr_array((np.array(values, float), places), shape=shape)
 
 
 def solve(

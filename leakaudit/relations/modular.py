@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 Row = dict[int, int]
@@ -45,7 +45,7 @@ def residue(value: Fraction, prime: int) -> int:
     return value.numerator * pow(value.denominator, -1, prime) % prime
 
 
-def modular(terms: Mapping[int, Fraction], prime: int, dropped: Container[int] = ()) -> Row:
+def modular(terms: Mapping[int, Fraction], prime: int, dropped: Collection[int] = ()) -> Row:
     """Return a linear form modulo the prime.
 
     Args:
@@ -53,11 +53,11 @@ def modular(terms: Mapping[int, Fraction], prime: int, dropped: Container[int] =
         prime: Of `PRIMES`.
         dropped: Columns that are left out.
     """
-    row: Row = {}
-    for column, coefficient in terms.items():
-        if column not in dropped:
-            row[column] = residue(coefficient, prime)
-    return row
+    if not dropped:
+        return {column: residue(value, prime) for column, value in terms.items()}
+    return {
+        column: residue(value, prime) for column, value in terms.items() if column not in dropped
+    }
 
 
 def rational(value: int, prime: int) -> Fraction | None:
@@ -73,16 +73,19 @@ def rational(value: int, prime: int) -> Fraction | None:
         prime: Of `PRIMES`.
     """
     bound = 1 << (prime.bit_length() - SLACK) // 2
-    before = (prime, 0)  # (r, s) with r = s * value modulo p
-    now = (value, 1)
-    while now[0] >= bound:
-        quotient = before[0] // now[0]
-        rest = (before[0] - quotient * now[0], before[1] - quotient * now[1])
-        before = now
-        now = rest
-    numerator, denominator = now
-    if 0 < abs(denominator) < bound:
-        return Fraction(numerator, denominator)
+    last_r = prime  # r = s * value modulo p, also for the last pair
+    last_s = 0
+    r = value
+    s = 1
+    while r >= bound:
+        quotient, rest = divmod(last_r, r)
+        last_r = r
+        r = rest
+        factor = last_s - quotient * s
+        last_s = s
+        s = factor
+    if 0 < abs(s) < bound:
+        return Fraction(r, s)
     return None
 
 

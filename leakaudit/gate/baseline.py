@@ -8,30 +8,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
+from leakaudit._util.decoding import Misfit, Sha256, decoded
 from leakaudit._util.files import replacing
-from leakaudit._util.schema import Pattern, departure
 from leakaudit.errors import LeakauditError
 from leakaudit.gate import measures
 
 FORMAT = "leakaudit.baseline"
 VERSION = 1
 DIGITS = 6  # significant ones of a sample
-_CELL = {
-    "digest": Pattern("a sha256 in hexadecimal", r"[0-9a-f]{64}"),
-    "seeds": [int],
-    "samples": {str: [float]},
-}
-_SCHEMA = {
-    "format": frozenset({FORMAT}),
-    "version": frozenset({VERSION}),
-    "updated": str,
-    "reason": str,
-    "versions": {str: (str, None)},
-    "cells": {str: _CELL},
-}
 
 
 @dataclass(frozen=True)
@@ -51,19 +39,19 @@ class Block:
     samples: Mapping[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True)
-class _StoredCell:
+class _StoredCell(Struct, frozen=True, forbid_unknown_fields=True):
     """A cell as the file holds it, under its name."""
 
-    digest: str
+    digest: Sha256
     seeds: tuple[int, ...]
     samples: dict[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True)
-class _Stored:
-    """What the file holds beside its format and version."""
+class _Stored(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file holds."""
 
+    format: Literal["leakaudit.baseline"]
+    version: Literal[1]
     updated: str
     reason: str
     versions: dict[str, str | None]
@@ -168,12 +156,12 @@ def read(path: Path) -> Baseline:
         raise _unreadable(path, "it is not there") from None
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)[:200] or type(error).__name__) from None
-    wrong = departure(values, _SCHEMA)
-    if wrong:
+    try:
+        stored = decoded(values, _Stored)
+    except Misfit as error:
         raise LeakauditError(
-            f"baseline {path}: {wrong}; restore it from version control, or update it"
-        )
-    stored = msgspec.convert(values, _Stored)
+            f"baseline {path}: {error}; restore it from version control, or update it"
+        ) from None
     cells = {}
     for name, cell in stored.cells.items():
         count = len(cell.seeds)

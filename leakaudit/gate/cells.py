@@ -169,10 +169,14 @@ class Cell:
 
 def _gains(scored: Score) -> list[float]:
     """Return how near each record is, larger is nearer: its PSNR, else minus its relative error."""
+    gains = []
     if scored.psnr is not None:
-        return [-math.inf if value is None else float(value) for value in scored.psnr]
-    errors = scored.relative_error or (None,)
-    return [-math.inf if error is None else float(-error) for error in errors]
+        for psnr in scored.psnr:
+            gains.append(-math.inf if psnr is None else float(psnr))
+        return gains
+    for error in scored.relative_error or (None,):
+        gains.append(-math.inf if error is None else float(-error))
+    return gains
 
 
 def _at(column: Sequence[float | None] | None, place: int) -> float | None:

@@ -171,30 +171,21 @@ def planted(
     x = others[rows].to(run.truth.x)
     y = _labels(run, number, size)
 
-    rounds = torch.arange(1, ROUNDS + 1) if like is None else like.rounds
-    columns = run.trace.columns if like is None else like.columns
-    dtype = run.trace.dtype if like is None else like.value.dtype
-    if like is None:
-        combination = torch.eye(len(rounds), dtype=torch.float64)
-    else:
-        combination = like.combination
-    if like is None or like.theta is None:
-        models = _models(run, len(rounds))
-    else:
-        models = like.theta.double()
-
-    gradients = [run.task.gradient(model, x.to(model), y) for model in models.to(run.task.device)]
-    value = combination.double() @ torch.stack(gradients)[:, slice(*columns)].double().cpu()
+    pattern = _pattern(like, run)
+    models = pattern.models.to(run.task.device)
+    gradients = torch.stack([run.task.gradient(model, x.to(model), y) for model in models])
+    recorded = gradients[:, slice(*pattern.columns)].double().cpu()
+    value = pattern.combination.double() @ recorded
     # Without noise only rounding is left, as of a message in float32.
     rounding = float(value.square().mean().sqrt()) * torch.finfo(torch.float32).eps
     made = GradientLeak(
         node,
-        rounds,
-        combination,
-        value.to(dtype),
+        pattern.rounds,
+        pattern.combination,
+        value.to(pattern.dtype),
         torch.full((len(value),), rounding, dtype=torch.float64),
-        columns,
-        theta=models if like is None or like.theta is not None else None,
+        pattern.columns,
+        theta=pattern.models if pattern.known else None,
         batch=size,
         formula="planted",
     )
@@ -208,6 +199,52 @@ def planted(
         pool=torch.cat([others[unused].to(x), run.truth.x]),
     )
     return made, truth
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """What a planted leak is like: everything but its records.
+
+    Attributes:
+        rounds: (T,) of its gradients.
+        columns: of the model that are recorded.
+        dtype: of its values.
+        combination: (m, T) of its gradients.
+        models: (T, d) at which the gradients are taken, in double precision.
+        known: whether the adversary knows these models.
+    """
+
+    rounds: Tensor
+    columns: tuple[int, int]
+    dtype: torch.dtype
+    combination: Tensor
+    models: Tensor
+    known: bool
+
+
+def _pattern(like: GradientLeak | None, run: Recorded) -> _Pattern:
+    """Return the pattern of a leak; of single gradients if there is none."""
+    if like is None:
+        return _Pattern(
+            rounds=torch.arange(1, ROUNDS + 1),
+            columns=run.trace.columns,
+            dtype=run.trace.dtype,
+            combination=torch.eye(ROUNDS, dtype=torch.float64),
+            models=_models(run, ROUNDS),
+            known=True,
+        )
+    if like.theta is None:
+        models = _models(run, len(like.rounds))
+    else:
+        models = like.theta.double()
+    return _Pattern(
+        rounds=like.rounds,
+        columns=like.columns,
+        dtype=like.value.dtype,
+        combination=like.combination,
+        models=models,
+        known=like.theta is not None,
+    )
 
 
 def _labels(run: Recorded, number: int, size: int) -> Tensor:

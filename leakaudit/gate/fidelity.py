@@ -208,10 +208,12 @@ class Fidelity:
 
     def _complain(self, one: Deviation, status: RuleStatus, seed: int | None = None) -> None:
         """Keep the first complaint about a subject; seed: None if it took several recordings."""
-        title = f"{TITLES[one.about]}: " if one.about in TITLES else ""
-        shown_by = "" if seed is None else f" (seed {seed})"
-        complaint = _Complaint(status, f"{title}{one.says}{shown_by}", one.nodes)
-        self._wrong.setdefault(one.about, complaint)
+        says = one.says
+        if one.about in TITLES:
+            says = f"{TITLES[one.about]}: {says}"
+        if seed is not None:
+            says = f"{says} (seed {seed})"
+        self._wrong.setdefault(one.about, _Complaint(status, says, one.nodes))
 
     def _declared(self, trace: Trace) -> Expected:
         """Return what the protocol sends; kept for recordings that agree in all that matters."""
@@ -356,7 +358,9 @@ class Fidelity:
         fit = self.fit
         if not fit.power:
             return ""
-        recordings = f" in {len(self.seeds)} recordings" if len(self.seeds) > 1 else ""
+        recordings = ""
+        if len(self.seeds) > 1:
+            recordings = f" in {len(self.seeds)} recordings"
         return f" (coefficient {1 + fit.shift:.2f} +- {fit.error:.2g}{recordings})"
 
 

@@ -11,7 +11,7 @@ from leakaudit.gate import baseline, judge, record
 from leakaudit.gate.baseline import Baseline
 from leakaudit.gate.config import Gate
 from leakaudit.gate.judge import Judged, Options
-from leakaudit.gate.tables import load
+from leakaudit.gate.tables import SCHEMA, load
 from leakaudit.results import model, record_file
 from leakaudit.results.model import CheckRecord
 
@@ -140,3 +140,13 @@ def starter(path: Path, text: str) -> None:
         raise LeakauditError(f"{path} is there already; edit it, or move it away first")
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def schema(path: Path) -> None:
+    """Write the JSON schema of leakaudit.toml, by which editors complete and check it.
+
+    Args:
+        path: of the file, which is replaced: what stands in it is never edited.
+    """
+    with replacing(path) as file:
+        file.write(SCHEMA.read_bytes())

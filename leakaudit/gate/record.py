@@ -191,7 +191,7 @@ def _check(check: Check) -> dict[str, object]:
         "secure": list(check.secure),
         "undetermined": list(check.undetermined),
         "nodes": None if check.nodes is None else list(check.nodes),
-        "set": {attack: dict(values) for attack, values in check.set.items()},
+        "set": {attack: dict(settings) for attack, settings in check.set.items()},
         **values(check),
     }
 
@@ -247,11 +247,13 @@ def _column(samples: Sequence[float]) -> SampleColumn:
 
 def _finite(one: NodeBest) -> NodeBest:
     """Return a record's scores as JSON can hold them, None for one that is not finite."""
-    return replace(
-        one,
-        psnr=None if one.psnr is None else finite(one.psnr),
-        relative_error=None if one.relative_error is None else finite(one.relative_error),
-    )
+    psnr = one.psnr
+    error = one.relative_error
+    if psnr is not None:
+        psnr = finite(psnr)
+    if error is not None:
+        error = finite(error)
+    return replace(one, psnr=psnr, relative_error=error)
 
 
 def _rule(rule: Rule) -> RuleEntry:

@@ -114,9 +114,11 @@ def _limits(budget: Budget, value: float) -> str:
 
 
 def _level(budget: Budget, value: float) -> RuleStatus:
-    if value > budget.most:
-        return RuleStatus.OVER if budget.level == "error" else RuleStatus.WARNING
-    return RuleStatus.OK
+    if value <= budget.most:
+        return RuleStatus.OK
+    if budget.level == "error":
+        return RuleStatus.OVER
+    return RuleStatus.WARNING
 
 
 def _unjudged(cell: Cell, budget: Budget, why: str, nodes: tuple[int, ...] = ()) -> Rule:
@@ -268,10 +270,9 @@ def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
                 says = f"the baseline has no {name}; {_UPDATE}"
                 out.append(_not_comparable(cell, name, says))
     adjusted = holm.adjusted([comparison.p_value() for comparison in comparisons])
-    count = len(comparisons)
-    return out + [
-        comparison.rule(p, count, gate) for comparison, p in zip(comparisons, adjusted, strict=True)
-    ]
+    for comparison, p in zip(comparisons, adjusted, strict=True):
+        out.append(comparison.rule(p, len(comparisons), gate))
+    return out
 
 
 def _not_comparable(cell: Cell, measure: str, says: str) -> Rule:
@@ -340,7 +341,9 @@ def accept(
     """
     state: dict[str, AcceptanceState] = {}
     for one in accepted:
-        state[one.id] = "expired" if one.expires < today else "unused"
+        state[one.id] = "unused"
+        if one.expires < today:
+            state[one.id] = "expired"
     out = []
     for rule in rules:
         cover = _cover(rule, accepted)

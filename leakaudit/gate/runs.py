@@ -6,17 +6,18 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from leakaudit.errors import LeakauditError, ProgramError, suggest
+from leakaudit._util import config
+from leakaudit.errors import ProgramError
 from leakaudit.gate.config import Check
 from leakaudit.gate.program import Program, rehearse
 from leakaudit.protocols.recording import Plan, plan, record
-from leakaudit.protocols.scenario import Scenario
+from leakaudit.protocols.scenario import FORM, Scenario
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring import scoring
 from leakaudit.scoring.scoring import Score
@@ -137,12 +138,8 @@ class _Scenario:
 def _read(check: Check, folder: Path) -> Scenario:
     if isinstance(check.scenario, str):
         return Scenario.from_toml(folder / check.scenario)
-    known = [one.name for one in fields(Scenario)]
-    for key in check.scenario:
-        if key not in known:
-            near = suggest(key, known)
-            raise LeakauditError(f"check {check.name}: scenario: unknown key {key!r}{near}")
-    return Scenario.of(check.scenario, folder)
+    table = config.Table(check.scenario, f"check {check.name}").named("scenario")
+    return table.decode(FORM, Scenario)
 
 
 class _Function:

@@ -150,8 +150,6 @@ def attack_together(
         )
     left = {k: _Course() for k in range(len(leaks))}
     for known, candidate in in_order():
-        if not left:
-            return
         fits: list[int] = []
         for k, course in left.items():
             why = _why_not(candidate, leaks[k], task)
@@ -163,6 +161,8 @@ def attack_together(
             left[settled.place].add(settled)
             if settled.found.certificate is not Certificate.FAILED or settled.late:
                 yield left.pop(settled.place).end(settled.place, leaks, task)
+        if not left:  # before the next attack is imported
+            return
     for k, course in left.items():
         yield course.end(k, leaks, task)
 

@@ -2,7 +2,7 @@
 
 There is one tagged kind each for attack, audit, check and sweep. The types are the schema:
 msgspec builds a record from JSON values by them and refuses what does not fit,
-`leakaudit.results.departures` reports where it does not, and ``schema.json`` beside this file is
+`leakaudit._util.decoding` reports where it does not, and ``schema.json`` beside this file is
 generated from them.
 
 Two conventions hold throughout. A field that older records lack, or that only some records have,
@@ -22,6 +22,7 @@ from typing import Annotated, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from leakaudit._util.decoding import Sha256
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json
 
@@ -48,9 +49,6 @@ FileName: TypeAlias = Annotated[
         pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]*(?!\n)$",
         description="a file name without folder",
     ),
-]
-Sha256: TypeAlias = Annotated[
-    str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$", description="a sha256 in hexadecimal")
 ]
 Time: TypeAlias = Annotated[
     str,

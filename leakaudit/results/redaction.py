@@ -378,7 +378,9 @@ class _Redactor:
                     ids.get(rule.accepted, HIDDEN if rule.accepted else ""),
                 )
             )
-        shown = UNSET if gate.networks is UNSET else {n: self.trace(t) for n, t in networks.items()}
+        shown = gate.networks
+        if not isinstance(shown, UnsetType):
+            shown = {name: self.trace(network) for name, network in networks.items()}
         left_out = gate.not_tried
         if not isinstance(left_out, UnsetType):
             left_out = tuple(map(self.untried, left_out))

@@ -201,7 +201,6 @@ class HeatMap:
     note: str = ""
 
 
-Dash = str | tuple[float, tuple[float, float]]  # as matplotlib takes it
 Row = tuple[str, Sequence[Panel]]  # title, and what stands beside each other
 
 
@@ -445,7 +444,7 @@ def _artist(style: str, look: Look, heights: Sequence[float]) -> Line2D:
     from matplotlib.lines import Line2D
 
     chosen = STYLES[style]
-    dash: Dash = "solid"
+    dash: tuple[float, tuple[float, float]] | None = None  # solid
     if chosen.dash:
         # Where two dashed lines coincide, the dashes of one fill the gaps of the other.
         dash = (chosen.dash[0] * (look.place % 2), chosen.dash)

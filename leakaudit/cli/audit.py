@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from leakaudit.auditing.plan import AuditPlan
     from leakaudit.auditing.run import Where, audit, dry
     from leakaudit.rendering import console
+    from leakaudit.results.model import AuditRecord, fitted
 
     chosen = settings(args)
     plan = AuditPlan.from_toml(args.scenario)
@@ -82,11 +83,12 @@ def run(args: argparse.Namespace) -> int:
         found, complete = audit(plan, folder, where)
     for name in args.format or ["text"]:
         show(_rendered(name, found, folder))
-    files = ["results.json", "report.md", found["audit"]["figure"], found["picture"]]
+    record = fitted(found, AuditRecord)
+    files = ["results.json", "report.md", record.audit.figure, record.picture]
     say(f"{folder}: {', '.join(filter(None, files))}", args)
     if not complete and not chosen.max_seconds:
         return INTERRUPTED
-    verdicts = {v["verdict"] for v in found["audit"]["verdicts"]}
+    verdicts = {one.verdict for one in record.audit.verdicts}
     if "REFUTED" in verdicts:
         return REFUTED
     return UNSETTLED if args.strict and verdicts & {"INCONCLUSIVE", "UNSUPPORTED"} else 0

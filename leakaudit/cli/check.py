@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     _prepare()
     from leakaudit.gate import files, judge
     from leakaudit.rendering import console
+    from leakaudit.results.model import CheckRecord, fitted
 
     chosen = settings(args)
     formats = [_format(f) for f in args.format or ["text"]]
@@ -80,15 +81,13 @@ def run(args: argparse.Namespace) -> int:
     with console.shown(chosen.progress, chosen.max_seconds):
         judged = judge.run(gate, options, base)
     made = files.write(judged, Path(chosen.output))
+    record = fitted(made, CheckRecord)
     for name, file in formats:
         _show(name, file, made)
     if args.summary:
         _append(args.summary, made)
     say(
-        (
-            f"{Path(chosen.output) / 'results.json'}: {made['gate']['verdict']}, "
-            f"{judged.seconds:.1f} s"
-        ),
+        (f"{Path(chosen.output) / 'results.json'}: {record.gate.verdict}, {judged.seconds:.1f} s"),
         args,
     )
     return INTERRUPTED if judged.interrupted else judged.code

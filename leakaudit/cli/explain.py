@@ -12,7 +12,7 @@ from leakaudit.cli._options import say, settings, shared
 from leakaudit.cli.listen import listener, listening
 
 if TYPE_CHECKING:
-    from leakaudit.extraction.explanation import Explanation, Row
+    from leakaudit.extraction.explanation import DeterminedRow, Explanation
 
 NOTE = (
     "g[i,t]: the gradient of node i that round t uses. Formulas are exact; -f json holds them "
@@ -127,7 +127,7 @@ def _table(one: Explanation) -> None:
     out.print(Text(NOTE, style="dim"))
 
 
-def _noise(row: Row) -> str:
+def _noise(row: DeterminedRow) -> str:
     """Return the noise relative to the value, and whether the value is lost in it."""
     relative = f"{row.std / row.size:.1e}" if row.size else "-"
     if row.formal:

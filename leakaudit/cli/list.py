@@ -98,5 +98,7 @@ def _rows(what: str) -> list[dict[str, Any]]:
         else:
             row |= {"note": (thing.__doc__ or "").split("\n")[0]}
         parameters = registry.parameters(thing) if isinstance(thing, type) else {}
-        rows.append(row | {"parameters": {k: f.default for k, f in parameters.items()}})
+        rows.append(
+            row | {"parameters": {k: registry.written(f.default) for k, f in parameters.items()}}
+        )
     return rows

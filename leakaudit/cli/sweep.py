@@ -150,22 +150,24 @@ def _tell(swept: Swept, folder: Path, options: Options, args: argparse.Namespace
 
 
 def _merge(args: argparse.Namespace) -> int:
+    from leakaudit.results.model import SweepRecord, fitted
     from leakaudit.sweeping import merge
 
     if len(args.what) < 2:
         raise LeakauditError("sweep merge: expected the folders of the parts")
     path = merge.beside(Path(settings(args).output if args.output is None else args.output))
     found = merge.write([Path(folder) for folder in args.what[1:]], path)
+    swept = fitted(found, SweepRecord).sweep
     _print(found, args)
     say(
         (
-            f"{path}: {len(found['sweep']['cells'])} cells, {found['sweep']['missing']} missing; "
+            f"{path}: {len(swept.cells)} cells, {swept.missing} missing; "
             f"{merge.FIGURE}, {merge.REPORT}"
         ),
         args,
     )
-    failed = any(cell["status"] != "done" for cell in found["sweep"]["cells"])
-    return UNSETTLED if failed or found["sweep"]["missing"] else 0
+    failed = any(cell.status != "done" for cell in swept.cells)
+    return UNSETTLED if failed or swept.missing else 0
 
 
 def _shard(text: str) -> tuple[int, int]:

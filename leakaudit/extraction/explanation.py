@@ -16,7 +16,7 @@ GRADIENTS = 16  # of a node that are explained
 
 
 @dataclass(frozen=True)
-class Row:
+class DeterminedRow:
     """One combination of a node's gradients that is determined.
 
     Attributes:
@@ -59,7 +59,7 @@ class Explanation:
     node: int
     adversary: str
     gradients: int
-    rows: tuple[Row, ...]
+    rows: tuple[DeterminedRow, ...]
     scope: str = ""
     reason: str = ""
 
@@ -137,7 +137,7 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
     vectors = found.knowledge.declared.vectors
     size = quietest.apply(heard.fetch).square().mean(1).sqrt().tolist()
     rows = [
-        Row(
+        DeterminedRow(
             combination=str(row),
             weights=tuple(
                 (vectors[k].round, vectors[k].index, str(v)) for k, v in row.terms.items()

@@ -630,7 +630,11 @@ def refused(counts: Mapping[str, Json]) -> str:
     Returns:
         As `refusal`.
     """
-    return refusal(counts.get("attacked"), counts.get("refused"))
+    return refusal(_count(counts.get("attacked")), _count(counts.get("refused")))
+
+
+def _count(value: Json) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def refusal(attacked: int | None, refused: int | None) -> str:

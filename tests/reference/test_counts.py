@@ -13,7 +13,7 @@ from torch import Tensor
 
 from leakaudit import registry
 from leakaudit.errors import AttackError
-from leakaudit.inversion.labels import label_counts, label_signs
+from leakaudit.inversion.labels import label_counts, read_labels
 from leakaudit.inversion.labels.label_counts import Head
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -227,7 +227,7 @@ Reader = Callable[[GradientLeak, Task, int], Tensor]
 
 
 def ours(leak: GradientLeak, task: Task, batch: int) -> Tensor:
-    found = label_signs.read(leak, task, batch)
+    found = read_labels.read(leak, task, batch)
     assert found is not None
     return torch.bincount(found.y, minlength=task.spec.classes)
 
@@ -344,6 +344,6 @@ def test_pooled_counts_far_from_whole_numbers_are_not_called_a_fit() -> None:
         task, 6 * task.init(torch.Generator().manual_seed(0)), x[::9][:16], y[::9][:16]
     )
     found = attacked(leak, task)
-    assert found.residual > label_signs.NEAR
+    assert found.residual > read_labels.NEAR
     assert found.certificate is Certificate.FAILED
     assert "of whole numbers" in found.note

@@ -498,6 +498,34 @@ def test_models_down_and_gradients_up_are_not_guessed_as_duals(
     assert (sent.payload, sent.sure) == ("gradients", "likely")
 
 
+@pytest.mark.parametrize("clients", [2, 3, 4, 8])
+@pytest.mark.parametrize("server", [False, True])
+def test_equal_gradients_are_never_guessed_as_models_for_sure(
+    tmp_path: Path, server: bool, clients: int
+) -> None:
+    """Clients with the same data send the same, as models in consensus do; only a server's model lies elsewhere."""
+
+    def write(logs: Sequence[Log]) -> None:
+        x, y = data(1)
+        w = start()[None]
+        for _ in range(4):
+            g = TASK.gradients(w, x, y)
+            for n in range(clients):
+                if server:
+                    logs[-1].write("send", w[0], peer=n)
+                    logs[n].write("send", g[0], peer=clients)
+                else:
+                    for other in set(range(clients)) - {n}:
+                        logs[n].write("send", g[0], peer=other)
+            w = w - 0.05 * g
+
+    ranks = clients + server
+    sent = observed.payload(observed.collect(logged(tmp_path, ranks, write), TASK))
+    assert sent.sure != "sure"
+    if server:
+        assert sent.payload == "gradients"
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_duals_are_sure_because_all_wires_of_a_node_show_the_same_model(
     tmp_path: Path, sign: int

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from leakaudit.inversion.search import batched_search, objectives
-from leakaudit.inversion.search.batched_search import ENOUGH, FORMATS, Schedule
+from leakaudit.inversion.search.batched_search import ENOUGH, FORMATS, SearchSchedule
 from leakaudit.inversion.search.cosine_transform import Spectrum
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.objectives import Gradients, Target
-from leakaudit.inversion.search.optimise import Point, Run
+from leakaudit.inversion.search.optimise import Point, SearchRun
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -79,7 +79,7 @@ class Matched:
     place: int
     x: Tensor
     others: Point
-    run: Run
+    run: SearchRun
 
 
 def matched(
@@ -104,7 +104,7 @@ def matched(
         Each leak's best search, as soon as it is settled.
     """
     space = Spectrum.of(task.spec.shape, task.device) if search.space == "spectrum" else None
-    schedule = Schedule(search.steps, formats=FORMATS[search.dtype])
+    schedule = SearchSchedule(search.steps, formats=FORMATS[search.dtype])
     for group in objectives.alike(targets, sizes):
         chosen = [targets[k] for k in group]
         # No search can fit better than the leak's own noise. Objectives are squared residuals.
@@ -140,4 +140,5 @@ def _objective(
     z, *others = point
     x = z if space is None else space.image(z)
     y = labels(tuple(constants), tuple(others))
-    return objectives.squared(gradients, columns, theta, mixing, aim, x, y)
+    found = objectives.mixed(gradients, columns, theta, mixing, x, y)
+    return objectives.squared(found, aim)

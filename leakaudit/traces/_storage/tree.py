@@ -91,7 +91,7 @@ def head(trace: Trace) -> dict[str, Any]:
     Raises:
         LeakauditError: It could not be read again.
     """
-    about = {
+    about: dict[str, Json] = {
         "protocol": trace.protocol,
         "params": trace.params,
         "task": trace.task.to_json(),
@@ -140,7 +140,7 @@ def decode(tree: Mapping[str, Any], where: str) -> Trace:
 
 def _without_messages(tree: Mapping[str, Any]) -> Trace:
     """Return the description as a trace without messages; raises `Bad`."""
-    about = wellformed.meta(tree, "trace")
+    about = wellformed.trace_meta(tree)
     layout = wellformed.layout(about["layout"])
     task = wellformed.spec(about["task"])
     edges = wellformed.tensor(tree, "topology", (torch.int32, torch.int64), 2)
@@ -175,7 +175,11 @@ def truth_tree(truth: Truth) -> dict[str, Any]:
         "index": truth.index,
         "pool": truth.pool,
     }
-    about = {"id": truth.id, "task": truth.task.to_json(), "provenance": dict(truth.provenance)}
+    about: dict[str, Json] = {
+        "id": truth.id,
+        "task": truth.task.to_json(),
+        "provenance": dict(truth.provenance),
+    }
     return {
         "format": TRUTH,
         "version": VERSION,
@@ -201,7 +205,7 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
     """
     numbers = (*wellformed.FLOATS, torch.int64)
     try:
-        about = wellformed.meta(tree, "truth")
+        about = wellformed.truth_meta(tree)
         truth = Truth(
             id=about["id"],
             task=wellformed.spec(about["task"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, NotRequired, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -55,6 +55,56 @@ _META = {
 }
 
 
+class LayoutMeta(TypedDict):
+    """Where each parameter lies, in the description of a trace.
+
+    Attributes:
+        names: Of the parameters.
+        shapes: Of the parameters.
+    """
+
+    names: list[str]
+    shapes: list[list[int]]
+
+
+class TraceMeta(TypedDict):
+    """The description of a trace in its file; the fields are those of `leakaudit.trace.Trace`.
+
+    Attributes:
+        protocol: See `Trace`, like all others.
+        params: Constants.
+        task: As `TaskSpec.to_json` writes it.
+        nodes: Number of nodes.
+        layout: Of the model.
+        columns: Start and stop.
+        id: Of the run.
+        provenance: When and how it was recorded.
+    """
+
+    protocol: str
+    params: dict[str, Json]
+    task: dict[str, Json]
+    nodes: int
+    layout: LayoutMeta
+    columns: list[int]
+    id: str
+    provenance: dict[str, Json]
+
+
+class TruthMeta(TypedDict):
+    """The description of a truth in its file.
+
+    Attributes:
+        id: That of the trace.
+        task: As `TaskSpec.to_json` writes it.
+        provenance: What would give the data away beside the trace.
+    """
+
+    id: str
+    task: dict[str, Json]
+    provenance: NotRequired[dict[str, Json]]
+
+
 class Bad(Exception):
     """What is out of order in a file, in words."""
 
@@ -68,16 +118,32 @@ def bad(why: str) -> NoReturn:
     raise Bad(why)
 
 
-def meta(tree: Mapping[str, Any], kind: str) -> dict[str, Json]:
-    """Return the description, without what this version does not know.
+def trace_meta(tree: Mapping[str, Any]) -> TraceMeta:
+    """Return the description of a trace, without what this version does not know.
 
     Args:
         tree: Of the file.
-        kind: ``trace`` or ``truth``.
 
     Raises:
         Bad: It is missing or malformed.
     """
+    return cast(TraceMeta, _meta(tree, "trace"))
+
+
+def truth_meta(tree: Mapping[str, Any]) -> TruthMeta:
+    """Return the description of a truth, without what this version does not know.
+
+    Args:
+        tree: Of the file.
+
+    Raises:
+        Bad: It is missing or malformed.
+    """
+    return cast(TruthMeta, _meta(tree, "truth"))
+
+
+def _meta(tree: Mapping[str, Any], kind: str) -> Json:
+    """Return a description that has the form of its kind."""
     text = tree.get("meta")
     value = None
     if isinstance(text, str):
@@ -87,7 +153,7 @@ def meta(tree: Mapping[str, Any], kind: str) -> dict[str, Json]:
             value = None
     if not isinstance(value, dict):
         bad("its description 'meta' is no JSON text of a dictionary")
-    known: dict[str, Json] = _known(value, _META[kind])
+    known = _known(value, _META[kind])
     if why := departure(known, _META[kind]):
         bad(f"in its description, {ascii(why)[1:-1]}")
     return known
@@ -119,7 +185,7 @@ def spec(value: Mapping[str, Json]) -> TaskSpec:
     return task
 
 
-def layout(value: Mapping[str, Json]) -> Layout:
+def layout(value: LayoutMeta) -> Layout:
     """Return where each parameter lies.
 
     Args:

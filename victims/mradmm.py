@@ -72,7 +72,7 @@ class MRADMM(Victim):
     until: int = param(100, "round, or pair, from which they stay")
     theta: float = param(0.3, "step size of the dual", "theta")
     recycle: bool = param(
-        True, "whether every second update re-uses the gradient of the one before"
+        True, "whether every second update reuses the gradient of the one before"
     )
     gamma: float = param(2.0, "curvature of an update without data", "gamma")
     rate: float = param(

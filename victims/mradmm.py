@@ -71,9 +71,7 @@ class MRADMM(Victim):
     )
     until: int = param(100, "round, or pair, from which they stay")
     theta: float = param(0.3, "step size of the dual", "theta")
-    recycle: bool = param(
-        True, "whether every second update reuses the gradient of the one before"
-    )
+    recycle: bool = param(True, "whether every second update reuses the gradient of the one before")
     gamma: float = param(2.0, "curvature of an update without data", "gamma")
     rate: float = param(
         0.0, "rate a of the noise, density exp(-a |e|); 0 without noise", "alpha_i(t)"

@@ -630,10 +630,10 @@ def refused(counts: Mapping[str, Json]) -> str:
     Returns:
         As `refusal`.
     """
-    return refusal(_count(counts.get("attacked")), _count(counts.get("refused")))
+    return refusal(_number(counts.get("attacked")), _number(counts.get("refused")))
 
 
-def _count(value: Json) -> int | None:
+def _number(value: Json) -> int | None:
     return value if isinstance(value, int) else None
 
 

@@ -1116,6 +1116,8 @@ def fitted(values: object, kind: type[K]) -> K:
     Raises:
         msgspec.ValidationError: It does not fit.
     """
+    if isinstance(values, Mapping):
+        values = dict(values)
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError:

@@ -1,5 +1,8 @@
 """An attack that refuses on some nodes is no stronger or weaker for it: a node that gave nothing counts as a blind guess."""
 
+# JSON is looked up by keys here: a wrong key fails when the test runs.
+# mypy: disable-error-code="call-overload, index, misc, operator"
+
 from __future__ import annotations
 
 import json

@@ -12,8 +12,8 @@ help:  ## show this list
 demo: $(VENV)/.ready  ## record a run on real faces, attack it, show what came out
 	$(BIN)/leakaudit demo
 
-test: $(VENV)/.ready  ## every test that is not slow
-	$(BIN)/pytest -m "not slow and not browser"
+test: $(VENV)/.ready  ## every test that is not slow, on all cores
+	$(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser"
 
 selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's tests on cases nobody has seen
 	$(BIN)/leakaudit selfcheck

@@ -7,7 +7,7 @@ ordinary images into hard messages: noise, half precision, clipping, weight deca
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Generator, Tensor
 
 import leakaudit as la
+from leakaudit.extraction import hearing
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.reconstruction import Certificate
@@ -206,10 +207,17 @@ def claimed(found: la.Reconstruction, truth: Tensor, case: str) -> Count:
     return count
 
 
-def attacked(scenario: Scenario, family: str, seed: int, attack: str = "auto") -> Count:
-    """Record a scenario on images of a family, attack it, and count."""
+def attacked(
+    scenario: Scenario,
+    family: str,
+    seed: int,
+    attack: str = "auto",
+    nodes: Container[int] = range(1_000),
+) -> Count:
+    """Record a scenario on images of a family, attack those of these nodes that hold data, and count."""
     recorder = recording.record(planned(scenario, family, seed), None)
-    leaks = la.leaks(recorder.trace)
+    holding = hearing.targets(recorder.trace, la.Adversary())
+    leaks = la.leaks(recorder.trace, nodes=[node for node in holding if node in nodes])
     found = la.attack(leaks, attack, generator=Generator().manual_seed(seed))
     total = Count()
     for one in found:

@@ -43,23 +43,20 @@ class _Help(argparse.Action):
     ) -> None:
         sys.stdout.write(parser.format_help())
         if namespace.victim:
-            from leakaudit import registry
+            from leakaudit._util import declarations
+            from leakaudit.registry import written
 
             try:
                 plugins(namespace)
-                kind = registry.get("victims", namespace.victim)
+                declared = declarations.of("victims", namespace.victim)
             except LeakauditError as e:
                 parser.error(str(e))
             sys.stdout.write(f"\nparameters of {namespace.victim} (--set NAME=VALUE):\n")
-            for name, f in registry.parameters(kind).items():
-                symbol = f" [{f.metadata['symbol']}]" if f.metadata.get("symbol") else ""
-                choices = (
-                    f" ({', '.join(registry.choices(kind, name))})"
-                    if registry.choices(kind, name)
-                    else ""
-                )
-                default = f"{name}={registry.written(f.default)}"
-                sys.stdout.write(f"  {default:22} {f.metadata.get('help', '')}{choices}{symbol}\n")
+            for name, known in declared.parameters.items():
+                symbol = f" [{known.symbol}]" if known.symbol else ""
+                choices = f" ({', '.join(known.choices)})" if known.choices else ""
+                value = f"{name}={written(known.default)}"
+                sys.stdout.write(f"  {value:22} {known.help}{choices}{symbol}\n")
         parser.exit()
 
 

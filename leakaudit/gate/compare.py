@@ -81,8 +81,8 @@ def unpaired(new: Sequence[float], old: Sequence[float], tolerance: float) -> fl
     size = len(pool)
     observed = float(pool[:count].sum())
     if math.comb(size, count) <= EXACT:
-        sums = np.array([pool[list(chosen)].sum() for chosen in combinations(range(size), count)])
-        return _share(sums, observed, drawn=False)
+        chosen = np.array(list(combinations(range(size), count)))
+        return _share(pool[chosen].sum(axis=1), observed, drawn=False)
     copies = np.tile(pool, (_DRAWN_UNPAIRED, 1))
     permuted = np.random.default_rng(0).permuted(copies, axis=1)
     return _share(permuted[:, :count].sum(1), observed, drawn=True)

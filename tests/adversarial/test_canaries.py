@@ -175,7 +175,13 @@ def test_the_power_is_that_of_its_region_at_the_thresholds_that_pilots_choose(
         assert best - 0.12 <= said <= best + 1e-3
 
 
-@pytest.mark.parametrize("promise", [of_mu(1.0), of_epsilon(1.0)])
+@pytest.mark.parametrize(
+    "promise",
+    [
+        pytest.param(of_mu(1.0), marks=pytest.mark.slow, id="mu"),
+        pytest.param(of_epsilon(1.0), id="epsilon"),
+    ],
+)
 def test_whole_audits_refute_as_often_as_their_power_says(promise: Promise) -> None:
     """200 replays, a quarter of them the pilot, at the mu that would be detected with probability .8."""
     alpha, replays, runs = 0.05, 200, 80

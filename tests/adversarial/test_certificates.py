@@ -32,7 +32,13 @@ from leakaudit.rendering import gallery
 from leakaudit.results import record_file
 
 D = torch.float64
-LOUD = (1e-6, 1e-4, 1e-3, 1e-2, 1.0)
+# At 1.0 no exact attack is tried to its end, so `auto` searches for half a minute with attacks that call nothing exact.
+LOUD = [1e-6, 1e-4, 1e-3, 1e-2, pytest.param(1.0, marks=pytest.mark.slow)]
+# Every node holds other images, so each is a case of its own: one of them is attacked in the fast tests, the others in the slow ones.
+PARTS = [
+    pytest.param([0], id="first node"),
+    pytest.param([1, 2], id="other nodes", marks=pytest.mark.slow),
+]
 
 
 def scenario(samples: int, seed: int = 0, **changes: Any) -> Scenario:
@@ -55,19 +61,30 @@ def check(count: lookalikes.Count, least: float = 0.0) -> None:
     assert count.claims >= least * count.images
 
 
+@pytest.mark.parametrize("nodes", PARTS)
 @pytest.mark.parametrize("family", lookalikes.FAMILIES)
 @pytest.mark.parametrize(("victim", "dtype"), [("dpsgd", "float32"), ("pdmm", "float64")])
-def test_images_that_are_alike(family: str, victim: str, dtype: str) -> None:
+def test_images_that_are_alike(family: str, victim: str, dtype: str, nodes: list[int]) -> None:
     least = (
         1.0 if family in ("ordinary", "shifted", "mirrored", "posterised", "coarse sensor") else 0.0
     )
-    check(lookalikes.attacked(scenario(4, victim=victim, dtype=dtype, seed=5), family, 5), least)
+    case = scenario(4, victim=victim, dtype=dtype, seed=5)
+    check(lookalikes.attacked(case, family, 5, nodes=nodes), least)
 
 
-def test_new_images_that_are_alike(fresh_seed: int, fresh_cases: Callable[[int], int]) -> None:
+@pytest.mark.parametrize(
+    ("nodes", "cases"),
+    [
+        pytest.param([0], 2, id="first node"),
+        pytest.param([0, 1, 2], 5, id="all nodes", marks=pytest.mark.slow),
+    ],
+)
+def test_new_images_that_are_alike(
+    nodes: list[int], cases: int, fresh_seed: int, fresh_cases: Callable[[int], int]
+) -> None:
     g = np.random.default_rng(fresh_seed)
     names = list(lookalikes.FAMILIES)
-    for _ in range(fresh_cases(5)):
+    for _ in range(fresh_cases(cases)):
         seed, samples = int(g.integers(1 << 30)), int(g.choice([2, 3, 4, 6]))
         victim, dtype = (
             str(g.choice(["dpsgd", "pdmm", "fedsgd", "dpnorm"])),
@@ -84,20 +101,19 @@ def test_new_images_that_are_alike(fresh_seed: int, fresh_cases: Callable[[int],
             set={"hidden": hidden},
             **changed,
         )
-        check(lookalikes.attacked(case, str(g.choice(names)), seed))
+        check(lookalikes.attacked(case, str(g.choice(names)), seed, nodes=nodes))
 
 
+@pytest.mark.parametrize("nodes", PARTS)
 @pytest.mark.parametrize("noise", LOUD)
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize(("victim", "name"), [("dpsgd", "sigma"), ("pdmm", "quantize")])
-def test_protective_noise_is_no_licence(victim: str, name: str, samples: int, noise: float) -> None:
-    check(
-        lookalikes.attacked(
-            scenario(samples, victim=victim, set={name: noise}),
-            "noise of one level" if samples > 1 else "ordinary",
-            1,
-        )
-    )
+def test_protective_noise_is_no_licence(
+    victim: str, name: str, samples: int, noise: float, nodes: list[int]
+) -> None:
+    case = scenario(samples, victim=victim, set={name: noise})
+    family = "noise of one level" if samples > 1 else "ordinary"
+    check(lookalikes.attacked(case, family, 1, nodes=nodes))
 
 
 @pytest.mark.parametrize("noise", [1e-6, 1e-4, 1e-3])
@@ -167,11 +183,12 @@ def exchanged(
     heard: bool = True,
     lr: float = 0.1,
     sent: Callable[[Tensor], Tensor] = torch.clone,
+    nodes: list[int] | None = None,
     **params: float,
 ) -> tuple[list[la.Reconstruction], la.Trace]:
     """Attack gradients that clients with data x (n, b, *shape) send to a server, in a recording of one's own.
 
-    heard: whether the models are on the wires too. sent: what is made of a gradient before it is sent.
+    heard: whether the models are on the wires too. sent: what is made of a gradient before it is sent. nodes: to attack.
     """
     n = len(x)
     task = la.Task.build(spec, dtype=D)
@@ -194,7 +211,8 @@ def exchanged(
             for i in range(n):
                 r.send(round=t, src=i, dst=n, kind="g", value=sent(gradients[i]))
             w = w - lr * sum(gradients) / n
-    return la.attack(la.leaks(r.trace), "auto", generator=Generator().manual_seed(0)), r.trace
+    leaks = la.leaks(r.trace, nodes=nodes)
+    return la.attack(leaks, "auto", generator=Generator().manual_seed(0)), r.trace
 
 
 @pytest.mark.parametrize("model", ["binary", "linear", "softmax"])
@@ -381,6 +399,13 @@ def doubled(spec: la.TaskSpec, seed: int) -> Tensor:
     return w
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        pytest.param([0], id="first client"),
+        pytest.param([1, 2, 3, 4, 5], id="other clients", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("samples", [2, 3])
 @pytest.mark.parametrize(
@@ -388,7 +413,7 @@ def doubled(spec: la.TaskSpec, seed: int) -> Tensor:
     [("cross_entropy", True), ("cross_entropy", False), ("squared", True), ("binary", True)],
 )
 def test_equal_slopes_make_no_input_of_a_mixture(
-    samples: int, told: bool, loss: str, heard: bool
+    samples: int, told: bool, loss: str, heard: bool, nodes: list[int]
 ) -> None:
     """Records of one label at a model without outputs have one slope, and all neurons where both fire show their average."""
     source = recording.plan(
@@ -405,9 +430,10 @@ def test_equal_slopes_make_no_input_of_a_mixture(
         "binary": (labels % 2).double(),
     }
     count: dict[str, Any] = {"samples": samples} if told else {}
-    found, _ = exchanged(
-        spec, x, targets.get(loss, labels), 1, D, start=doubled(spec, 0), heard=heard, **count
-    )
+    start = doubled(spec, 0)
+    y = targets.get(loss, labels)
+    found, _ = exchanged(spec, x, y, 1, D, start=start, heard=heard, nodes=nodes, **count)
+    assert [one.node for one in found] == nodes
     for one in found:
         check(lookalikes.claimed(one, x[one.node], "equal slopes"))
 
@@ -532,7 +558,7 @@ def test_more_records_than_a_node_is_said_to_hold_are_refused() -> None:
             r.truth(node=0, x=torch.zeros(4, 1, 4, 4), y=torch.zeros(4, dtype=torch.long))
 
 
-@pytest.mark.parametrize("lr", [100.0, 1e5])
+@pytest.mark.parametrize("lr", [100.0, pytest.param(1e5, marks=pytest.mark.slow)])
 def test_saturated_outputs_make_no_input_of_an_average(lr: float) -> None:
     """Two images of one label at a saturated softmax have one slope in three classes, whose rows are all their sum."""
     g = Generator().manual_seed(2)
@@ -546,7 +572,7 @@ def test_saturated_outputs_make_no_input_of_an_average(lr: float) -> None:
         check(lookalikes.claimed(one, x[one.node], "saturated"))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_noise_is_no_input_where_no_other_direction_is_left(seed: int) -> None:
     """Three different one-hot rows and the bias use four columns, so that nothing follows the fourth singular value."""
     g = Generator().manual_seed(seed)

@@ -57,6 +57,14 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.fixture(scope="module")
+def again(done: Path) -> tuple[int, Path]:
+    """The same audit once more, with --strict: its exit code and its folder."""
+    folder = done.parent / "again"
+    code = main(["audit", str(done.parent / "a.toml"), "-o", str(folder), "--strict", "-q"])
+    return code, folder
+
+
 def test_one_command_leaves_a_record_a_figure_and_a_report(done: Path) -> None:
     assert {p.name for p in done.iterdir()} == {
         "results.json",
@@ -122,10 +130,9 @@ def test_verdicts_have_counts_power_and_the_trials_they_need(done: Path) -> None
     }
 
 
-def test_the_same_seed_gives_the_same_audit(done: Path, tmp_path: Path) -> None:
-    assert main(["audit", str(done.parent / "a.toml"), "-o", str(tmp_path / "again"), "-q"]) == 0
+def test_the_same_seed_gives_the_same_audit(done: Path, again: tuple[int, Path]) -> None:
     first, second = (
-        record_file.read(folder / "results.json")["audit"] for folder in (done, tmp_path / "again")
+        record_file.read(folder / "results.json")["audit"] for folder in (done, again[1])
     )
     assert first == second
 
@@ -147,7 +154,7 @@ def test_a_dry_run_prints_the_grid_and_writes_nothing(
 
 
 def test_a_refuted_promise_is_exit_code_1_and_an_unsettled_one_3_where_asked(
-    done: Path, tmp_path: Path
+    again: tuple[int, Path], tmp_path: Path
 ) -> None:
     """Table II's noise for DP-SGD, all records in both steps: epsilon 2.2 is reached at a nominal 1."""
     wrong = """
@@ -182,37 +189,44 @@ restarts = 1
     assert first["verdict"] == "REFUTED"
     assert first["figures"]["exact"] > 2
     assert found["summary"].startswith("REFUTED: exact view against the claim")
-    assert (
-        main(
-            ["audit", str(done.parent / "a.toml"), "-o", str(tmp_path / "again"), "--strict", "-q"]
-        )
-        == 3
-    )
+    assert again[0] == 3
 
 
+PLAIN = """
+victim = "dpnorm"
+nodes = 3
+graph = "ring"
+rounds = 2
+data = "gaussians:40"
+model = "logistic"
+[set]
+sigma = 0.5
+"""
+FEW = """
+[audit]
+nodes = [0]
+replays = 8
+canary = 8
+"""
+
+
+def audited(folder: Path, plan: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The record of an audit of this plan."""
+    (folder / "s.toml").write_text(plan)
+    words = ["audit", str(folder / "s.toml"), "-o", str(folder / "out"), "-f", "json", "-q"]
+    assert main(words) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(
+    "table",
+    [pytest.param("", marks=pytest.mark.slow, id="as it is"), pytest.param(FEW, id="few replays")],
+)
 def test_a_plain_scenario_is_audited_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = [
-        'victim = "dpnorm"',
-        "nodes = 3",
-        'graph = "ring"',
-        "rounds = 2",
-        'data = "gaussians:40"',
-        'model = "logistic"',
-    ]
-    (tmp_path / "s.toml").write_text("\n".join([*lines, "[set]", "sigma = 0.5"]))
-    arguments: list[Any] = [
-        "audit",
-        tmp_path / "s.toml",
-        "-o",
-        tmp_path / "out",
-        "-f",
-        "json",
-        "-q",
-    ]
-    assert main([str(a) for a in arguments]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = audited(tmp_path, PLAIN + table, capsys)
     (level,) = found["audit"]["grid"]
     assert level["epsilon"] is None
     assert any(
@@ -228,11 +242,12 @@ def test_a_plain_scenario_is_audited_as_it_is(
         v["promise"] and v["promise"]["name"].startswith("the exact view")
         for v in found["audit"]["verdicts"]
     )
-    (tmp_path / "s.toml").write_text(
-        "\n".join([*lines, "[set]", "sigma = 0.5", "[audit]", "smoothness = 0.1"])
-    )
-    assert main([str(a) for a in arguments]) == 0
-    found = json.loads(capsys.readouterr().out)
+
+
+def test_a_smoothness_gives_a_plain_scenario_an_epsilon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = audited(tmp_path, PLAIN + FEW + "smoothness = 0.1\n", capsys)
     claim = next(
         v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim"
     )

@@ -108,6 +108,7 @@ def test_formats_summary_and_results_say_the_same(
 ) -> None:
     change(QUIET, "sigma = 0.0")
     change("[gate]", '[gate]\nbaseline = ""')
+    change("seeds = 6", "seeds = 2")
     flags = [
         "-f",
         "json",
@@ -146,13 +147,14 @@ def test_formats_summary_and_results_say_the_same(
 def test_time_that_runs_out_is_code_3_and_no_update(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    change("seeds = 6", "seeds = 2")
     assert main(["baseline", "update", "-q", "--reason", "first"]) == 0
     before = (place / "leakage-baseline.json").read_bytes()
-    change("seeds = 6", "seeds = 4000")
-    assert main(["check", "-q", "--max-seconds", "2"]) == 3
+    change("seeds = 2", "seeds = 4000")
+    assert main(["check", "-q", "--max-seconds", "0.5"]) == 3
     assert "the run was cut short" in capsys.readouterr().out
     assert record_file.read(place / "leakaudit-out/results.json")["complete"] is False
-    assert main(["baseline", "update", "-q", "--reason", "second", "--max-seconds", "2"]) == 2
+    assert main(["baseline", "update", "-q", "--reason", "second", "--max-seconds", "0.5"]) == 2
     assert "the baseline is not changed: the run was cut short" in capsys.readouterr().err
     assert (place / "leakage-baseline.json").read_bytes() == before
 
@@ -212,7 +214,11 @@ def test_init_writes_a_gate_that_passes_and_never_overwrites(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", "-q"]) == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["leakage-baseline.json", "leakaudit.toml"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "leakage-baseline.json",
+        "leakaudit.schema.json",
+        "leakaudit.toml",
+    ]
     assert main(["config", "lint"]) == 0
     assert main(["check", "-q", "--strict"]) == 0
     assert baseline.read(tmp_path / "leakage-baseline.json").reason == "first baseline"

@@ -32,6 +32,12 @@ D = torch.float64
 
 
 @cache
+def pictures() -> Tensor:
+    """(n, 1, 8, 8) Parts of photographs."""
+    return data.load("photos").x[:, :1, 12:20, 12:20].double()
+
+
+@cache
 def task(model: str) -> Task:
     args: dict[str, Any] = {"hidden": "12"} if model == "mlp" else {}
     return Task.build(
@@ -43,7 +49,7 @@ def task(model: str) -> Task:
 def planted(model: str, difference: bool, batch: int = 1) -> tuple[GradientLeak, Tensor, Tensor]:
     """Gradients or their differences along four models of a small drift, and the pictures and labels behind them."""
     made, g = task(model), Generator().manual_seed(5)
-    x = data.load("photos").x[3 : 3 + batch, :1, 12:20, 12:20].double()
+    x = pictures()[3 : 3 + batch].clone()
     y = torch.arange(batch) % 4
     first = made.init(g)
     theta = torch.stack(
@@ -88,6 +94,13 @@ def run(name: str, model: str, difference: bool, seed: int = 0) -> Reconstructio
     return found
 
 
+@cache
+def first_run(name: str, model: str, difference: bool) -> Reconstruction:
+    """Of a test that comes first; others compare with it what they run themselves."""
+    torch.manual_seed(1)
+    return run(name, model, difference)
+
+
 @pytest.mark.parametrize(("model", "difference"), LEAKS)
 def test_a_planted_leak_is_what_autograd_gives(model: str, difference: bool) -> None:
     leak, x, y = planted(model, difference, batch=3)
@@ -128,10 +141,11 @@ def test_an_attack_is_a_frozen_value_that_describes_itself(name: str) -> None:
 def test_an_attack_reads_some_leak_and_gives_inputs_in_the_data_s_units(name: str) -> None:
     assert usable(name), f"{name} refuses every leak of {LEAKS}"
     for model, difference in usable(name):
-        found = run(name, model, difference)
+        found = first_run(name, model, difference)
         assert (found.node, found.attack) == (7, name)
         assert found.x.shape == (0 if name in WITHOUT_INPUTS else 1, 1, 8, 8)
         assert found.x.dtype == D
+        assert bool(found.x.isfinite().all())
         assert bool(((found.x >= 0) & (found.x <= 1)).all())
         assert found.y is None or (found.y.shape == (1,) and 0 <= int(found.y) < 4)
         assert found.residual >= 0
@@ -140,12 +154,21 @@ def test_an_attack_reads_some_leak_and_gives_inputs_in_the_data_s_units(name: st
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_equal_generators_give_equal_results_and_others_do_not_matter(name: str) -> None:
+def test_equal_generators_give_equal_results_and_everything_else_stays_as_it_was(name: str) -> None:
+    """Other random states do not matter, and neither they nor the leak nor the gradient mode change."""
     for model, difference in usable(name)[:2]:
-        torch.manual_seed(1)
-        first = run(name, model, difference)
+        first = first_run(name, model, difference)
         torch.manual_seed(2)
-        again = run(name, model, difference)
+        leak, _, _ = planted(model, difference)
+        before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+        value = leak.value.clone()
+        again = made(name)(leak, task(model), Generator().manual_seed(0))
+        after = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+        assert torch.equal(before[0], after[0])
+        assert before[1:] == after[1:]
+        assert torch.equal(leak.value, value)
+        assert torch.is_grad_enabled()
+        assert all(p.grad is None for p in task(model).module.parameters())
         assert torch.equal(first.x, again.x)
         assert (first.certificate, first.residual, first.note) == (
             again.certificate,
@@ -155,21 +178,6 @@ def test_equal_generators_give_equal_results_and_others_do_not_matter(name: str)
         assert (first.y is None and again.y is None) or (
             first.y is not None and again.y is not None and torch.equal(first.y, again.y)
         )
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_global_random_state_the_leak_and_gradient_mode_stay_as_they_were(name: str) -> None:
-    for model, difference in usable(name)[:2]:
-        leak, _, _ = planted(model, difference)
-        before = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
-        value = leak.value.clone()
-        made(name)(leak, task(model), Generator().manual_seed(0))
-        after = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
-        assert torch.equal(before[0], after[0])
-        assert before[1:] == after[1:]
-        assert torch.equal(leak.value, value)
-        assert torch.is_grad_enabled()
-        assert all(p.grad is None for p in task(model).module.parameters())
 
 
 def wrong_leaks() -> list[tuple[str, str, GradientLeak]]:
@@ -199,12 +207,10 @@ def test_what_an_attack_cannot_use_it_refuses_with_a_sentence(name: str) -> None
     for what, model, leak in wrong_leaks():
         why = attack.refuses(leak, task(model))
         if why is None:
-            found = (
-                attack(leak, task(model), Generator().manual_seed(0))
-                if what != "fifty samples"
-                else None
-            )
-            assert found is None or bool(found.x.isfinite().all()), what
+            if what in ("fifty samples", "as it is"):  # too slow here; runs in the tests above
+                continue
+            found = attack(leak, task(model), Generator().manual_seed(0))
+            assert bool(found.x.isfinite().all()), what
             continue
         refused += 1
         assert 20 < len(why) < 300

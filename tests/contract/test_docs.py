@@ -214,7 +214,8 @@ def forget() -> None:
             n for n, thing in kept.items() if not thing.__module__.startswith("leakaudit.")
         ]:
             del kept[name]
-    ours = (sys.prefix, sys.base_prefix, str(PROJECT))
+    installed = str(Path(pytest.__file__).parents[1])  # may lie outside of sys.prefix
+    ours = (sys.prefix, sys.base_prefix, installed, str(PROJECT))
     for name in [
         n
         for n, module in sys.modules.items()

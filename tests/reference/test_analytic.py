@@ -55,8 +55,8 @@ def faces(**changes: Any) -> Scenario:
     ],
 )
 def test_every_face_and_label_comes_back_bit_for_bit(dtype: str, settings: dict[str, Any]) -> None:
-    found, scores = attacked(faces(dtype=dtype, set=settings))
-    assert len(found) == 6
+    found, scores = attacked(faces(dtype=dtype, set=settings), range(3))
+    assert len(found) == 3
     assert all(f.attack == "analytic" and f.certificate is Certificate.EXACT for f in found)
     assert all(
         s.exact == (True,) and s.label_correct == (True,) and s.identified == (True,)
@@ -67,8 +67,8 @@ def test_every_face_and_label_comes_back_bit_for_bit(dtype: str, settings: dict[
 
 @pytest.mark.parametrize("victim", ["fedsgd", "fedavg", "fedsplit"])
 def test_protocols_with_a_server_too(victim: str) -> None:
-    found, scores = attacked(faces(victim=victim))
-    assert len(found) == 6
+    found, scores = attacked(faces(victim=victim), range(3))
+    assert len(found) == 3
     assert all(s.exact == (True,) and s.label_correct == (True,) for s in scores)
 
 
@@ -82,7 +82,7 @@ def test_before_snapping_float32_is_above_120_db() -> None:
     assert lowest_psnr(scores) > 120
 
 
-@pytest.mark.parametrize("rounds", [5, 20, 100])
+@pytest.mark.parametrize("rounds", [5, 20, pytest.param(100, marks=pytest.mark.slow)])
 def test_early_stopping_is_no_defence(rounds: int) -> None:
     """Yu 2023, chapter 6: 60 nodes, one sample each, logistic regression in the plane; the paper stops at t_max. Every fourth node."""
     settings = {"rho": 0.1, "alpha": 0.2, "z0": 1.0}  # converges with up to 30 neighbours

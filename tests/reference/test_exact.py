@@ -62,7 +62,7 @@ def grid(pixels: int) -> Grid:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("differential", [True, False])
-@pytest.mark.parametrize("samples", [2, 8, 16])
+@pytest.mark.parametrize("samples", [2, 8, pytest.param(16, marks=pytest.mark.slow)])
 def test_every_face_of_a_batch_comes_back_bit_for_bit(
     samples: int, differential: bool, dtype: str
 ) -> None:

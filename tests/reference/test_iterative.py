@@ -187,20 +187,22 @@ def tiny(
     return Task.build(spec, dtype=D), photos.x[::17, 1:2, 12:20, 12:20].double()
 
 
+@pytest.mark.parametrize("k", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("name", "difference"), [("dlg", False), ("idlg", False), ("differential", True)]
 )
-def test_a_small_smooth_network_gives_picture_and_label_away(name: str, difference: bool) -> None:
+def test_a_small_smooth_network_gives_picture_and_label_away(
+    name: str, difference: bool, k: int
+) -> None:
     task, x = tiny()
-    for k in range(2):
-        g, y = torch.Generator().manual_seed(k), torch.tensor([k + 1])
-        found = attacked(name, planted(task, x[k : k + 1], y, 2, difference, g), task, g)
-        assert psnr(found, x[k : k + 1]) > 40
-        assert found.y is not None
-        assert found.y.tolist() == [k + 1]
-        assert found.certificate is Certificate.APPROXIMATE
-        assert found.residual < 1e-3
-        assert "fitted after" in found.note
+    g, y = torch.Generator().manual_seed(k), torch.tensor([k + 1])
+    found = attacked(name, planted(task, x[k : k + 1], y, 2, difference, g), task, g)
+    assert psnr(found, x[k : k + 1]) > 40
+    assert found.y is not None
+    assert found.y.tolist() == [k + 1]
+    assert found.certificate is Certificate.APPROXIMATE
+    assert found.residual < 1e-3
+    assert "fitted after" in found.note
 
 
 def test_labels_are_searched_where_the_last_layer_is_not_in_the_leak() -> None:
@@ -238,7 +240,7 @@ def test_a_label_is_not_reported_where_none_fits_or_time_is_over() -> None:
     assert found.y is None
     assert "no time to compare labels" in found.note
     unrelated = replace(part, value=torch.randn(part.value.shape, generator=g, dtype=D))
-    found = attacked("differential", unrelated, task, g, steps=20, adam_steps=20, restarts=1)
+    found = attacked("differential", unrelated, task, g, steps=5, adam_steps=5, restarts=1)
     assert found.certificate is Certificate.FAILED
     assert found.y is None
     assert "no label fits" in found.note

@@ -283,21 +283,21 @@ def test_the_quantizer_sends_multiples_and_its_noise_is_predicted() -> None:
     assert 0.4 < sum(ratios) / len(ratios) < 2.5
 
 
-def test_pdmm_and_fedsplit_reach_the_optimum() -> None:
-    """Without noise the nodes agree on the minimiser of the sum of all losses."""
-    for victim, settings in (
+@pytest.mark.parametrize(
+    ("victim", "settings"),
+    [
         ("pdmm", {"update": "exact"}),
-        ("pdmm", {"update": "exact", "theta": 0.5}),
-        ("pdmm", {"alpha": 0.2}),
+        pytest.param("pdmm", {"update": "exact", "theta": 0.5}, marks=pytest.mark.slow),
+        pytest.param("pdmm", {"alpha": 0.2}, marks=pytest.mark.slow),
         ("fedsplit", {"update": "exact"}),
-    ):
-        plan, _, truth = recorded(victim, rounds=600, **settings)
-        w = truth.states["w"][-1]
-        slope = torch.stack(
-            [
-                plan.task.gradient(w.mean(0), truth.of(i)[0].double(), truth.of(i)[1])
-                for i in range(8)
-            ]
-        ).sum(0)
-        assert float((w - w.mean(0)).abs().max()) < 1e-8
-        assert float(slope.norm()) < 1e-7
+    ],
+)
+def test_pdmm_and_fedsplit_reach_the_optimum(victim: str, settings: dict[str, Any]) -> None:
+    """Without noise the nodes agree on the minimiser of the sum of all losses."""
+    plan, _, truth = recorded(victim, rounds=600, **settings)
+    w = truth.states["w"][-1]
+    slope = torch.stack(
+        [plan.task.gradient(w.mean(0), truth.of(i)[0].double(), truth.of(i)[1]) for i in range(8)]
+    ).sum(0)
+    assert float((w - w.mean(0)).abs().max()) < 1e-8
+    assert float(slope.norm()) < 1e-7

@@ -102,7 +102,7 @@ def test_the_more_nodes_an_attack_refuses_the_less_it_gets(monkeypatch: pytest.M
     means: dict[str, list[float]] = {"psnr": [], "ssim": [], "relative_error": []}
     for count in range(3):
         with monkeypatch.context() as patch:
-            refusing(patch, lambda _, node, count=count: node < count)  # type: ignore[misc]
+            refusing(patch, lambda _, node, count=count: node < count)
             part = made()
         for metric, column in means.items():
             found = part.values(metric, 0, Adversary(), "analytic")

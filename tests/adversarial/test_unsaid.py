@@ -75,7 +75,7 @@ def test_a_run_killed_at_any_message_is_priced_for_all_that_it_sent(
             graph=RING,
             params=PARAMS,
             hash=False,
-            **about,  # type: ignore[arg-type]
+            **about,
         )
         if how == "kill":
             sent = loop(recorder, rounds, stop, ends)

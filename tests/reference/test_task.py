@@ -481,7 +481,7 @@ def test_problem_checks_shapes() -> None:
     ],
 )
 def test_specs_that_no_model_serves(changes: dict[str, object], says: str) -> None:
-    spec = TaskSpec(**({"model": "mlp", "shape": IMAGE, "classes": 4} | changes))  # type: ignore[arg-type]
+    spec = TaskSpec(**({"model": "mlp", "shape": IMAGE, "classes": 4} | changes))
     with pytest.raises(LeakauditError, match=says):
         Task.build(spec)
 

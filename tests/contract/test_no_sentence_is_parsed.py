@@ -32,12 +32,16 @@ FORMAT = "the notation of our own file format, checked before it is read"
 ERROR = "the message of another library, shortened to one line"
 TORCH = "PyTorch's own names of dtypes, parameters or calls"
 SHOWN = "text that is about to be printed: white space, markup or the form of a number"
+SVG = "a drawing of matplotlib"
 STORED = "checks that a stored text has its form, and takes nothing from it"
 
 READS = {
     "attacks/__init__.py": MODULE,
-    "leakaudit/_util/schema.py:_fits": STORED,
-    "leakaudit/_util/schema.py:_mapping": "the notation of a spec in the source, where key? may be absent",
+    "leakaudit/_util/config.py:_key": "a key as TOML writes it",
+    "leakaudit/_util/config.py:inline": "a value as TOML writes it",
+    "leakaudit/_util/config.py:line_of": "TOML that a user wrote, for the number of a line",
+    "leakaudit/_util/declarations.py:_first_line": "the first line of a docstring",
+    "leakaudit/_util/decoding.py:_fits": STORED,
     "leakaudit/_util/vocabulary.py:Vocabulary.__init__": TYPED,
     "leakaudit/adversary.py:Adversary.parse": TYPED,
     "leakaudit/capture/gloo/engine.py:_said": "the stderr of a child process",
@@ -59,7 +63,6 @@ READS = {
     "leakaudit/cli/curves.py:run": NAMED,
     "leakaudit/cli/doctor.py:_libraries": ERROR,
     "leakaudit/cli/explain.py:_shortened": SHOWN,
-    "leakaudit/cli/list.py:_rows": "the first line of a docstring",
     "leakaudit/cli/listen.py:listener": TYPED,
     "leakaudit/cli/listen.py:window": TYPED,
     "leakaudit/cli/record.py:pairs": TYPED,
@@ -83,15 +86,18 @@ READS = {
     "leakaudit/protocols/topology.py:_read": FOREIGN,
     "leakaudit/protocols/topology.py:make": TYPED,
     "leakaudit/registry.py:_list": TYPED,
+    "leakaudit/registry.py:_own": MODULE,
     "leakaudit/registry.py:_told": TYPED,
     "leakaudit/registry.py:get": TYPED,
-    "leakaudit/registry.py:names": MODULE,
     "leakaudit/registry.py:written": SHOWN,
     "leakaudit/rendering/console.py:printed": SHOWN,
     "leakaudit/rendering/html/__init__.py:_code": SHOWN,
-    "leakaudit/rendering/html/svg.py:_number": SHOWN,
+    "leakaudit/rendering/html/inline.py": SVG,
+    "leakaudit/rendering/html/inline.py:_local": SVG,
+    "leakaudit/rendering/html/inline.py:inline": SVG,
+    "leakaudit/rendering/html/topology.py:_place": SHOWN,
     "leakaudit/rendering/markdown.py:escape": SHOWN,
-    "leakaudit/results/departures.py:_fits": STORED,
+    "leakaudit/rendering/plots.py:_columns": SHOWN,
     "leakaudit/results/redaction.py:_location": "whether a path is absolute",
     "leakaudit/results/wording.py:clean": SHOWN,
     "leakaudit/scoring/lpips_weights.py:_canonical": TORCH,
@@ -124,7 +130,6 @@ READS = {
     "leakaudit/traces/_storage/sidecar.py": FOREIGN,
     "leakaudit/traces/_storage/sizes.py:_first_layer": TORCH,
     "leakaudit/traces/_storage/wellformed.py:_kinds": FORMAT,
-    "leakaudit/traces/_storage/wellformed.py:_known": "the notation of a spec in the source",
     "leakaudit/traces/_storage/wellformed.py:tensor": TORCH,
     "leakaudit/traces/convert.py:convert": TYPED,
     "leakaudit/traces/gaps.py:_each": SHOWN,
@@ -140,10 +145,10 @@ READS = {
 # Text of our own that is still read: each line goes when its code is replaced.
 STILL_READ = {
     "leakaudit/cli/bound.py:_level",
-    "leakaudit/gate/config.py:check_of",
+    "leakaudit/gate/baseline.py:_check",
     "leakaudit/gate/pricing.py:_unpriced",
     "leakaudit/lint/gradients.py",
-    "leakaudit/rendering/line_plot.py:title",
+    "leakaudit/rendering/training_chart.py:title",
 }
 
 

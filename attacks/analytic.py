@@ -51,11 +51,7 @@ STILL = 1e-15
 @attack("analytic")
 @dataclass(frozen=True)
 class Analytic(Attack):
-    """Rank-one recovery of a single input, from gradients or from their differences.
-
-    Attributes:
-        numbers: Most entries of the stack (rounds x rows x inputs) that are used.
-    """
+    """Rank-one recovery of a single input, from gradients or from their differences."""
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 0

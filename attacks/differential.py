@@ -16,6 +16,7 @@ fit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -24,8 +25,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
-from leakaudit.inversion.labels import label_signs as labels
-from leakaudit.inversion.labels import last_layer
+from leakaudit.inversion.labels import last_layer, read_labels, soft_labels
 from leakaudit.inversion.search import (
     adam,
     batched_search,
@@ -38,7 +38,7 @@ from leakaudit.inversion.search.batched_search import FORMATS, SearchSchedule
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.feature_inversion import Known
 from leakaudit.inversion.search.objectives import Gradients, Target
-from leakaudit.inversion.search.optimise import Point, Run
+from leakaudit.inversion.search.optimise import Point, SearchRun
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import expired
 from leakaudit.reconstruction import Attack, Certificate, Reconstruction
@@ -74,25 +74,13 @@ class _Candidate:
     """A search with one set of labels y."""
 
     y: Tensor
-    run: Run
+    run: SearchRun
 
 
 @attack("differential")
 @dataclass(frozen=True)
 class Differential(Attack):
-    """L2 between differences with L-BFGS in float64, from the last layer's features if possible.
-
-    Attributes:
-        labels: Known labels, joined by commas; empty to search them.
-        rows: Most consecutive differences that are fitted at once.
-        steps: Most L-BFGS steps of 20 iterations, for each start.
-        restarts: Most starting points. The next one is tried if ten times the goal is missed.
-        goal: Relative residual at which the search stops.
-        adam_steps: Most signed-Adam steps if L-BFGS does not fit, 0 for none.
-        rate: First signed-Adam step in the data's units.
-        tv: Weight of total variation beside the cosine in signed Adam.
-        batch: Samples behind each gradient; None takes what the leak says.
-    """
+    """L2 between differences with L-BFGS in float64, from the last layer's features if possible."""
 
     exact: ClassVar[bool] = False
     rank: ClassVar[int] = 1
@@ -109,7 +97,7 @@ class Differential(Attack):
         "5 to 30 s for a small network on one core"
     )
 
-    labels: str = param("", "known labels, e.g. 3 or 3,1,4; searched where not given")
+    labels: Sequence[int] = param((), "known labels, e.g. 3 or 3,1,4; searched where not given")
     rows: int = param(4, "most consecutive differences that are fitted at once")
     steps: int = param(300, "most L-BFGS steps of 20 iterations, each restart")
     restarts: int = param(
@@ -138,7 +126,7 @@ class Differential(Attack):
         if self.labels:
             return None
         batch = self.batch or leak.batch or 1
-        n = labels.count(task, batch)
+        n = soft_labels.count(task, batch)
         if n > LABELS:
             return (
                 f"{batch} samples of {task.spec.classes} classes make {n} sets of labels to try "
@@ -156,14 +144,14 @@ class Differential(Attack):
             raise AttackError(f"differential cannot use this leak: {why}")
         batch = self.batch or leak.batch or 1
         target = objectives.target(leak, task, self.rows, torch.float64)
-        known = labels.given(self.labels, task, batch)
+        known = read_labels.given(self.labels, task, batch)
         seen = last_layer.solve(target, task) if batch == 1 else None
         if seen is not None and (known is None or int(known) == seen.label):
             found = self._by_features(leak, task, target, seen, generator)
             if found.certificate is Certificate.APPROXIMATE or expired():
                 return found
             known = found.y
-        tried = labels.candidates(task, batch) if known is None else [known]
+        tried = soft_labels.candidates(task, batch) if known is None else [known]
         return self._by_search(leak, task, target, tried, generator)
 
     def _by_features(
@@ -176,7 +164,7 @@ class Differential(Attack):
         y = torch.tensor([known.label], device=task.device)
         residual = partial(objectives.misfit, target, task, y=y)
         note = ""
-        runs: list[tuple[float, Run]] = []
+        runs: list[tuple[float, SearchRun]] = []
         for k in range(self.restarts):
             start = priors.start(task, 1, generator, "uniform", torch.float64)
             inverted = feature_inversion.invert(task, known, start, coarse=k % 2 == 0)
@@ -249,7 +237,9 @@ class Differential(Attack):
         found = dict(batched_search.search(problems, (x,), schedule, "differential: labels"))
         return [_Candidate(pair[0], found[k]) for k, pair in enumerate(pairs)]
 
-    def _rival(self, target: Target, task: Task, best: Run, others: list[_Candidate]) -> _Candidate:
+    def _rival(
+        self, target: Target, task: Task, best: SearchRun, others: list[_Candidate]
+    ) -> _Candidate:
         """Search the most promising other label twice as long as the best one.
 
         It starts from its own best point, or from the best label's if that fits it better.
@@ -275,7 +265,7 @@ class Differential(Attack):
         enough = max(ENOUGH**2 * self.goal**2, RIVAL**2 * max(left, target.noise**2))
         return "" if min(rivals) > enough else "another label fits as well; "
 
-    def _fit(self, target: Target, task: Task, y: Tensor, start: Point, steps: int) -> Run:
+    def _fit(self, target: Target, task: Task, y: Tensor, start: Point, steps: int) -> SearchRun:
         """L-BFGS on the whole difference."""
         objective = partial(objectives.l2, target, task, y=y)
         return optimise.lbfgs(objective, start, steps, self._goal(target), "differential")
@@ -284,7 +274,7 @@ class Differential(Attack):
         """Squared residual at which a search stops."""
         return max(self.goal, target.noise) ** 2
 
-    def _signed(self, target: Target, task: Task, y: Tensor, start: Tensor) -> Run:
+    def _signed(self, target: Target, task: Task, y: Tensor, start: Tensor) -> SearchRun:
         """Signed Adam on cosine and total variation.
 
         The run's objective is the squared residual, as for L-BFGS.
@@ -312,7 +302,8 @@ def _objective_of(candidate: _Candidate) -> float:
 def _objective(columns: slice, gradients: Gradients, given: Point, point: Point) -> Tensor:
     """Squared relative residual of each problem (see `Problems`)."""
     theta, mixing, aim, y = given
-    return objectives.squared(gradients, columns, theta, mixing, aim, point[0], y)
+    found = objectives.mixed(gradients, columns, theta, mixing, point[0], y)
+    return objectives.squared(found, aim)
 
 
 def _of_features(task: Task, known: Known, x: Tensor) -> float:

@@ -19,7 +19,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
-from leakaudit.inversion.labels import label_signs
+from leakaudit.inversion.labels import soft_labels
 from leakaudit.inversion.search import gradient_matching, objectives, priors
 from leakaudit.inversion.search.gradient_matching import Search, Unknowns
 from leakaudit.inversion.search.optimise import Point
@@ -37,17 +37,6 @@ class DLG(Attack):
     """L2 between gradients, minimised over inputs and soft labels with L-BFGS.
 
     Several leaks and starts are searched together.
-
-    Attributes:
-        steps: Most L-BFGS steps of 20 iterations, for each start.
-        restarts: Most starting points. More are tried, 1, 2, 4, ... at once, as long as ten times
-            the goal is missed.
-        goal: Relative residual at which the search stops.
-        rows: Most gradients of the leak that are fitted at once.
-        batch: Samples behind each gradient; None takes what the leak says.
-        start: Dummy inputs near 0.5, uniform in [0, 1], or N(0, 1) as published.
-        space: Coordinates in which an image moves: scaled frequencies, or pixels as published.
-        dtype: Number format of the search; ``mixed`` is float32 and then float64.
     """
 
     exact: ClassVar[bool] = False
@@ -111,19 +100,19 @@ class DLG(Attack):
 
         def start(k: int) -> Point:
             x = priors.start(task, sizes[k], generators[k], self.start, torch.float64)
-            return x, label_signs.raw(task, sizes[k], generators[k], torch.float64)
+            return x, soft_labels.raw(task, sizes[k], generators[k], torch.float64)
 
         def labels(_: Point, others: Point) -> Tensor:
-            return label_signs.soft(task, others[0])
+            return soft_labels.soft(task, others[0])
 
         unknowns = Unknowns(start, lambda group: (), labels)
         search = Search(self.steps, self.restarts, self.goal, self.space, self.dtype)
         for one in gradient_matching.matched(task, targets, sizes, search, unknowns, "dlg"):
             k = one.place
             (variables,) = one.others
-            soft = label_signs.soft(task, variables)
+            soft = soft_labels.soft(task, variables)
             residual = partial(objectives.misfit, targets[k], task, y=soft)
-            y = label_signs.hard(task, variables)
+            y = soft_labels.hard(task, variables)
             note = f"L-BFGS {one.run}"
             found = objectives.reconstruction(
                 "dlg", leaks[k], task, targets[k], one.x, y, residual, note

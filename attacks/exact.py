@@ -26,7 +26,7 @@ from leakaudit.errors import AttackError
 from leakaudit.inversion.exact import certify, duals_to_inputs, first_layer_rows, noisy_duals
 from leakaudit.inversion.exact.activation_patterns import Groups
 from leakaudit.inversion.exact.certify import Heard
-from leakaudit.inversion.exact.duals_to_inputs import Inputs
+from leakaudit.inversion.exact.duals_to_inputs import KnownInputs
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.inversion.labels import batch_labels, consistency
 from leakaudit.leak import GradientLeak
@@ -55,13 +55,7 @@ FAINT = 100.0
 @attack("exact")
 @dataclass(frozen=True)
 class Exact(Attack):
-    """Recovery of batches from activation patterns over time, certified image by image on the grid.
-
-    Attributes:
-        visits: Walks, and batches of 2048 draws, that may fail in a row before a search ends.
-        windows: Window lengths that are tried: all rounds, half of them, a quarter, and so on. A
-            ReLU that fires once in all rounds may be inactive in a part of them.
-    """
+    """Batches from activation patterns over time, certified image by image on the grid."""
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 1
@@ -81,6 +75,7 @@ class Exact(Attack):
     visits: int = param(
         150, "walks, and batches of 2048 draws, that may fail in a row before a search ends"
     )
+    # A ReLU that fires once in all rounds may be inactive in a part of them.
     windows: int = param(3, "window lengths that are tried: all rounds, half of them, a quarter, …")
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:
@@ -109,12 +104,12 @@ class Exact(Attack):
         heard = Heard(leak, task, stack, white, span, Grid.of(task), generator)
         return _reconstruction(_proof(self._searched(heard), heard), heard)
 
-    def _searched(self, heard: Heard) -> Inputs:
+    def _searched(self, heard: Heard) -> KnownInputs:
         """Search the inputs: by likelihood in noise, by walks in windows of several lengths."""
         span = heard.span
         grid = heard.grid
         nothing = heard.white.new_zeros(0, len(grid.mean))
-        found = Inputs(nothing, nothing)
+        found = KnownInputs(nothing, nothing)
         noisy = span.white and 1 < span.batch <= noisy_duals.MOST
         if noisy:
             found = noisy_duals.recover(heard.white, span, grid, nothing, heard.generator)
@@ -173,7 +168,7 @@ class _Proof:
     interval: Tensor | None
 
 
-def _proof(found: Inputs, heard: Heard) -> _Proof:
+def _proof(found: KnownInputs, heard: Heard) -> _Proof:
     """Judge inputs on the grid, or intervals if there is none, and add estimates of the others."""
     wanted = heard.span.batch
     grid = heard.grid
@@ -253,7 +248,7 @@ def _candidates(choices: Mapping[int, Tensor], x: Tensor, grid: Grid) -> Iterato
         )
 
 
-def _rounded(found: Inputs, wanted: int, grid: Grid) -> Inputs:
+def _rounded(found: KnownInputs, wanted: int, grid: Grid) -> KnownInputs:
     """Round estimates too if every dual was found.
 
     Activity may prove them then, even if they are black and white only, which the grid cannot
@@ -265,7 +260,7 @@ def _rounded(found: Inputs, wanted: int, grid: Grid) -> Inputs:
     return replace(found, certified=every, open=found.open[:0])
 
 
-def _distinct(found: Inputs, room: int, image: bool) -> Tensor:
+def _distinct(found: KnownInputs, room: int, image: bool) -> Tensor:
     """Choose estimates that differ from what is certified and from each other.
 
     Args:

@@ -11,7 +11,7 @@ instead of gradients. An evaluation is then one forward pass, which is smoother 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -22,13 +22,13 @@ from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
 from leakaudit.inversion.exact import convolution_patches
-from leakaudit.inversion.exact.convolution_patches import Inputs
-from leakaudit.inversion.labels import label_signs as labels
+from leakaudit.inversion.exact.convolution_patches import LayerInputs
+from leakaudit.inversion.labels import read_labels
 from leakaudit.inversion.search import local_training, objectives, priors
 from leakaudit.inversion.search.adam import RateSchedule, minimise
 from leakaudit.inversion.search.local_training import Local
 from leakaudit.inversion.search.objectives import Target
-from leakaudit.inversion.search.optimise import Run
+from leakaudit.inversion.search.optimise import SearchRun
 from leakaudit.inversion.search.priors import Statistics
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Attack, Reconstruction
@@ -56,28 +56,6 @@ class GradInversion(Attack):
     The batch statistics are the victim's own if it sends them (`statistics`, from Python), else the
     model's running ones. A trace holds neither of a network that normalises by the batch. Then the
     prior is left out and the note says so, and `auto` leaves the attack out.
-
-    Attributes:
-        labels: Known labels, joined by commas; empty to read them from the last layer.
-        steps: Steps of Adam, for each search.
-        seeds: Searches that are drawn to their mean.
-        layers: Whether to compare what a layer's gradient shows of its inputs, if it does, instead
-            of gradients.
-        rate: Largest step in the data's units; it falls along a cosine.
-        slopes: As they are (``raw``), over their size and the mean size (``soft``), or their signs
-            (``hard``).
-        tv: Weight of total variation, alpha_tv in the paper.
-        energy: Weight of the mean squared pixel, alpha_l2.
-        bn: Weight of the batch statistics, alpha_BN; 0 for none.
-        group: Weight of the distance to the registered mean, alpha_group; 0 for none.
-        langevin: Standard deviation of the noise added before each step, over its size; the paper
-            has 0.2.
-        wait: Share of the steps before the searches are drawn to their mean.
-        most: Most pixels by which images are moved to agree.
-        batch: Samples behind each gradient; None takes what the leak says.
-        samples: Different records of a local training in mini-batches; None takes as many as one
-            step.
-        statistics: The victim's batch statistics by layer, or None.
     """
 
     exact: ClassVar[bool] = False
@@ -94,8 +72,8 @@ class GradInversion(Attack):
         "10 to 30 s on one core"
     )
 
-    labels: str = param(
-        "", "known labels, e.g. 3 or 3,1,4; read from the last layer where not given"
+    labels: Sequence[int] = param(
+        (), "known labels, e.g. 3 or 3,1,4; read from the last layer where not given"
     )
     steps: int = param(800, "steps of Adam, each seed")
     seeds: int = param(2, "searches that are drawn to their mean")
@@ -147,7 +125,7 @@ class GradInversion(Attack):
         if why:
             raise AttackError(f"gradinversion cannot use this leak: {why}")
         local = local_training.of(leak, self.batch, self.samples)
-        y, how = labels.given_or_read(self.labels, leak, task, local.samples)
+        y, how = read_labels.given_or_read(self.labels, leak, task, local.samples)
         target = objectives.target(leak, task, 1, torch.float32)
         precise = objectives.target(leak, task, 1, torch.float64)
         known = self.statistics or priors.running_statistics(task)
@@ -191,7 +169,7 @@ class GradInversion(Attack):
             "gradinversion", leak, task, target, best, y, residual, note
         )
 
-    def _shown(self, precise: Target, task: Task, local: Local) -> Inputs | None:
+    def _shown(self, precise: Target, task: Task, local: Local) -> LayerInputs | None:
         """Inputs of a layer that its gradient shows, if they are to be compared."""
         if not (self.layers and local.steps == 1 and priors.normalises(task)):
             return None
@@ -215,7 +193,7 @@ class GradInversion(Attack):
         return loss
 
     def _layer_loss(
-        self, target: Target, task: Task, shown: Inputs, known: Statistics | None, x: Tensor
+        self, target: Target, task: Task, shown: LayerInputs, known: Statistics | None, x: Tensor
     ) -> Tensor:
         """All terms but the searches' agreement, from one forward pass up to a layer."""
         names = {*(known or ()), shown.layer.name, *(layer.name for layer in shown.before)}
@@ -237,7 +215,7 @@ class GradInversion(Attack):
         starts: list[Tensor],
         box: Callable[[Tensor], Tensor],
         generator: Generator,
-    ) -> tuple[list[Run], Tensor]:
+    ) -> tuple[list[SearchRun], Tensor]:
         """Run all searches together.
 
         Args:
@@ -259,7 +237,7 @@ class GradInversion(Attack):
                 return loss(x)
             return loss(x) + self.group * (x - middle[seed]).square().mean()
 
-        def between(k: int, runs: list[Run]) -> None:
+        def between(k: int, runs: list[SearchRun]) -> None:
             nonlocal middle
             if self.group and len(starts) > 1 and k >= begin and (k - begin) % EVERY == 0:
                 middle = self._middle(runs, y)
@@ -268,14 +246,14 @@ class GradInversion(Attack):
         runs = minimise(objective, starts, schedule, box, generator, "gradinversion", between)
         return runs, self._middle(runs, y) if len(starts) > 1 else middle
 
-    def _middle(self, runs: list[Run], y: Tensor) -> Tensor:
+    def _middle(self, runs: list[SearchRun], y: Tensor) -> Tensor:
         """Registered mean, from where the search with the lowest objective stands."""
         best = min(range(len(runs)), key=lambda s: runs[s].objective)
         return priors.consensus(torch.stack([run.point[0] for run in runs]), y, best, self.most)
 
 
 def _of_layer(
-    task: Task, theta: Tensor, shown: Inputs, known: Statistics | None, x: Tensor
+    task: Task, theta: Tensor, shown: LayerInputs, known: Statistics | None, x: Tensor
 ) -> float:
     """Relative residual of a layer's inputs, or of the statistics before it if that is larger.
 

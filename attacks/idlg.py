@@ -35,16 +35,6 @@ class IDLG(Attack):
     """L2 between gradients of one sample with its label known, minimised with L-BFGS.
 
     Several leaks and starts are searched together.
-
-    Attributes:
-        steps: Most L-BFGS steps of 20 iterations, for each start.
-        restarts: Most starting points. More are tried, 1, 2, 4, ... at once, as long as ten times
-            the goal is missed.
-        goal: Relative residual at which the search stops.
-        rows: Most gradients of the leak that are fitted at once.
-        start: A dummy input near 0.5, uniform in [0, 1], or N(0, 1) as published.
-        space: Coordinates in which an image moves: scaled frequencies, or pixels as published.
-        dtype: Number format of the search; ``mixed`` is float32 and then float64.
     """
 
     exact: ClassVar[bool] = False

@@ -24,12 +24,12 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
-from leakaudit.inversion.labels import label_signs as labels
+from leakaudit.inversion.labels import read_labels
 from leakaudit.inversion.search import adam, local_training, objectives, optimise, priors
 from leakaudit.inversion.search.adam import RateSchedule
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.objectives import Gradients, Target
-from leakaudit.inversion.search.optimise import Point, Run
+from leakaudit.inversion.search.optimise import Point, SearchRun
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Attack, Reconstruction
 from leakaudit.registry import attack, param
@@ -64,23 +64,6 @@ class Inverting(Attack):
     """Cosine and total variation with signed Adam.
 
     Labels are read if they are not given. Single gradients are searched together.
-
-    Attributes:
-        labels: Known labels, joined by commas; empty to read them from the last layer.
-        steps: Most steps of Adam, for each start.
-        restarts: Starting points; the best by objective is kept.
-        rate: First step in the data's units.
-        tv: Weight of total variation, alpha in the paper.
-        sign: Of slopes. ``soft`` is a slope over its size and the mean size, with a cosine
-            schedule; ``hard`` is as published.
-        rounding: Width of rounded ReLUs at the start, over their inputs. It falls to a fortieth. 0,
-            or a hard sign, leaves ReLUs as they are.
-        rows: Most gradients of the leak that are fitted at once.
-        batch: Samples behind each gradient; None takes what the leak says.
-        samples: Different records of a local training in mini-batches; None takes as many as one
-            step.
-        decay: Weight decay of the steps of a local training.
-        dtype: Number format of the search. Signs need no more than float32.
     """
 
     exact: ClassVar[bool] = False
@@ -97,8 +80,8 @@ class Inverting(Attack):
         "3 to 6 s for a small network on one core"
     )
 
-    labels: str = param(
-        "", "known labels, e.g. 3 or 3,1,4; read from the last layer where not given"
+    labels: Sequence[int] = param(
+        (), "known labels, e.g. 3 or 3,1,4; read from the last layer where not given"
     )
     steps: int = param(1200, "most steps of Adam, each restart")
     restarts: int = param(1, "starting points; the best by objective is kept")
@@ -162,7 +145,7 @@ class Inverting(Attack):
         wanted: list[_Wanted] = []
         for k in single:
             batch = self.batch or leaks[k].batch or 1
-            y, how = labels.given_or_read(self.labels, leaks[k], task, batch)
+            y, how = read_labels.given_or_read(self.labels, leaks[k], task, batch)
             target = objectives.target(leaks[k], task, self.rows, getattr(torch, self.dtype))
             wanted.append(_Wanted(k, target, y, how, generators[k]))
         targets = [one.target for one in wanted]
@@ -176,7 +159,7 @@ class Inverting(Attack):
                 )
                 yield one.place, found
 
-    def _search(self, wanted: list[_Wanted], task: Task) -> Iterator[tuple[_Wanted, Run]]:
+    def _search(self, wanted: list[_Wanted], task: Task) -> Iterator[tuple[_Wanted, SearchRun]]:
         """Search targets of one shape from all their starts together; yield each one's best run."""
         each = [one for one in wanted for _ in range(self.restarts)]
         targets = [one.target for one in each]
@@ -207,7 +190,7 @@ class Inverting(Attack):
     def _one_by_one(self, leak: GradientLeak, task: Task, generator: Generator) -> Reconstruction:
         """Reconstruct the inputs of one leak, which may be a local training."""
         local = local_training.of(leak, self.batch, self.samples, self.decay)
-        y, how = labels.given_or_read(self.labels, leak, task, local.samples)
+        y, how = read_labels.given_or_read(self.labels, leak, task, local.samples)
         dtype = getattr(torch, self.dtype)
         rows = self.rows if local.batches == 1 else 1
         target = objectives.target(leak, task, rows, dtype)
@@ -219,10 +202,10 @@ class Inverting(Attack):
             cosine = local_training.cosine(target, smooth, local, x, y)
             return cosine + self.tv * priors.total_variation(x)
 
-        def hard(start: Point) -> Run:
+        def hard(start: Point) -> SearchRun:
             return adam.signed_adam(objective, start, self.steps, self.rate, box, "inverting")
 
-        def soft(start: Point) -> Run:
+        def soft(start: Point) -> SearchRun:
             (run,) = adam.minimise(
                 lambda search, step, x: objective(x),
                 list(start),
@@ -256,5 +239,5 @@ def _objective(
     """Cosine and total variation of each problem (see `Problems`)."""
     theta, mixing, aim, y = given
     smooth = torch.vmap(priors.total_variation)(point[0])
-    angles = objectives.angles(gradients, columns, theta, mixing, aim, point[0], y)
-    return angles + weight * smooth
+    found = objectives.mixed(gradients, columns, theta, mixing, point[0], y)
+    return objectives.angles(found, aim) + weight * smooth

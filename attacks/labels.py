@@ -13,9 +13,9 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
-from leakaudit.inversion.labels import label_counts, label_signs
+from leakaudit.inversion.labels import label_counts, label_signs, read_labels
 from leakaudit.inversion.labels.label_counts import Head
-from leakaudit.inversion.labels.label_signs import Read
+from leakaudit.inversion.labels.read_labels import Read
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import step
 from leakaudit.reconstruction import Attack, Certificate, Reconstruction
@@ -31,11 +31,6 @@ class Labels(Attack):
     """Counts of the classes from the last layer's gradient.
 
     It gives labels and no inputs, so `auto` takes it last.
-
-    Attributes:
-        method: How labels are read. ``rlg``, ``bias`` and ``rows`` give each class they find one
-            label.
-        batch: Samples behind the gradient, or the local training; None takes what the leak says.
     """
 
     exact: ClassVar[bool] = False
@@ -96,9 +91,9 @@ class Labels(Attack):
         step("labels", 0, 1)
         found = self._read(leak, task, batch, generator)
         step("labels", 1, 1)
-        sure = found.off < label_signs.NEAR or found.off == label_signs.UNKNOWN
+        sure = found.off < read_labels.NEAR or found.off == read_labels.UNKNOWN
         off = ""
-        if found.off != label_signs.UNKNOWN:
+        if found.off != read_labels.UNKNOWN:
             off = f", counts within {found.off:.2g} of whole numbers"
         return Reconstruction(
             leak.node,
@@ -114,17 +109,17 @@ class Labels(Attack):
         """Read by the chosen method."""
         row = label_signs.plain_rows(leak)[0]
         head = label_counts.of(leak, task, row)
-        best = label_signs.read(leak, task, batch) if self.method == "best" else None
+        best = read_labels.read(leak, task, batch) if self.method == "best" else None
         if best is not None:
             return best
         if head is None:
-            return Read(torch.empty(0, dtype=torch.int64), label_signs.UNKNOWN, "nothing")
+            return Read(torch.empty(0, dtype=torch.int64), read_labels.UNKNOWN, "nothing")
         if self.method == "pooled":
-            return label_signs.rounded(label_counts.pooled(head, batch), batch, self.method)
+            return read_labels.rounded(label_counts.pooled(head, batch), batch, self.method)
         if self.method == "ilrg":
-            return label_signs.rounded(label_counts.ilrg(head, batch), batch, self.method)
+            return read_labels.rounded(label_counts.ilrg(head, batch), batch, self.method)
         n = self._whole(leak, task, head, row, batch, generator)
-        return Read(label_signs.spread(n.long()), label_signs.UNKNOWN, self.method)
+        return Read(read_labels.spread(n.long()), read_labels.UNKNOWN, self.method)
 
     def _whole(
         self, leak: GradientLeak, task: Task, head: Head, row: int, batch: int, generator: Generator

@@ -21,7 +21,7 @@ from leakaudit.inversion.exact import certify, layerwise
 from leakaudit.inversion.exact.layerwise import LayerRelations
 from leakaudit.inversion.labels import label_signs
 from leakaudit.inversion.search import objectives, optimise, priors
-from leakaudit.inversion.search.optimise import Point, Run
+from leakaudit.inversion.search.optimise import Point, SearchRun
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Attack, Certificate, Reconstruction
 from leakaudit.registry import attack, param
@@ -62,13 +62,7 @@ SMALL = 1e-18
 @attack("rgap")
 @dataclass(frozen=True)
 class RGAP(Attack):
-    """Layer after layer in float64 if the equations suffice; L-BFGS for what they leave open.
-
-    Attributes:
-        steps: Most L-BFGS steps at each weight of total variation.
-        restarts: Most starting points, if the layers' equations leave something open.
-        goal: Objective of the layer's equations at which no other start is tried.
-    """
+    """Layer after layer in float64 if the equations suffice; L-BFGS for what they leave open."""
 
     exact: ClassVar[bool] = True
     rank: ClassVar[int] = 2
@@ -152,7 +146,9 @@ class RGAP(Attack):
             return found
         return replace(found, certificate=Certificate.EXACT)
 
-    def _search(self, task: Task, layers: list[Layer], known: LayerRelations, start: Point) -> Run:
+    def _search(
+        self, task: Task, layers: list[Layer], known: LayerRelations, start: Point
+    ) -> SearchRun:
         """L-BFGS over the input on one layer's equations, with smoothing that fades.
 
         Args:
@@ -166,7 +162,7 @@ class RGAP(Attack):
             misfit = known.misfit(layer_chain.run(layers[: known.at], task.normalise(x)))
             return misfit + weight * priors.total_variation(x, BEND)
 
-        run = Run(start)
+        run = SearchRun(start)
         if task.spec.is_image:
             for weight in SMOOTH:
                 smooth = partial(objective, weight)

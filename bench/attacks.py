@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from leakaudit import registry
-from leakaudit.inversion.labels import label_signs
+from leakaudit.inversion.labels import soft_labels
 from leakaudit.inversion.search import priors
 from leakaudit.leak import GradientLeak
 from leakaudit.tasks import data
@@ -150,7 +150,7 @@ def theirs(name: str, wanted: list[tuple[Task, GradientLeak, Tensor, Tensor]], s
         g = Generator().manual_seed(seed + k)
         leaked = [p.float() for p in task.layout.split(leak.value[0]).values()]
         dummy = priors.start(task, 1, g, "normal", torch.float64)
-        variables = label_signs.raw(task, 1, g, torch.float64) if name == "dlg" else y
+        variables = soft_labels.raw(task, 1, g, torch.float64) if name == "dlg" else y
         start = time.process_time()
         guess, count, first = published(
             task, leak.theta[0], leaked, dummy, variables, name == "dlg", x

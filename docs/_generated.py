@@ -113,7 +113,8 @@ def _leaf(name: str, kind: type) -> Iterator[str]:
     for key, field in parameters.items():
         options = registry.choices(kind, key)
         words = field.metadata.get("help", "") + (f" ({', '.join(options)})" if options else "")
-        yield f"| `{key}` | {_cell(str(field.default))} | {_cell(words)} |"
+        default = registry.written(field.default)
+        yield f"| `{key}` | {_cell(str(default))} | {_cell(words)} |"
     yield ""
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.trace import Graph, Json, Layout, Messages, TaskSpec, Trace
+
+T = TypeVar("T")
 
 Edges = frozenset[tuple[int, int]]
 
@@ -180,6 +182,24 @@ class View:
         """
         return self._known(name, self._trace.params)
 
+    def number(self, name: str) -> float:
+        """Return a constant of the protocol that is a number.
+
+        Args:
+            name: Its name.
+
+        Raises:
+            LeakauditError: It is absent, not known, or no number.
+        """
+        value = self.constant(name)
+        expected = f"constant {name!r} of the trace: expected a number, got {value!r:.60}"
+        if not isinstance(value, str | int | float):
+            raise LeakauditError(expected)
+        try:
+            return float(value)
+        except ValueError:
+            raise LeakauditError(expected) from None
+
     def public(self, name: str) -> Tensor:
         """Return a public tensor.
 
@@ -189,10 +209,9 @@ class View:
         Raises:
             LeakauditError: It is absent or not known.
         """
-        tensor: Tensor = self._known(name, self._trace.public)
-        return tensor
+        return self._known(name, self._trace.public)
 
-    def _known(self, name: str, where: Mapping[str, Json]) -> Json:
+    def _known(self, name: str, where: Mapping[str, T]) -> T:
         if name not in where:
             raise LeakauditError(
                 f"the trace of {self.protocol} declares no {name!r}{suggest(name, where)}"

@@ -321,7 +321,7 @@ def report(
     registry.get("reports", format)
     source = file_of(results)
     shown = record_file.read(source)
-    kind = shown["kind"]
+    kind = str(shown["kind"])
     render = _renderer(kind, format)
     redacted = redact or redact_key is not None
     if kind == "sweep" and (against is not None or redacted):

@@ -10,11 +10,12 @@ configuration file cannot name one, because it would then run code.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -38,11 +39,22 @@ def _decorator(group: str) -> Callable[[str], Callable[[T], T]]:
                     f"two {group} are called {name!r}: {other.__module__} and {thing.__module__}"
                 )
             _found[group][name] = thing
+            _explain(thing)
             return thing
 
         return keep
 
     return named
+
+
+def _explain(thing: Any) -> None:
+    """Add what `param` says of the hyper-parameters to a class's docstring, for ``help()``."""
+    known = parameters(thing) if isinstance(thing, type) else {}
+    helps = {name: f.metadata.get("help") for name, f in known.items()}
+    lines = [f"    {name}: {text}." for name, text in helps.items() if text]
+    own = inspect.cleandoc(getattr(thing, "__doc__", None) or "")
+    if lines and "Attributes:" not in own:
+        thing.__doc__ = "\n".join([own, "", "Attributes:", *lines])
 
 
 victim = _decorator("victims")
@@ -220,12 +232,29 @@ def choices(kind: type, name: str) -> tuple[str, ...]:
 
 
 def values(thing: Any) -> dict[str, Any]:
-    """Return the hyper-parameters of a victim or an attack with their values.
+    """Return the hyper-parameters of a victim or an attack as traces and records hold them.
 
     Args:
         thing: The victim or attack.
+
+    Returns:
+        Values by name, lists as `written`.
     """
-    return {name: getattr(thing, name) for name in parameters(type(thing))}
+    return {name: written(getattr(thing, name)) for name in parameters(type(thing))}
+
+
+def written(value: Any) -> Any:
+    """Return a hyper-parameter as traces and records hold it, which is how users type it.
+
+    Args:
+        value: Its value in Python.
+
+    Returns:
+        The numbers of a list joined by commas; anything else as it is.
+    """
+    if not isinstance(value, list | tuple):
+        return value
+    return ",".join(str(number).removesuffix(".0") for number in value)
 
 
 def configure(kind: type[T], settings: dict[str, Any]) -> T:
@@ -233,7 +262,7 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
 
     Args:
         kind: Its class.
-        settings: Values by name; text is read as the field's type.
+        settings: Values by name; text is read as the field's type, and 3,1,4 as a list.
 
     Raises:
         LeakauditError: A key is unknown, or a value has another type.
@@ -242,11 +271,36 @@ def configure(kind: type[T], settings: dict[str, Any]) -> T:
     for key, value in settings.items():
         if key not in known:
             raise LeakauditError(f"{kind.__name__} has no parameter {key!r}{suggest(key, known)}")
-        read[key] = _read(key, value, hints[key])
+        if get_origin(hints[key]) is Sequence:
+            read[key] = _list(known[key], value, *get_args(hints[key]))
+        else:
+            read[key] = _read(key, value, hints[key])
     for key, f in known.items():
         if f.default is MISSING and f.default_factory is MISSING and key not in read:
             raise LeakauditError(f"{kind.__name__} needs {key}=…: {f.metadata.get('help', '')}")
     return kind(**read)
+
+
+def _list(one: Field[Any], value: Any, kind: type) -> tuple[Any, ...]:
+    """Convert a list of numbers, one number, or numbers that are joined by commas."""
+    parts = value
+    if value is None or value == "":
+        parts = []
+    elif isinstance(value, str):
+        parts = value.split(",")
+    elif not isinstance(value, list | tuple):
+        parts = [value]
+    wanted = "whole numbers" if kind is int else "finite numbers"
+    refusal = LeakauditError(
+        f"{one.name}: expected {wanted} joined by commas, or a list of them "
+        f"({one.metadata['help']}), got {value!r}"
+    )
+    if not all(type(part) in (str, int, float) for part in parts):  # a bool is no number
+        raise refusal
+    try:
+        return tuple(_read(one.name, part, kind) for part in parts)
+    except LeakauditError:
+        raise refusal from None
 
 
 def _read(key: str, value: Any, hint: Any) -> Any:

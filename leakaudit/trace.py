@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leakaudit.errors import LeakauditError
 
-Json = Any  # None, bool, int, float, str, list or dict of them
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 # A hyper-parameter of an attack, or a constant of a victim or a model, as users type it.
 Setting: TypeAlias = bool | int | float | str
 RECORDING = (

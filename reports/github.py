@@ -10,8 +10,8 @@ from leakaudit.results.grading import checks
 from leakaudit.results.wording import clean
 from leakaudit.trace import Json
 
-# GitHub shows ten annotations of each kind in a step. Two of them are for the
-# sentence of the summary and for the number of those that are left out.
+# GitHub shows ten annotations of each kind in a step. Two of them are for the sentence of the
+# summary and for the number of those that are left out; a comparison's sentence takes a third.
 SHOWN = 8
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
@@ -29,13 +29,15 @@ def render(results: Mapping[str, Json]) -> str:
     shown = Shown.of(results)
     found = checks(shown.record)
     lines = [_line("notice", "leakaudit", shown.record.summary)]
+    room = dict.fromkeys(_COMMANDS, SHOWN)
     if shown.against:
         lines.append(_line("notice", "leakaudit", shown.against.summary))
+        room["note"] -= 1
     for level, command in _COMMANDS.items():
         some = [check for check in found if check.level == level]
-        for check in some[:SHOWN]:
+        for check in some[: room[level]]:
             lines.append(_line(command, check.name, check.message))
-        left = len(some) - SHOWN
+        left = len(some) - room[level]
         if left > 0:
             more = f"{left} more of this kind, none of them worse; see the whole report"
             lines.append(_line(command, "leakaudit", more))

@@ -124,8 +124,8 @@ def _result(check: Check, rule: int, file: str, state: str | None) -> dict[str, 
     if check.cell:
         kind = "cell"
         name = check.cell
-    where = {"kind": kind, "name": name, "fullyQualifiedName": check.name}
-    place = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
+    where: Json = {"kind": kind, "name": name, "fullyQualifiedName": check.name}
+    place: Json = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
     message = f"{check.message}."
     if check.adversary:
         message = f"{check.message}; heard by {check.adversary}."

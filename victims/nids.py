@@ -16,7 +16,7 @@ noise=message adds it only to m and leaves an error for ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -32,7 +32,7 @@ from leakaudit.protocols.consensus import Mixing
 from leakaudit.protocols.local import above, stable
 from leakaudit.protocols.released import Released, ranges, shrink, start
 from leakaudit.protocols.training_curves import Curves
-from leakaudit.registry import param, victim
+from leakaudit.registry import param, victim, written
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.victim import Victim
@@ -55,8 +55,8 @@ class Nids(Victim):
     regular: ClassVar[bool] = True
 
     alpha: float = param(0.1, "step size of all nodes", "alpha")
-    alphas: str = param(
-        "",
+    alphas: Sequence[float] = param(
+        (),
         "step sizes of the nodes, separated by commas, in place of alpha; "
         "1 / L_i needs no agreement",
         "a_i",
@@ -87,14 +87,11 @@ class Nids(Victim):
         """
         if not self.alphas:
             return (decimal(self.alpha),) * nodes
-        try:
-            steps = tuple(decimal(float(text)) for text in self.alphas.split(","))
-        except (ValueError, OverflowError):
-            steps = ()
+        steps = tuple(decimal(step) for step in self.alphas)
         if len(steps) != nodes or min(steps) <= 0:
             raise LeakauditError(
                 f"nids: alphas: expected {nodes} positive numbers separated by commas, "
-                f"got {self.alphas!r}"
+                f"got {written(self.alphas)!r}"
             )
         return steps
 

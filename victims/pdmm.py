@@ -21,7 +21,7 @@ from leakaudit.progress import step
 from leakaudit.protocols.blocks import blocks
 from leakaudit.protocols.growth import TOO_FAST, growth
 from leakaudit.protocols.local import common
-from leakaudit.protocols.pdmm_family import Rule, Sums, Wires
+from leakaudit.protocols.pdmm_family import DualRule, Sums, Wires
 from leakaudit.protocols.prox import exact, prox
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
@@ -95,12 +95,6 @@ class PDMM(Victim):
                     "lower alpha or rho"
                 )
 
-    def messages(self, graph: Graph, rounds: int, wires: Iterable[tuple[int, int]]) -> int:
-        """Count z^0 = 0 as well: the run sends it, but its declaration has it public."""
-        recorded = list(wires)
-        declared = super().messages(graph, rounds, recorded)
-        return declared if self.z0 else declared + 2 * len(recorded)
-
     def step(self, degree: Tensor) -> tuple[Tensor, Tensor]:
         """Return c0 and c1 of one inexact step w <- c0 w - c1 (g + S), (N, 1) each.
 
@@ -123,7 +117,7 @@ class PDMM(Victim):
     ) -> None:
         """Train; without a quantizer, the cost of a round does not grow with unrecorded wires."""
         w = common(recorder, problem)
-        rule = Rule(self.rho, self.theta, self.differential, self.quantize, self.z0)
+        rule = DualRule(self.rho, self.theta, self.differential, self.quantize, self.z0)
         form = Wires if self.quantize or recorder.partial else Sums
         duals = form(rule, graph, recorder, w, wires, generator)
         degree = w.new_tensor([[graph.degree(i)] for i in range(graph.nodes)])

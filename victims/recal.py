@@ -22,7 +22,7 @@ trace's public tensor ``active``, and is not rounds / N.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -35,7 +35,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.training_curves import Curves
 from leakaudit.protocols.walk import draw, read
-from leakaudit.registry import param, victim
+from leakaudit.registry import param, victim, written
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.traces.arcs import Arcs
@@ -62,8 +62,8 @@ class RECAL(Victim):
     claims_what: ClassVar[str] = "(epsilon, delta) by zCDP at the trace's PLF (Theorem 4)"
     separable: ClassVar[bool] = True
 
-    tau: str = param("0.2", "step size; one number, or one a node: 0.2,0.1,…", "tau_i")
-    s: str = param("0.5", "dual step size; one number, or one a node", "s_i")
+    tau: Sequence[float] = param((0.2,), "step size; one number, or one a node: 0.2,0.1,…", "tau_i")
+    s: Sequence[float] = param((0.5,), "dual step size; one number, or one a node", "s_i")
     beta: float = param(0.0, "step size of y; 0 takes 0.95 / (2 sum_i s_i)", "beta")
     reg: Literal["none", "l1"] = param("none", "regulariser", "r")
     weight: float = param(0.01, "weight of reg=l1")
@@ -87,8 +87,8 @@ class RECAL(Victim):
 
     def __post_init__(self) -> None:
         """Check the ranges, and tau_i (L_i/2 + 2 s_i) < 1 as far as it does not need L_i."""
-        tau = _numbers("tau", self.tau)
-        s = _numbers("s", self.s)
+        tau = _positive("tau", self.tau)
+        s = _positive("s", self.s)
         nodes = max(len(tau), len(s))
         fractions = 0 < self.decay <= 1 and 0 < self.delta < 1
         if not fractions or min(self.beta, self.weight, self.sigma) < 0 or self.sensitivity <= 0:
@@ -282,8 +282,8 @@ class RECAL(Victim):
             LeakauditError: The steps are not as many as the nodes, or beta is too large for them.
         """
         steps = []
-        for name, text in (("tau", self.tau), ("s", self.s)):
-            given = _numbers(name, text)
+        for name, numbers in (("tau", self.tau), ("s", self.s)):
+            given = _positive(name, numbers)
             if len(given) not in (1, nodes):
                 raise LeakauditError(
                     f"recal: expected one {name}, or {nodes}, one a node, got {len(given)}"
@@ -372,15 +372,12 @@ def _each(given: list[Fraction], nodes: int) -> list[Fraction]:
     return given * nodes if len(given) == 1 else given
 
 
-def _numbers(name: str, text: str) -> list[Fraction]:
-    """Read positive decimal numbers that are separated by commas."""
-    try:
-        found = [decimal(float(part)) for part in text.split(",")]
-    except (ValueError, OverflowError):
-        found = []
+def _positive(name: str, numbers: Sequence[float]) -> list[Fraction]:
+    """Return step sizes as fractions, and refuse those that are not positive."""
+    found = [decimal(number) for number in numbers]
     if not found or min(found) <= 0:
         raise LeakauditError(
             f"recal: expected {name} as a positive number, or one a node separated by commas, "
-            f"got {text!r}"
+            f"got {written(numbers)!r}"
         )
     return found

@@ -14,7 +14,7 @@ from leakaudit.cli.listen import listener, listening
 from leakaudit.cli.record import pairs
 
 if TYPE_CHECKING:
-    from leakaudit.pipeline.attack_run import Options
+    from leakaudit.pipeline.attack_run import AttackOptions
 
 INTERRUPTED = 130
 
@@ -96,12 +96,12 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     from leakaudit import registry
-    from leakaudit.pipeline.attack_run import Options, attack_file
+    from leakaudit.pipeline.attack_run import AttackOptions, attack_file
     from leakaudit.rendering import console
 
     chosen = settings(args)
     renderers = {name: registry.get("reports", name) for name in args.format or ["text"]}
-    options = Options(
+    options = AttackOptions(
         adversary=listener(args),
         nodes=None if args.node is None else tuple(args.node),
         attack=args.attack,
@@ -135,11 +135,13 @@ def _show(name: str, render: Callable[..., str], results: dict[str, Any]) -> Non
     """Write one rendering to stdout; the table takes a terminal's width and colours."""
     from leakaudit.rendering import console
 
-    fit = console.fit() if name == "text" else {}
+    fit: console.Form = {}
+    if name == "text":
+        fit = console.fit()
     sys.stdout.write(render(results, **fit).rstrip("\n") + "\n")
 
 
-def _dry(path: Path, options: Options) -> dict[str, Any]:
+def _dry(path: Path, options: AttackOptions) -> dict[str, Any]:
     """Return each node's leak and the attacks that would read it, in order."""
     from leakaudit.extraction import hearing
     from leakaudit.inversion import attacking

@@ -80,6 +80,7 @@ def _rows(what: str) -> list[dict[str, Any]]:
     if what == "models":
         return _models()
     from leakaudit._util import declarations
+    from leakaudit.registry import written
 
     if what == "data":
         names = declarations.table("leakaudit.tasks.data", "NAMES")
@@ -95,7 +96,8 @@ def _rows(what: str) -> list[dict[str, Any]]:
             row[column] = declared.attributes[attribute]
         if what == "reports":
             row["note"] = declared.note
-        row["parameters"] = {key: p.default for key, p in declared.parameters.items()}
+        defaults = {key: p.default for key, p in declared.parameters.items()}
+        row["parameters"] = {key: written(default) for key, default in defaults.items()}
         rows.append(row)
     return rows
 
@@ -103,13 +105,14 @@ def _rows(what: str) -> list[dict[str, Any]]:
 def _models() -> list[dict[str, Any]]:
     """Return name, arguments with their defaults, and note of every model."""
     from leakaudit._util import declarations
+    from leakaudit.registry import written
 
     rows = []
     models = declarations.classes("leakaudit.tasks.models", "MODELS", ("note",))
     for name, declared in models.items():
         args = []
         for key, parameter in declared.parameters.items():
-            default = "" if parameter.default is MISSING else parameter.default
+            default = "" if parameter.default is MISSING else written(parameter.default)
             args.append(f"{key}={default}")
         rows.append({"name": name, "args": ", ".join(args), "note": declared.attributes["note"]})
     return rows

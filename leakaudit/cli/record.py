@@ -12,7 +12,7 @@ from leakaudit.cli._options import plugins, say, settings, shared, trust
 from leakaudit.errors import LeakauditError
 
 if TYPE_CHECKING:
-    from leakaudit.capture.gloo.setup import Options
+    from leakaudit.capture.gloo.setup import Spread
     from leakaudit.protocols.recording import Plan
 
 CHOICES = {
@@ -44,6 +44,7 @@ class _Help(argparse.Action):
         sys.stdout.write(parser.format_help())
         if namespace.victim:
             from leakaudit._util import declarations
+            from leakaudit.registry import written
 
             try:
                 plugins(namespace)
@@ -54,7 +55,7 @@ class _Help(argparse.Action):
             for name, known in declared.parameters.items():
                 symbol = f" [{known.symbol}]" if known.symbol else ""
                 choices = f" ({', '.join(known.choices)})" if known.choices else ""
-                value = f"{name}={known.default}"
+                value = f"{name}={written(known.default)}"
                 sys.stdout.write(f"  {value:22} {known.help}{choices}{symbol}\n")
         parser.exit()
 
@@ -244,13 +245,16 @@ def run(args: argparse.Namespace) -> int:
     say(f"{args.output}: {scenario.victim}, {size}", args)
     for sentence in gaps.sentences(trace):
         say(f"missing: {sentence}", args)
-    for fault in spread.faults if spread else ():
-        if str(fault) not in trace.provenance["faults"]:
+    if spread is None:
+        return 0
+    happened = trace.provenance.get("faults")
+    for fault in spread.faults:
+        if not isinstance(happened, list) or str(fault) not in happened:
             say(fault.missed, args)
     return 0
 
 
-def _spread(args: argparse.Namespace, plan: Plan) -> Options | None:
+def _spread(args: argparse.Namespace, plan: Plan) -> Spread | None:
     """Return how the run is spread over processes, None where it is not."""
     if args.engine == "inline":
         given = [
@@ -266,10 +270,10 @@ def _spread(args: argparse.Namespace, plan: Plan) -> Options | None:
         return None
     from leakaudit.capture.gloo import engine
     from leakaudit.capture.gloo.faults import Fault
-    from leakaudit.capture.gloo.setup import Options
+    from leakaudit.capture.gloo.setup import Spread
 
     procs = plan.graph.nodes if args.procs is None else args.procs
-    timeout = Options.timeout if args.timeout is None else args.timeout
-    spread = Options(procs, timeout, tuple(Fault.parse(text) for text in args.fault))
+    timeout = Spread.timeout if args.timeout is None else args.timeout
+    spread = Spread(procs, timeout, tuple(Fault.parse(text) for text in args.fault))
     engine.check(plan, spread)
     return spread

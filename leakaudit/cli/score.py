@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             truth_path=path,
         )
         if lost := rescoring.missing(scores, args.metric):
-            reason = made["metrics"].get(lost[0], "this data has none")
+            reason = rescoring.one_truth(made).metrics.get(lost[0], "this data has none")
             raise LeakauditError(
                 f"{lost[0]} was measured on no record: {reason}; nothing was written"
             )
@@ -113,7 +113,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _named(record: dict[str, Json]) -> Path:
     """Return the truth file that the results were scored with."""
-    name = record["provenance"]["truth"].get("path")
+    from leakaudit.results.model import given, of_run
+
+    name = given(of_run(record).provenance.truth.path, None)
     if name is None:
         raise LeakauditError("these results name no truth file; give it with --truth FILE")
     if not Path(name).is_file():

@@ -153,7 +153,7 @@ def write(
         f"{trace.graph.nodes} nodes, {len(trace.graph.edges)} edges, {trace.rounds} rounds, "
         f"{len(trace)} messages"
     )
-    share = trace.provenance["tap"]["share"]
+    share = merge.facts(trace).share
     say(
         f"{args.output}: {trace.protocol}, {size}; the tap took {share:.1%} of the processes' time",
         args,

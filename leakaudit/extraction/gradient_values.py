@@ -209,7 +209,7 @@ def _count(view: View, *names: str) -> int | None:
     """
     for name in names:
         if view.knows(name) and view.constant(name):
-            return int(view.constant(name))
+            return int(view.number(name))
     return None
 
 

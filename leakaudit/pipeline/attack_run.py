@@ -31,7 +31,7 @@ HASHED = 4 << 30  # bytes; larger traces are attacked without being hashed, a ch
 
 
 @dataclass(frozen=True)
-class Options:
+class AttackOptions:
     """What an attack run does.
 
     Attributes:
@@ -98,7 +98,7 @@ class Finished:
     interrupted: bool
 
 
-def attack_file(path: Path, folder: Path, options: Options) -> Finished:
+def attack_file(path: Path, folder: Path, options: AttackOptions) -> Finished:
     """Attack a trace and write the results into a folder.
 
     These are results.json, reconstructions.npz and .png, originals.npz and report.md. Ctrl-C ends
@@ -155,14 +155,23 @@ def attack_file(path: Path, folder: Path, options: Options) -> Finished:
         )
         not_tried = _not_tried(found, options, trace)
         record = _write(
-            folder, trace, truth, found, scores, origin, sentence, not_tried, unverified
+            folder,
+            trace,
+            truth,
+            found,
+            options.adversary,
+            scores,
+            origin,
+            sentence,
+            not_tried,
+            unverified,
         )
         if record["complete"]:
             kept.clear()
     return Finished(record, found.interrupted)
 
 
-def _key(trace: Trace, sha256: str | None, options: Options) -> str:
+def _key(trace: Trace, sha256: str | None, options: AttackOptions) -> str:
     """Digest of what the reconstructions of a run depend on."""
     about = options.to_json()
     for name in ("truth", "lpips_weights", "max_seconds", "trusted"):
@@ -170,7 +179,7 @@ def _key(trace: Trace, sha256: str | None, options: Options) -> str:
     return checkpoint.key({"trace": sha256 or [trace.id, trace.recording], "options": about})
 
 
-def _not_tried(found: Found, options: Options, trace: Trace) -> list[str]:
+def _not_tried(found: Found, options: AttackOptions, trace: Trace) -> list[str]:
     """What the run left out, in words."""
     left_out = []
     if found.late:
@@ -192,6 +201,7 @@ def _write(
     trace: Trace,
     truth: Truth | None,
     found: Found,
+    adversary: Adversary,
     scores: list[Score],
     origin: Mapping[str, Json],
     lpips: str,
@@ -214,10 +224,9 @@ def _write(
     entries = []
     for (leak, reconstruction), score, image in zip(found.pairs, scores, images, strict=True):
         entries.append(findings.finding(leak, reconstruction, score, image))
-    adversary = origin["settings"]["adversary"]
     missing = []
     for node, reason in sorted(found.reasons.items()):
-        missing.append(findings.undetermined(node, adversary, reason))
+        missing.append(findings.undetermined(node, str(adversary), reason))
     complete = not (found.interrupted or found.late)
     record = findings.build(
         trace,

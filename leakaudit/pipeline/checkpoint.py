@@ -159,25 +159,31 @@ def _tensors(one: Reconstruction, i: int) -> dict[str, Tensor]:
     if one.interval is not None:
         given[f"interval{i}"] = one.interval
     for place, others in one.choices.items():
-        given[f"choices{i}_{place}"] = others
+        given[_choices(i, place)] = others
     return {name: tensor.detach().cpu().clone() for name, tensor in given.items()}
 
 
 def _rebuilt(one: Mapping[str, Any], tensors: Mapping[str, Tensor], i: int) -> Reconstruction:
     """The i-th reconstruction of a file; each tensor is a copy with its own memory."""
-    start = f"choices{i}_"
+    x = tensors[f"x{i}"].clone()
     choices: dict[int, Tensor] = {}
-    for name, others in tensors.items():
-        if name.startswith(start):
-            choices[int(name.removeprefix(start))] = others.clone()
+    for place in range(len(x)):
+        others = tensors.get(_choices(i, place))
+        if others is not None:
+            choices[place] = others.clone()
     return Reconstruction(
-        x=tensors[f"x{i}"].clone(),
+        x=x,
         y=_copied(tensors.get(f"y{i}")),
         certificate=Certificate[one["certificate"]],
         interval=_copied(tensors.get(f"interval{i}")),
         choices=choices,
         **{name: one[name] for name in VALUES},
     )
+
+
+def _choices(i: int, place: int) -> str:
+    """Name of the tensor of other candidates for an input of the i-th reconstruction."""
+    return f"choices{i}_{place}"
 
 
 def _copied(tensor: Tensor | None) -> Tensor | None:

@@ -22,7 +22,7 @@ from leakaudit.tasks.task import LOOP_ABOVE, Task
 from leakaudit.trace import Trace
 
 if TYPE_CHECKING:
-    from leakaudit.pipeline.attack_run import Options
+    from leakaudit.pipeline.attack_run import AttackOptions
 
 TOGETHER = 32  # most nodes of a group; a choice
 MEMORY = 512 << 20  # bytes of the values and models of a group of several nodes; a choice
@@ -46,7 +46,7 @@ class Found:
     interrupted: bool = False
 
 
-def attack(trace: Trace, task: Task, options: Options, kept: Checkpoint) -> Found:
+def attack(trace: Trace, task: Task, options: AttackOptions, kept: Checkpoint) -> Found:
     """Attack all nodes of a run; Ctrl-C ends it and leaves what was found.
 
     Groups are the same whatever was finished before, and what was searched in one batch is kept
@@ -85,7 +85,7 @@ def attack(trace: Trace, task: Task, options: Options, kept: Checkpoint) -> Foun
     return run.found
 
 
-def _together(trace: Trace, task: Task, options: Options) -> int:
+def _together(trace: Trace, task: Task, options: AttackOptions) -> int:
     """Return how many nodes make a group: one if the model is too large for a vmap.
 
     A node needs a gradient and a model in each round, both in float64.
@@ -113,7 +113,7 @@ class _Run:
     """
 
     task: Task
-    options: Options
+    options: AttackOptions
     kept: Checkpoint
     heard: Deduction
     done: dict[int, Reconstruction]

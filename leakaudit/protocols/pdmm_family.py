@@ -27,7 +27,7 @@ ROWS = 1 << 16
 
 
 @dataclass(frozen=True)
-class Rule:
+class DualRule:
     """z_{j|i} <- z_{j|i} + theta ( z_{i|j} - z_{j|i} + 2 rho B w_i ), of which i tells j.
 
     Stacked, z is (2, E, c): of the messages i -> j, then of those j -> i, for the edges (i, j)
@@ -38,7 +38,7 @@ class Rule:
         theta: Averaging, 0 < theta <= 1.
         differential: Whether the change of z travels, not z.
         cell: Cell width of a fixed quantizer on what travels; 0 for none.
-        z0: Standard deviation of z^0.
+        z0: Standard deviation of z^0. If it is 0, z^0 is not sent, because everybody knows it.
     """
 
     rho: float
@@ -109,14 +109,14 @@ class Sums:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: DualRule,
         graph: Graph,
         recorder: Recorder,
         w: Tensor,
         wires: Iterable[tuple[int, int]],
         generator: Generator,
     ) -> None:
-        """Draw z^0 and send it.
+        """Draw z^0 and send it unless it is zero.
 
         Args:
             rule: How z moves.
@@ -143,8 +143,9 @@ class Sums:
             self.s[j] -= there
             if (i, j) in at:
                 self.z[:, at[i, j]] = z[:, self.columns]
-        for out, z in zip(self._outgoing(0, "z0", secure=True), self.z, strict=False):
-            out.copy_(z)
+        if rule.z0:
+            for out, z in zip(self._outgoing(0, "z0", secure=True), self.z, strict=False):
+                out.copy_(z)
 
     def move(self, w: Tensor, part: slice) -> None:
         """Move S and T on some columns of the models w, (N, d).
@@ -204,14 +205,14 @@ class Wires:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: DualRule,
         graph: Graph,
         recorder: Recorder,
         w: Tensor,
         wires: Iterable[tuple[int, int]],
         generator: Generator,
     ) -> None:
-        """Draw z^0 and send it.
+        """Draw z^0 and send it unless it is zero.
 
         Args:
             rule: How z moves.
@@ -231,7 +232,9 @@ class Wires:
         z = w.new_zeros(2, len(graph.edges), w.shape[1])
         for k, (_, drawn) in enumerate(rule.drawn(graph, w, generator)):
             z[:, k] = drawn
-        self.z = self._exchange(0, "z0", z, secure=True)
+        self.z = z
+        if rule.z0:
+            self.z = self._exchange(0, "z0", z, secure=True)
         self.s = torch.zeros_like(w)
         self._change = torch.empty_like(z)
         for k, (i, j) in enumerate(graph.edges):

@@ -211,7 +211,7 @@ def recorded(view: View) -> Fetch:
                 return view.public(vector.name)[slice(*view.columns)]
             return torch.full(
                 (view.columns[1] - view.columns[0],),
-                float(view.constant(vector.name)),
+                view.number(vector.name),
                 dtype=torch.float64,
             )
         if vector.kind != "message" or vector.owner is None:

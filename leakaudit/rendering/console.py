@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from leakaudit.progress import watching
 
@@ -30,7 +30,19 @@ def stdout() -> Console:
     return Console(file=sys.stdout, highlight=False, width=width)
 
 
-def fit() -> dict[str, Any]:
+class Form(TypedDict, total=False):
+    """What a text on stdout may look like; a text has its own form for what is absent.
+
+    Attributes:
+        width: Columns of a line.
+        color: Whether a terminal's codes may be used.
+    """
+
+    width: int
+    color: bool
+
+
+def fit() -> Form:
     """Return the width and colours that a text on stdout may have; a file has the text's own."""
     if not sys.stdout.isatty():
         return {}

@@ -92,10 +92,12 @@ class Shown:
         Returns:
             The same as types.
         """
-        sections = [model.fitted(section, Section) for section in results.get("gallery") or ()]
+        location = results.get("location")
+        if not isinstance(location, str) or not location:
+            location = None
         return cls(
             record=model.of_run(results),
             against=read_against(results),
-            gallery=sections,
-            location=results.get("location") or None,
+            gallery=model.fitted(results.get("gallery") or [], list[Section]),
+            location=location,
         )

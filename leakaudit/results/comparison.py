@@ -152,7 +152,7 @@ def read_against(results: Mapping[str, Json]) -> Against | None:
     return model.fitted(values, Against)
 
 
-def lines(against: Against | Mapping[str, Json] | None) -> list[str]:
+def lines(against: Against | Json) -> list[str]:
     """Return a comparison as text.
 
     Args:
@@ -162,11 +162,11 @@ def lines(against: Against | Mapping[str, Json] | None) -> list[str]:
         Its sentence, then a line for each change, at most `SHOWN`; cleaned, not escaped; nothing if
         there is no comparison.
     """
+    if not against:
+        return []
     found = against
     if not isinstance(found, Against):
-        found = read_against({"against": against})
-    if found is None:
-        return []
+        found = model.fitted(found, Against)
     said = []
     for row in found.changed[:SHOWN]:
         before, now = row.before or "nothing", row.now or "nothing"

@@ -32,7 +32,7 @@ def finding(
     leak: GradientLeak,
     found: Reconstruction,
     score: Score,
-    images: Mapping[str, str | None] | None = None,
+    images: Mapping[str, Json] | None = None,
 ) -> dict[str, Json]:
     """Return one entry of ``findings`` as JSON values.
 

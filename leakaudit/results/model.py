@@ -119,11 +119,11 @@ class _Open(Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------------------------------------
 
 
-class NumberColumn(_Entry, frozen=True, kw_only=True):
-    """One metric of a reconstruction that is a number.
+class _Column(_Entry, frozen=True, kw_only=True):
+    """One metric of a reconstruction.
 
     Attributes:
-        per_image: One value a true record, None for one that was not recovered.
+        per_image: One value for each true record, None for one that was not recovered.
         missed: What the missed records count as in the statistics.
         min: Smallest value, missed records included; None if nothing was recovered.
         median: Their median.
@@ -137,40 +137,28 @@ class NumberColumn(_Entry, frozen=True, kw_only=True):
     mean: Number | None
 
 
-class FlagColumn(_Entry, frozen=True, kw_only=True):
-    """One metric of a reconstruction that is yes or no; the fields are those of `NumberColumn`.
+class NumberColumn(_Column, frozen=True, kw_only=True):
+    """One metric of a reconstruction that is a number."""
+
+
+class FlagColumn(_Column, frozen=True, kw_only=True):
+    """One metric of a reconstruction that is yes or no.
 
     Attributes:
-        per_image: One value for each true record, None for one that was not recovered.
-        missed: What the missed records count as in the statistics.
-        min: Smallest value, missed records included; None if nothing was recovered.
-        median: Their median.
-        mean: Their mean.
+        per_image: Yes or no for each true record, None for one that was not recovered.
     """
 
     per_image: tuple[bool | None, ...]
-    missed: tuple[Number, ...] | UnsetType = UNSET
-    min: Number | None
-    median: Number | None
-    mean: Number | None
 
 
-class RankColumn(_Entry, frozen=True, kw_only=True):
-    """The rank of the own record among all records; the fields are those of `NumberColumn`.
+class RankColumn(_Column, frozen=True, kw_only=True):
+    """The rank of the own record among all records.
 
     Attributes:
-        per_image: One value for each true record, None for one that was not recovered.
-        missed: What the missed records count as in the statistics.
-        min: Smallest value, missed records included; None if nothing was recovered.
-        median: Their median.
-        mean: Their mean.
+        per_image: The rank of each true record from 1, None for one that was not recovered.
     """
 
     per_image: tuple[int | None, ...]
-    missed: tuple[Number, ...] | UnsetType = UNSET
-    min: Number | None
-    median: Number | None
-    mean: Number | None
 
 
 Column: TypeAlias = NumberColumn | FlagColumn | RankColumn
@@ -1297,13 +1285,12 @@ def _own(results: Mapping[str, object], kind: type[S]) -> S:
     return fitted({key: value for key, value in results.items() if key not in added}, kind)
 
 
-def fitted(values: Mapping[str, object], kind: type[K]) -> K:
+def fitted(values: object, kind: type[K]) -> K:
     """Convert JSON values to one type.
 
     Args:
-        values: A mapping of JSON values. Numbers of another library that JSON writes as numbers
-            are taken too.
-        kind: A type of this module.
+        values: JSON values. Numbers of another library that JSON writes as numbers are taken too.
+        kind: A type of this module, or a list of one.
 
     Returns:
         The value of that type.
@@ -1311,8 +1298,10 @@ def fitted(values: Mapping[str, object], kind: type[K]) -> K:
     Raises:
         msgspec.ValidationError: It does not fit.
     """
+    if isinstance(values, Mapping):
+        values = dict(values)
     try:
-        return msgspec.convert(dict(values), kind)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError:
         # json writes subclasses of the plain types, such as numpy's float64; msgspec refuses them.
         return msgspec.convert(json.loads(json.dumps(values)), kind)

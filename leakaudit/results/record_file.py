@@ -15,6 +15,7 @@ from typing import NoReturn
 import msgspec
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from leakaudit._util.decoding import departure
@@ -28,6 +29,7 @@ from leakaudit.results.model import (
     Finding,
     Record,
     RunRecord,
+    StoredImages,
     given,
 )
 from leakaudit.trace import Json
@@ -158,11 +160,12 @@ def remarked(results: Mapping[str, Json], *remarks: str) -> dict[str, Json]:
     Returns:
         The record with the remarks.
     """
-    known = list(results.get("unverified", ()))
+    record = model.of_run(results)
+    known = given(record.unverified, ())
     new = [remark for remark in remarks if remark not in known]
     if not new:
         return dict(results)
-    return {**results, "unverified": [*known, *new], "summary": warned(results["summary"], new)}
+    return {**results, "unverified": [*known, *new], "summary": warned(record.summary, new)}
 
 
 def warned(summary: str, remarks: Sequence[str]) -> str:
@@ -188,7 +191,9 @@ def whole(results: Mapping[str, Json], folder: Path) -> None:
     Raises:
         LeakauditError: A file is another one.
     """
-    for name, expected in results.get("files", {}).items():
+    if results["kind"] == "sweep":  # it names no files
+        return
+    for name, expected in given(model.of_run(results).files, {}).items():
         if (folder / name).is_file() and sidecar.digest(folder / name) != expected:
             raise LeakauditError(
                 f"{folder / name} is not the file that {folder / 'results.json'} was written with: "
@@ -239,19 +244,20 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[di
     arrays: dict[str, np.ndarray] = {}
     entries = []
     for i, one in enumerate(found):
-        entry: dict[str, Json] = {"file": path.name, "x": f"x{i}", "y": None}
-        kept = {entry["x"]: one.x}
+        entry = StoredImages(file=path.name, x=f"x{i}", y=None)
+        kept = {entry.x: one.x}
         if one.y is not None:
-            entry["y"] = f"y{i}"
-            kept[entry["y"]] = one.y
+            entry = replace(entry, y=f"y{i}")
+            kept[f"y{i}"] = one.y
         if one.interval is not None:
-            entry["interval"] = f"interval{i}"
-            kept[entry["interval"]] = one.interval
+            entry = replace(entry, interval=f"interval{i}")
+            kept[f"interval{i}"] = one.interval
         if one.choices:
-            entry["choices"] = {str(place): f"choices{i}_{place}" for place in one.choices}
-            kept |= {f"choices{i}_{place}": others for place, others in one.choices.items()}
+            names = {place: f"choices{i}_{place}" for place in one.choices}
+            entry = replace(entry, choices={str(place): name for place, name in names.items()})
+            kept |= {name: one.choices[place] for place, name in names.items()}
         arrays |= {name: tensor.detach().cpu().numpy() for name, tensor in kept.items()}
-        entries.append(entry)
+        entries.append(model.plain(entry))
     with replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
     return entries

@@ -55,7 +55,7 @@ from leakaudit.results.model import (
 from leakaudit.results.record_file import ID_ONLY, UNTIED, warned
 from leakaudit.results.wording import headline, reconstructed, rule_outcome, untried
 from leakaudit.scoring.scoring import definitions
-from leakaudit.tasks.data import NAMES
+from leakaudit.tasks.data import is_public
 from leakaudit.tasks.models import MODELS
 from leakaudit.trace import Json, TaskSpec
 from leakaudit.verdict import Verdict
@@ -122,8 +122,9 @@ def _placed(shown: RunRecord, results: Mapping[str, Json]) -> dict[str, Json]:
     command line gave one.
     """
     values = model.plain(shown)
-    if "location" in results and "location" not in values:
-        values["location"] = _location(results["location"])
+    location = results.get("location")
+    if isinstance(location, str) and "location" not in values:
+        values["location"] = _location(location)
     return values
 
 
@@ -446,13 +447,9 @@ def _known(name: str, known: Iterable[str]) -> str:
 
 
 def _data(name: str) -> str:
-    """Data sets by name stay, also with a number of records (``gaussians:200``).
-
-    Files and names of others do not.
-    """
-    kind, _, count = name.partition(":")
-    if not count or count.isdigit():
-        return HIDDEN if _known(kind, NAMES) == HIDDEN else name
+    """A data set that everybody has keeps its name; a user's file does not."""
+    if not name or is_public(name):
+        return name
     return HIDDEN
 
 

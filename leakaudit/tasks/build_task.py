@@ -80,12 +80,13 @@ def l2(spec: TaskSpec) -> float:
     Raises:
         LeakauditError: The weight is not a number from 0.
     """
+    given = spec.args.get("l2", 0.0)
     try:
-        weight = float(spec.args.get("l2", 0.0))
-    except (TypeError, ValueError):
+        weight = float(given) if isinstance(given, str | int | float) else math.nan
+    except ValueError:
         weight = math.nan
     if not 0 <= weight < math.inf:
-        raise LeakauditError(f"task: expected l2 >= 0, got {spec.args['l2']!r}")
+        raise LeakauditError(f"task: expected l2 >= 0, got {given!r}")
     return weight
 
 
@@ -277,11 +278,7 @@ def _registered(spec: TaskSpec, args: Mapping[str, Json]) -> nn.Module:
             f"there is no model {spec.model!r}{suggest(spec.model, MODELS)}; "
             "or name your own as package.module:factory"
         )
-    texts = {}
-    for key, value in args.items():
-        several = isinstance(value, list | tuple)
-        texts[key] = ",".join(map(str, value)) if several else value
-    model = configure(MODELS[spec.model], texts)
+    model = configure(MODELS[spec.model], dict(args))
     with torch.device("meta"):
         size = sum(p.numel() for p in model(spec.shape, outputs(spec)).parameters())
     if size > LARGEST_MODEL:

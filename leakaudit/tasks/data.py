@@ -123,8 +123,8 @@ def load(
     Raises:
         LeakauditError: The name is unknown, or the data cannot be used.
     """
-    kind, colon, rest = name.partition(":")
-    if colon and kind in FILES:
+    kind, rest = _parts(name)
+    if kind in FILES and kind != name:
         path = Path(rest).expanduser()
         shown = f"{kind}:{path.name}"  # the folders above it are nobody's business
         return _dataset(shown, FILES[kind](path))
@@ -140,6 +140,22 @@ def load(
     if name in data_sources.TORCHVISION:
         return _dataset(name, data_sources.from_torchvision(name, root, download))
     raise LeakauditError(f"there is no data set {name!r}{suggest(name, NAMES)}")
+
+
+def is_public(name: str) -> bool:
+    """Whether everybody has a data set, so that its name tells nothing of a user's files.
+
+    Args:
+        name: As a user writes it, such as ``gaussians:200`` or ``npz:FILE``.
+    """
+    kind, rest = _parts(name)
+    return kind in NAMES and (not rest or rest.isdigit())
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Split a name as a user writes it into the kind of data, and the number or path behind it."""
+    kind, _, rest = name.partition(":")
+    return kind, rest
 
 
 def _dataset(name: str, records: Records) -> Dataset:

@@ -7,8 +7,8 @@ outputs, it returns a module with its standard initialisation, drawn from torch'
 from __future__ import annotations
 
 import math
-import re
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal, Protocol
@@ -16,9 +16,11 @@ from typing import ClassVar, Literal, Protocol
 from torch import nn
 
 from leakaudit.errors import LeakauditError
-from leakaudit.registry import param
+from leakaudit.registry import param, written
 from leakaudit.tasks import _torchvision
 
+DEEPEST = 64  # most hidden layers
+WIDEST = 10**9 - 1  # most neurons of a layer, far above what memory holds
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
 
 
@@ -78,34 +80,33 @@ class Mlp:
     """Fully connected network of any depth.
 
     Attributes:
-        hidden: Width of the hidden layers, e.g. 256 or 256,64.
+        hidden: Widths of the hidden layers.
         act: Activation.
     """
 
     convex: ClassVar[bool] = False
     note: ClassVar[str] = "Fully connected network of any depth."
-    hidden: str = param("100", "width of the hidden layers, e.g. 256 or 256,64")
+    hidden: Sequence[int] = param((100,), "width of the hidden layers, e.g. 256 or 256,64")
     act: Literal["relu", "sigmoid", "tanh"] = param("relu", "activation")
+
+    def __post_init__(self) -> None:
+        """Check the widths."""
+        sound = all(1 <= width <= WIDEST for width in self.hidden)
+        if not sound or not 1 <= len(self.hidden) <= DEEPEST:
+            raise LeakauditError(
+                f"mlp: expected hidden=256 or hidden=256,64 (at most {DEEPEST} layers), "
+                f"got {written(self.hidden)!r}"
+            )
 
     def __call__(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Build Linear, activation, ..., Linear."""
-        widths = [math.prod(shape), *self._widths(), outputs]
+        widths = [math.prod(shape), *self.hidden, outputs]
         layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
         for i, (before, after) in enumerate(pairwise(widths), 1):
             if i > 1:
                 layers[f"act{i - 1}"] = ACTIVATIONS[self.act]()
             layers[f"layer{i}"] = nn.Linear(before, after)
         return nn.Sequential(layers)
-
-    def _widths(self) -> list[int]:
-        text = self.hidden.replace(" ", "")
-        if re.fullmatch(r"\d{1,9}(,\d{1,9}){0,63}", text):
-            widths = [int(w) for w in text.split(",")]
-            if min(widths) >= 1:
-                return widths
-        raise LeakauditError(
-            f"mlp: expected hidden=256 or hidden=256,64 (at most 64 layers), got {self.hidden!r}"
-        )
 
 
 @dataclass(frozen=True)

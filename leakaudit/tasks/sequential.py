@@ -53,7 +53,7 @@ class Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class ActivatedLayer:
     """A layer with weights and the activation that follows it.
 
     Attributes:
@@ -87,7 +87,7 @@ def parts(module: nn.Module) -> list[Part] | None:
     return found
 
 
-def blocks(chain: Iterable[Part]) -> list[Block] | None:
+def blocks(chain: Iterable[Part]) -> list[ActivatedLayer] | None:
     """Pair every layer with the activation behind it.
 
     Args:
@@ -97,11 +97,11 @@ def blocks(chain: Iterable[Part]) -> list[Block] | None:
         One block per layer; None if a part has another role, or an activation has no layer of its
         own.
     """
-    found: list[Block] = []
+    found: list[ActivatedLayer] = []
     flat = False
     for part in chain:
         if part.role is Role.LAYER:
-            found.append(Block(part, None, flat))
+            found.append(ActivatedLayer(part, None, flat))
         elif part.role is Role.ACTIVATION:
             if not found or found[-1].activation is not None:
                 return None

@@ -22,7 +22,7 @@ from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.capture.gloo import engine
 from leakaudit.capture.gloo.faults import Fault
-from leakaudit.capture.gloo.setup import Options
+from leakaudit.capture.gloo.setup import Spread
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols import recording
@@ -200,7 +200,7 @@ def scenario(victim: str, **constants: Any) -> Scenario:
 def faulty(victim: str, fault: str, file: Path | None, **constants: Any) -> Trace:
     """Record a run in which something goes wrong."""
     plan = recording.plan(scenario(victim, **constants))
-    return engine.record(plan, file, Options(4, 30.0, (Fault.parse(fault),)), threads=True).trace
+    return engine.record(plan, file, Spread(4, 30.0, (Fault.parse(fault),)), threads=True).trace
 
 
 @pytest.mark.parametrize("fault", ["drop:0-1@3", "stop:2@4", "drop:1-2@1"])

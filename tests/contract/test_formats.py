@@ -295,6 +295,18 @@ def test_annotations_stop_before_github_does_and_say_so() -> None:
     assert sum(line.startswith("::warning") for line in lines) == 8
 
 
+@pytest.mark.parametrize("notes", [6, 7, 8, 9, 30])
+def test_no_kind_of_annotation_exceeds_what_github_shows(notes: int) -> None:
+    """With a comparison, notices begin with two sentences."""
+    many = record(*(finding(k, None, certificate="FAILED") for k in range(notes)))
+    for made in (many, comparison.compare(many, many)):
+        lines = rendered("github", made).splitlines()
+        found = [line for line in lines if line.startswith("::notice")]
+        assert len(found) <= 10
+        told = sum("more of this kind" in line for line in found)
+        assert told == (notes > (7 if "against" in made else 8))
+
+
 # --- text -------------------------------------------------------------------------------------------------------------
 
 

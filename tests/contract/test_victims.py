@@ -125,7 +125,16 @@ def test_the_declaration_says_how_many_messages_a_recording_holds(row: str) -> N
 
 def test_only_what_a_declaration_does_not_tell_is_counted_apart() -> None:
     apart = {n for n in VICTIMS if registry.get("victims", n).messages is not Victim.messages}
-    assert apart == {"pdmm", "recal", "rwadmm", "secured"}
+    assert apart == {"recal", "rwadmm", "secured"}
+
+
+@pytest.mark.parametrize("quantize", [0.0, 0.25])
+def test_duals_that_begin_at_zero_are_neither_declared_nor_sent(quantize: float) -> None:
+    constants = {"z0": 0.0, "quantize": quantize}
+    plan = recording.plan(scenario("pdmm", graph="ring", rounds=2, set=constants))
+    assert set(recording.record(plan, None).trace.kinds()) == {"dz"}
+    declared = plan.victim.relations(plan.graph, 2, {})
+    assert {v.name for v in declared.vectors if v.kind == "message"} == {"dz"}
 
 
 class Late(Victim):

@@ -19,7 +19,7 @@ from leakaudit.inversion.search.batched_search import FORMATS, SearchSchedule
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.lbfgs import Memory
 from leakaudit.inversion.search.line_search import FALL, FLATTER, Brackets
-from leakaudit.inversion.search.optimise import Run
+from leakaudit.inversion.search.optimise import SearchRun
 from leakaudit.leak import GradientLeak
 from leakaudit.progress import remaining, sharing, watching
 from leakaudit.reconstruction import Certificate, Reconstruction
@@ -310,7 +310,8 @@ def matching(task: Task, leaks: list[GradientLeak], y: Tensor) -> Problems:
         gradients: objectives.Gradients, given: tuple[Tensor, ...], point: tuple[Tensor, ...]
     ) -> Tensor:
         theta, mixing, aim, y = given
-        return objectives.squared(gradients, columns, theta, mixing, aim, point[0], y)
+        found = objectives.mixed(gradients, columns, theta, mixing, point[0], y)
+        return objectives.squared(found, aim)
 
     return Problems(
         task,
@@ -471,6 +472,6 @@ def test_attacks_one_by_one_share_the_time_of_their_group(monkeypatch: pytest.Mo
 
 
 def test_runs_add_up() -> None:
-    a, b = Run((), 1.0, 3, 50), Run((), 0.5, 2, 30)
+    a, b = SearchRun((), 1.0, 3, 50), SearchRun((), 0.5, 2, 30)
     assert (b.after(a).steps, b.after(a).evaluations, b.after(a).objective) == (5, 80, 0.5)
     assert partial(batched_search._at, lambda place: place == 7)([3, 7], 1)

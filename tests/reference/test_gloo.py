@@ -13,7 +13,7 @@ from torch import Tensor
 from leakaudit import registry
 from leakaudit.capture.gloo import engine, setup
 from leakaudit.capture.gloo.route import Route
-from leakaudit.capture.gloo.setup import Options, Setup
+from leakaudit.capture.gloo.setup import Setup, Spread
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols import declared, recording
 from leakaudit.protocols.scenario import Scenario
@@ -70,7 +70,7 @@ def messages(trace: Trace) -> dict[Key, Tensor]:
 
 
 def apart(chosen: Scenario, procs: int) -> Recorder:
-    return engine.record(recording.plan(chosen), None, Options(procs), threads=True)
+    return engine.record(recording.plan(chosen), None, Spread(procs), threads=True)
 
 
 def worst(found: dict[Key, Tensor], wanted: dict[Key, Tensor]) -> float:
@@ -213,7 +213,7 @@ def test_a_value_that_never_came_over_a_wire_is_nan(monkeypatch: pytest.MonkeyPa
 
 def test_no_process_is_given_the_data_of_another(tmp_path: Path) -> None:
     plan = recording.plan(scenario("dpsgd"))
-    setup.write(tmp_path, plan, recording.public(plan), Options(2), trusted=False)
+    setup.write(tmp_path, plan, recording.public(plan), Spread(2), trusted=False)
     made = Setup.read(tmp_path)
     x, y = made.data(1)
     assert torch.equal(x, plan.source.x[plan.rows[2:]].to(x.dtype))
@@ -254,7 +254,7 @@ def by_gloo() -> Callable[[str], tuple[Recorder, Recorder]]:
         if victim not in kept:
             chosen = scenario(victim)
             inline = recording.record(recording.plan(chosen), None)
-            kept[victim] = inline, engine.record(recording.plan(chosen), None, Options(4))
+            kept[victim] = inline, engine.record(recording.plan(chosen), None, Spread(4))
         return kept[victim]
 
     return run
@@ -316,5 +316,5 @@ def test_processes_that_cannot_begin_are_one_line(
         LeakauditError,
         match=r"the processes did not meet on 127\.0\.0\.1: FileNotFoundError.*see --engine threads",
     ):
-        engine.record(recording.plan(scenario("dpsgd")), tmp_path / "t.pt", Options(4))
+        engine.record(recording.plan(scenario("dpsgd")), tmp_path / "t.pt", Spread(4))
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,8 @@
 """Runs in which something goes wrong: what the others do is what a plain loop does, what is missing is named, nothing false is claimed."""
 
+# JSON is looked up by keys here: a wrong key fails when the test runs.
+# mypy: disable-error-code="operator"
+
 from __future__ import annotations
 
 import threading
@@ -20,7 +23,7 @@ from leakaudit.capture.gloo import engine
 from leakaudit.capture.gloo.board import DONE, STARTING, WAITING, WORKING, Board
 from leakaudit.capture.gloo.faults import Fault
 from leakaudit.capture.gloo.inbox import CUT, GOODBYE, Inbox
-from leakaudit.capture.gloo.setup import Options
+from leakaudit.capture.gloo.setup import Spread
 from leakaudit.errors import LeakauditError
 from leakaudit.extraction import hearing
 from leakaudit.lint import lint
@@ -58,7 +61,7 @@ def faulty(
 ) -> Recorder:
     plan = recording.plan(scenario(victim, **constants))
     return engine.record(
-        plan, path, Options(plan.graph.nodes, timeout, (Fault.parse(fault),)), threads=True
+        plan, path, Spread(plan.graph.nodes, timeout, (Fault.parse(fault),)), threads=True
     )
 
 
@@ -437,7 +440,7 @@ def test_faults_ask_for_a_process_a_node() -> None:
         LeakauditError, match=r"expected a process for every node, so --procs 4, got 2"
     ):
         engine.check(
-            recording.plan(scenario("dpsgd")), Options(2, faults=(Fault.parse("stop:1@1"),))
+            recording.plan(scenario("dpsgd")), Spread(2, faults=(Fault.parse("stop:1@1"),))
         )
 
 

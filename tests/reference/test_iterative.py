@@ -108,8 +108,8 @@ def test_restarts_keep_the_best_and_stop_when_it_is_good_enough() -> None:
         drawn.append(next(starts))
         return (torch.tensor(drawn[-1]),)
 
-    def search(point: optimise.Point) -> optimise.Run:
-        return optimise.Run(point, float(point[0]), steps=10, evaluations=20)
+    def search(point: optimise.Point) -> optimise.SearchRun:
+        return optimise.SearchRun(point, float(point[0]), steps=10, evaluations=20)
 
     best = optimise.restarted(search, draw, 3, goal=0.5)
     assert (best.objective, best.steps, best.evaluations, drawn) == (1.0, 30, 60, [3.0, 1.0, 2.0])

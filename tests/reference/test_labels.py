@@ -1,5 +1,8 @@
 """Labels read from gradients and, with the features, from single differences; against the truth and against autograd."""
 
+# JSON is looked up by keys here: a wrong key fails when the test runs.
+# mypy: disable-error-code="arg-type"
+
 from __future__ import annotations
 
 import math
@@ -9,8 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+import leakaudit as la
+from leakaudit import registry
 from leakaudit.errors import AttackError
-from leakaudit.inversion.labels import label_signs, last_layer
+from leakaudit.inversion.labels import label_signs, last_layer, read_labels, soft_labels
 from leakaudit.inversion.search import feature_inversion, objectives
 from leakaudit.leak import GradientLeak
 from leakaudit.tasks import data
@@ -122,7 +127,7 @@ def test_weight_decay_a_second_row_and_local_steps_do_not_disturb() -> None:
         theta=torch.cat([leak.theta, leak.theta]) if leak.theta is not None else None,
     )
     for one in (leak, zero):
-        found = label_signs.read(one, task, 12)
+        found = read_labels.read(one, task, 12)
         assert found is not None
         assert found.y.tolist() == expected
         assert found.off < 0.2
@@ -131,7 +136,7 @@ def test_weight_decay_a_second_row_and_local_steps_do_not_disturb() -> None:
     for _ in range(5):
         step = task.gradient(w, x[chosen], y[chosen])
         total, w = total + step, w - 0.02 * step
-    found = label_signs.read(replace(leak, value=total[None], inner=5, step=0.02), task, 12)
+    found = read_labels.read(replace(leak, value=total[None], inner=5, step=0.02), task, 12)
     assert found is not None
     assert found.y.tolist() == expected
 
@@ -139,42 +144,57 @@ def test_weight_decay_a_second_row_and_local_steps_do_not_disturb() -> None:
 def test_without_the_model_llg_counts_and_two_outputs_become_one() -> None:
     task, x, y = crops("mlp", hidden="40")
     leak = gradient_leak(task, task.init(torch.Generator().manual_seed(0)), x[:5], y[:5])
-    found = label_signs.read(replace(leak, theta=None), task, 5)
+    found = read_labels.read(replace(leak, theta=None), task, 5)
     assert found is not None
-    assert (len(found.y), found.off) == (5, label_signs.UNKNOWN)
+    assert (len(found.y), found.off) == (5, read_labels.UNKNOWN)
     binary = Task.build(TaskSpec("logistic", {}, loss="binary", shape=(6,), classes=2), dtype=D)
     g = torch.Generator().manual_seed(0)
     x = 0.1 * torch.randn(9, 6, generator=g, dtype=D)
     y = torch.tensor([1, 0, 0, 1, 1, 0, 1, 1, 1])
-    found = label_signs.read(gradient_leak(binary, binary.init(g), x, y), binary, 9)
+    found = read_labels.read(gradient_leak(binary, binary.init(g), x, y), binary, 9)
     assert found is not None
     assert found.y.tolist() == [0] * 3 + [1] * 6
 
 
 def test_candidates_repeat_classes_and_forget_the_order() -> None:
     task, _, _ = crops("lenet")
-    pairs = [tuple(c.tolist()) for c in label_signs.candidates(task, 2)]
-    assert len(pairs) == len(set(pairs)) == label_signs.count(task, 2) == 21
+    pairs = [tuple(c.tolist()) for c in soft_labels.candidates(task, 2)]
+    assert len(pairs) == len(set(pairs)) == soft_labels.count(task, 2) == 21
     assert (2, 2) in pairs
     assert (3, 1) not in pairs
 
 
 def test_known_labels_are_read_or_refused() -> None:
     task, _, _ = crops("lenet")
-    assert label_signs.given("", task, 1) is None
-    known = label_signs.given("3, 0", task, 2)
+    assert read_labels.given([], task, 1) is None
+    known = read_labels.given([3, 0], task, 2)
     assert known is not None
     assert known.tolist() == [3, 0]
-    for wrong in ("6", "3,1", "x", "-1", "1,"):
+    for wrong in ([6], [3, 1], [-1]):
         with pytest.raises(AttackError, match="labels: expected 1 numbers from 0 to 5"):
-            label_signs.given(wrong, task, 1)
+            read_labels.given(wrong, task, 1)
+
+
+def test_known_labels_are_a_list_in_python_and_text_on_the_command_line() -> None:
+    for name in ("differential", "inverting", "gradinversion"):
+        kind = registry.get("attacks", name)
+        for typed in ("3, 0", "3,0", [3, 0], (3, 0), ["3", "0"]):
+            made = registry.configure(kind, {"labels": typed})
+            assert made.labels == (3, 0)
+            assert registry.values(made)["labels"] == "3,0"  # as records hold it
+        for one in (3, "3", 3.0):
+            assert registry.configure(kind, {"labels": one}).labels == (3,)
+        assert registry.values(kind())["labels"] == ""
+        for wrong in ("x", "1,", "1;2", 1.5, True, [True], [[3]], {"3": 0}):
+            with pytest.raises(la.LeakauditError, match="labels: expected whole numbers joined by"):
+                registry.configure(kind, {"labels": wrong})
 
 
 @pytest.mark.parametrize(("loss", "classes"), [("cross_entropy", 4), ("binary", 2), ("squared", 3)])
 def test_label_variables_become_what_the_loss_takes(loss: str, classes: int) -> None:
     task = Task.build(TaskSpec("linear", {}, loss=loss, shape=(5,), classes=classes), dtype=D)
-    variables = label_signs.raw(task, 7, torch.Generator().manual_seed(0), D)
-    soft, hard = label_signs.soft(task, variables), label_signs.hard(task, variables)
+    variables = soft_labels.raw(task, 7, torch.Generator().manual_seed(0), D)
+    soft, hard = soft_labels.soft(task, variables), soft_labels.hard(task, variables)
     x = torch.zeros(7, 5, dtype=D)
     theta = task.init(torch.Generator().manual_seed(0))
     assert math.isfinite(float(task.loss(theta, x, soft)))

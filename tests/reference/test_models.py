@@ -1,5 +1,8 @@
 """Architectures against the published ones, and torchvision beside a torch that it was not built for."""
 
+# JSON is looked up by keys here: a wrong key fails when the test runs.
+# mypy: disable-error-code="arg-type"
+
 from __future__ import annotations
 
 import subprocess
@@ -109,7 +112,7 @@ def test_mlp_takes_numbers_lists_and_text(hidden: object, widths: list[int]) -> 
 
 @pytest.mark.parametrize("hidden", ["", "0", "-3", "a", "1,,2", "3.5", [], ",".join(["5"] * 65)])
 def test_mlp_refuses_other_widths(hidden: object) -> None:
-    with pytest.raises(LeakauditError, match="expected hidden=256"):
+    with pytest.raises(LeakauditError, match=r"hidden.*256,64"):
         build("mlp", hidden=hidden)
 
 

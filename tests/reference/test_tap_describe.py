@@ -1,5 +1,8 @@
 """From a log to a trace, on logs that are written here: descriptions, tensors that make up a model, servers, guesses."""
 
+# JSON is looked up by keys here: a wrong key fails when the test runs.
+# mypy: disable-error-code="arg-type, call-overload, index, misc, operator, union-attr"
+
 from __future__ import annotations
 
 import tomllib
@@ -496,6 +499,34 @@ def test_models_down_and_gradients_up_are_not_guessed_as_duals(
     assert not any(observed._wires_agree(seen))
     sent = observed.payload(seen)
     assert (sent.payload, sent.sure) == ("gradients", "likely")
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4, 8])
+@pytest.mark.parametrize("server", [False, True])
+def test_equal_gradients_are_never_guessed_as_models_for_sure(
+    tmp_path: Path, server: bool, clients: int
+) -> None:
+    """Clients with the same data send the same, as models in consensus do; only a server's model lies elsewhere."""
+
+    def write(logs: Sequence[Log]) -> None:
+        x, y = data(1)
+        w = start()[None]
+        for _ in range(4):
+            g = TASK.gradients(w, x, y)
+            for n in range(clients):
+                if server:
+                    logs[-1].write("send", w[0], peer=n)
+                    logs[n].write("send", g[0], peer=clients)
+                else:
+                    for other in set(range(clients)) - {n}:
+                        logs[n].write("send", g[0], peer=other)
+            w = w - 0.05 * g
+
+    ranks = clients + server
+    sent = observed.payload(observed.collect(logged(tmp_path, ranks, write), TASK))
+    assert sent.sure != "sure"
+    if server:
+        assert sent.payload == "gradients"
 
 
 @pytest.mark.parametrize("sign", [1, -1])

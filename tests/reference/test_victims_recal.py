@@ -127,7 +127,7 @@ def states(recorder: Recorder) -> dict[str, np.ndarray]:
 
 def loop(victim: Any, walk: Sequence[int], xi: np.ndarray) -> tuple[np.ndarray, ...]:
     """Run (7a)-(7e) node by node in plain numpy with given noise xi (rounds + 1, N, d); return x, lam, y, s at the end."""
-    tau, s = (np.array([float(v) for v in field.split(",")]) for field in (victim.tau, victim.s))
+    tau, s = np.array(victim.tau), np.array(victim.s)
     x, lam = np.zeros((NODES, SIZE)), np.zeros((NODES, SIZE))
     y, total = np.zeros(SIZE), np.zeros(SIZE)
     for t, i in enumerate(walk[:-1], 1):
@@ -435,7 +435,8 @@ def test_a_node_that_draws_itself_keeps_the_baton() -> None:
         ({"tau": "1.0", "s": "0.5"}, "tau_i"),
         ({"tau": "0.1,0.2"}, "one tau"),
         ({"tau": "0.1,0.2", "s": "0.1,0.1,0.1"}, "as many tau"),
-        ({"tau": "fast"}, "positive number"),
+        ({"tau": "fast"}, "tau: expected finite numbers joined by commas"),
+        ({"tau": []}, "positive number"),
         ({"s": "-1"}, "positive number"),
         ({"beta": 1.0}, "2 beta"),
         ({"sigma": -1.0}, "sigma"),
@@ -448,6 +449,20 @@ def test_wrong_constants_are_refused_in_one_line(settings: dict[str, Any], says:
     with pytest.raises(la.LeakauditError, match=says) as error:
         record(set=settings)
     assert "\n" not in str(error.value)
+
+
+def test_steps_are_lists_and_are_recorded_as_users_type_them() -> None:
+    """A trace's constants stay as before: text, which is read back to the same steps."""
+    listed = record(set={"tau": [0.2, 0.1, 0.2, 0.125, 1], "s": 0.25}).trace
+    typed = record(set={"tau": "0.2,0.1,0.2,0.125,1", "s": "0.25"}).trace
+    assert listed.params == typed.params
+    assert (listed.params["tau"], listed.params["s"]) == ("0.2,0.1,0.2,0.125,1", "0.25")
+    made = registry.configure(
+        registry.get("victims", "recal"), {"tau": typed.params["tau"], "s": typed.params["s"]}
+    )
+    assert (made.tau, made.s) == ((0.2, 0.1, 0.2, 0.125, 1), (0.25,))
+    assert registry.values(registry.get("victims", "recal")())["tau"] == "0.2"
+    assert registry.values(registry.get("victims", "nids")())["alphas"] == ""
 
 
 def test_relations_need_the_schedule() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from leakaudit import progress, registry
 from leakaudit.capture.gloo import merge, setup
 from leakaudit.capture.gloo.board import Board
-from leakaudit.capture.gloo.setup import Options, Setup
+from leakaudit.capture.gloo.setup import Setup, Spread
 from leakaudit.capture.gloo.threads import run as run_threads
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.recording import Plan, opened, public
@@ -46,7 +46,7 @@ class Cut(StrEnum):
 def record(
     plan: Plan,
     path: Path | str | None,
-    options: Options,
+    options: Spread,
     max_bytes: int = 4_000_000_000,
     private: Mapping[str, Any] | None = None,
     trusted: bool = False,
@@ -122,7 +122,7 @@ def record(
     return recorder
 
 
-def check(plan: Plan, options: Options) -> None:
+def check(plan: Plan, options: Spread) -> None:
     """Refuse a plan that cannot be run as these processes.
 
     Args:
@@ -171,7 +171,7 @@ def _threads(folder: Path) -> Cut:
     return Cut.NOT
 
 
-def _run(folder: Path, plan: Plan, options: Options) -> Cut:
+def _run(folder: Path, plan: Plan, options: Spread) -> Cut:
     """Start the processes, wait until they have ended, and return why they were ended."""
     command = [sys.executable, "-P", "-m", "leakaudit.capture.gloo.supervisor", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -19,6 +19,31 @@ from leakaudit.traces.recorder import Recorder
 ERROR = "error"  # name of the file that a process leaves, before its number
 
 
+class Lost(NamedTuple):
+    """Messages that are missing in consecutive rounds.
+
+    Attributes:
+        missed: One of them.
+        first: The first round.
+        last: The last round.
+    """
+
+    missed: Missed
+    first: int
+    last: int
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the entry that `leakaudit.traces.gaps` reads."""
+        missed = self.missed
+        return {
+            "src": missed.src,
+            "dst": missed.dst,
+            "kind": missed.kind,
+            "rounds": [self.first, self.last],
+            "why": missed.why,
+        }
+
+
 class Missed(NamedTuple):
     """A message that is missing in some rounds.
 
@@ -125,15 +150,19 @@ class Logs:
             relations hold, if messages are missing.
         """
         missing = list(_grouped(e for _, e in self.events("missed")))
-        ended = []
+        ended: list[Json] = []
         for rank in sorted(set(self.place)):
             last = self.last(rank)
             if last < planned:
                 why = self._why(rank, cut)
                 ended.append({"nodes": self.nodes(rank), "round": last, "why": why})
-        found: dict[str, Json] = {"planned": planned, "missing": missing, "ended": ended}
+        found: dict[str, Json] = {
+            "planned": planned,
+            "missing": [lost.to_json() for lost in missing],
+            "ended": ended,
+        }
         if missing:
-            found["holds_until"] = min(int(m["rounds"][0]) for m in missing) - 1
+            found["holds_until"] = min(lost.first for lost in missing) - 1
         return found
 
     def _why(self, rank: int, cut: str) -> str:
@@ -147,7 +176,7 @@ class Logs:
         return cut or "its process failed"
 
 
-def _grouped(events: Iterable[Event]) -> Iterator[dict[str, Json]]:
+def _grouped(events: Iterable[Event]) -> Iterator[Lost]:
     """Join messages that are missing in consecutive rounds."""
     rounds: dict[Missed, list[int]] = {}
     for e in events:
@@ -156,13 +185,7 @@ def _grouped(events: Iterable[Event]) -> Iterator[dict[str, Json]]:
             rounds.setdefault(missed, []).append(e.notes["round"])
     for missed, found in sorted(rounds.items(), key=lambda item: (min(item[1]), item[0])):
         for first, last in _runs(found):
-            yield {
-                "src": missed.src,
-                "dst": missed.dst,
-                "kind": missed.kind,
-                "rounds": [first, last],
-                "why": missed.why,
-            }
+            yield Lost(missed, first, last)
 
 
 def _runs(rounds: Iterable[int]) -> Iterator[tuple[int, int]]:

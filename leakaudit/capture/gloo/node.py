@@ -26,7 +26,7 @@ TOGETHER = 1000  # messages of one event in the log: a choice, so that a line st
 ROUTES = 64  # that are remembered: a choice; victims use a few exchanges over and over
 
 
-class Post(Protocol):
+class Transport(Protocol):
     """How packets come and go: by gloo between processes, by hand between threads.
 
     Attributes:
@@ -69,7 +69,13 @@ class NodeRecorder:
     keep_curves = False
 
     def __init__(
-        self, setup: Setup, rank: int, mail: Post, log: Log, board: Board, stop: Callable[[], None]
+        self,
+        setup: Setup,
+        rank: int,
+        mail: Transport,
+        log: Log,
+        board: Board,
+        stop: Callable[[], None],
     ) -> None:
         """Begin before the first exchange.
 

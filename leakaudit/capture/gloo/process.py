@@ -14,7 +14,7 @@ from leakaudit._util.files import replacing
 from leakaudit.capture.gloo import local
 from leakaudit.capture.gloo.board import DONE, WORKING, Board
 from leakaudit.capture.gloo.mail import Mail
-from leakaudit.capture.gloo.node import NodeRecorder, Post, Silence
+from leakaudit.capture.gloo.node import NodeRecorder, Silence, Transport
 from leakaudit.capture.gloo.setup import Setup
 from leakaudit.capture.tap.log import Log
 from leakaudit.errors import LeakauditError
@@ -69,7 +69,7 @@ def serve(
     setup: Setup,
     rank: int,
     task: local.LocalTask,
-    mail: Post,
+    mail: Transport,
     log: Log,
     stop: Callable[[], None] = die,
 ) -> int:

@@ -19,7 +19,7 @@ from leakaudit.trace import Graph, TaskSpec
 
 
 @dataclass(frozen=True)
-class Options:
+class Spread:
     """How a run is spread over processes.
 
     Attributes:
@@ -66,7 +66,7 @@ class Setup:
     columns: tuple[int, int]
     public: Mapping[str, Tensor]
     random: Tensor
-    options: Options
+    options: Spread
     trusted: bool
 
     @cached_property
@@ -124,7 +124,7 @@ class Setup:
             columns=(start, stop),
             public=tree["public"],
             random=tree["random"],
-            options=Options(
+            options=Spread(
                 told["procs"], told["timeout"], tuple(Fault(**f) for f in told["faults"])
             ),
             trusted=told["trusted"],
@@ -136,7 +136,7 @@ def _pairs(value: list[list[int]]) -> tuple[tuple[int, int], ...]:
 
 
 def write(
-    folder: Path, plan: Plan, public: Mapping[str, Tensor], options: Options, trusted: bool
+    folder: Path, plan: Plan, public: Mapping[str, Tensor], options: Spread, trusted: bool
 ) -> None:
     """Write what the processes need: what all know, the data of each apart, and an empty board.
 

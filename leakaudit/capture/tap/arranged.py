@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.capture.tap.description import Description
-from leakaudit.capture.tap.streams import Message
+from leakaudit.capture.tap.streams import LoggedMessage
 from leakaudit.trace import Graph
 
 
@@ -29,7 +29,7 @@ class Sent:
     src: int
     dst: tuple[int, ...]
     kind: str
-    message: Message
+    message: LoggedMessage
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ArrangedLog:
     """What a log holds, ready to be written as a trace.
 
     Attributes:
@@ -84,7 +84,7 @@ class Plan:
         return [layout.slices[name] for name in self.description.order or layout.names]
 
 
-def receivers(message: Message, nodes: int) -> tuple[int, ...]:
+def receivers(message: LoggedMessage, nodes: int) -> tuple[int, ...]:
     """Return the nodes that receive a message.
 
     Args:
@@ -96,7 +96,7 @@ def receivers(message: Message, nodes: int) -> tuple[int, ...]:
     return tuple(j for j in range(nodes) if j != message.src)
 
 
-def round_of(message: Message, start: int) -> int:
+def round_of(message: LoggedMessage, start: int) -> int:
     """Return the round of a message: the one that the program noted, else by its place on the wire.
 
     Args:
@@ -109,7 +109,7 @@ def round_of(message: Message, start: int) -> int:
     return message.index + start
 
 
-def common(plan: Plan, starts: Sequence[Message]) -> Tensor | None:
+def common(plan: ArrangedLog, starts: Sequence[LoggedMessage]) -> Tensor | None:
     """Return the model (d,) with which all nodes began.
 
     Args:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.fit import Fit, GradientSample, explained, fit
+from leakaudit.capture.tap.fit import GradientSample, ModelFit, explained, fit
 from leakaudit.capture.tap.observed import Observed
 from leakaudit.tasks.task import Task
 
@@ -69,7 +69,7 @@ class Solved:
         samples: the gradients.
     """
 
-    fit: Fit
+    fit: ModelFit
     alpha: float
     rho: float
     sign: int

@@ -50,7 +50,7 @@ class GradientSample:
 
 
 @dataclass(frozen=True)
-class Fit:
+class ModelFit:
     """A model that explains samples.
 
     Attributes:
@@ -171,7 +171,7 @@ def image(inputs: int) -> tuple[int, ...]:
     return (inputs,)
 
 
-def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> Fit | None:
+def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> ModelFit | None:
     """Return the model, and the point, that explain the samples best.
 
     Args:
@@ -184,7 +184,7 @@ def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> Fit | None:
     points: set[str] = set()
     if samples:
         points = set.intersection(*(set(sample.thetas) for sample in samples))
-    best: Fit | None = None
+    best: ModelFit | None = None
     for task in tasks:
         for point in sorted(points):
             found = _fit(task, point, samples)
@@ -193,7 +193,7 @@ def fit(tasks: Iterable[Task], samples: Sequence[GradientSample]) -> Fit | None:
     return best
 
 
-def _fit(task: Task, point: str, samples: Sequence[GradientSample]) -> Fit | None:
+def _fit(task: Task, point: str, samples: Sequence[GradientSample]) -> ModelFit | None:
     """Return how well one model, at one point, explains samples; None if it cannot be tried."""
     tried: list[tuple[float, float]] = []
     for sample in samples:
@@ -210,7 +210,7 @@ def _fit(task: Task, point: str, samples: Sequence[GradientSample]) -> Fit | Non
     spread = math.inf
     if step:
         spread = float(np.abs(steps - step).max() / abs(step))
-    return Fit(task, point, step, spread, miss=tried[half][1])
+    return ModelFit(task, point, step, spread, miss=tried[half][1])
 
 
 def record(task: Task, value: Tensor) -> Tensor | None:

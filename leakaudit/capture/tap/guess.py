@@ -142,7 +142,7 @@ class _Model:
 
     task: Task | None
     levels: int = 0
-    found: fit.Fit | None = None
+    found: fit.ModelFit | None = None
     solved: duals.Solved | None = None
 
 
@@ -158,7 +158,7 @@ def _model_behind(
     if sent.payload == "duals":
         solved = duals.solve(seen, tasks)
     if solved is not None:
-        found: fit.Fit | None = solved.fit
+        found: fit.ModelFit | None = solved.fit
         samples = solved.samples
     else:
         found = fit.fit(tasks, samples)
@@ -198,7 +198,7 @@ def _tasks(seen: observed.Observed, samples: Sequence[fit.GradientSample]) -> li
     return tasks
 
 
-def _is_proved(found: fit.Fit, solved: duals.Solved | None) -> bool:
+def _is_proved(found: fit.ModelFit, solved: duals.Solved | None) -> bool:
     """Return whether gradients computed anew are those of the messages."""
     if solved is not None and not abs(found.step - 1) < PROVED:
         return False
@@ -251,7 +251,7 @@ def _add_params(draft: _Draft, payload: observed.Payload, model: _Model) -> None
         comments["params.samples"] = Comment("records behind a gradient")
 
 
-def _add_weights(draft: _Draft, found: fit.Fit | None) -> None:
+def _add_weights(draft: _Draft, found: fit.ModelFit | None) -> None:
     """Add the constants of decentralised SGD."""
     params = draft.values["params"]
     if found is not None:

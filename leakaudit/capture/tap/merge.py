@@ -7,11 +7,12 @@ from itertools import groupby
 from pathlib import Path
 from zipfile import ZipFile
 
+import msgspec
 import numpy as np
 import torch
 
 from leakaudit import registry
-from leakaudit.capture.tap.arranged import Plan, Sent
+from leakaudit.capture.tap.arranged import ArrangedLog, Sent
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
@@ -24,8 +25,28 @@ Truth = tuple[np.ndarray, np.ndarray, np.ndarray]  # x (s, *shape), y (s,), node
 ARRAYS = ("x", "y", "node")
 
 
+class TapFacts(msgspec.Struct, frozen=True):
+    """What a tap says of a run, in the provenance of its trace.
+
+    Attributes:
+        processes: how many were tapped.
+        exit: exit code of the program.
+        share: of the processes' time that the tap took.
+        seconds: that the tap took.
+        left_out: reason -> how many messages lack their payload.
+        notes: what a reader of the trace should know.
+    """
+
+    processes: int
+    exit: int
+    share: float
+    seconds: float
+    left_out: dict[str, int]
+    notes: tuple[str, ...]
+
+
 def write(
-    plan: Plan,
+    plan: ArrangedLog,
     logs: Sequence[RankLog],
     path: Path,
     code: int = 0,
@@ -57,9 +78,9 @@ def write(
     if not plan.sent:
         reason = _listed(plan.left_out) or "the program ended too early"
         raise LeakauditError(f"no payload of a message was kept ({reason})")
-    facts = about(plan, logs, code)
+    provenance = about(plan, logs, code)
     if command:
-        facts["command"] = command
+        provenance["command"] = command
     complete = code == 0 and not plan.missing and all(log.closed for log in logs)
     dtype = _widest(plan.sent)
     groups = _grouped(plan.sent)
@@ -79,7 +100,7 @@ def write(
             dtype=dtype,
             public=public,
             max_bytes=max_bytes,
-            provenance=facts,
+            provenance=provenance,
         ) as recorder:
             if truth is not None:
                 _record_truth(recorder, truth)
@@ -116,7 +137,9 @@ def _record_truth(recorder: Recorder, truth: Truth) -> None:
         recorder.truth(owner, x[mine], y[mine], index=np.flatnonzero(mine))
 
 
-def _record_group(recorder: Recorder, group: list[Sent], plan: Plan, dtype: torch.dtype) -> None:
+def _record_group(
+    recorder: Recorder, group: list[Sent], plan: ArrangedLog, dtype: torch.dtype
+) -> None:
     """Record messages that carry the same bytes as one message to all their receivers."""
     first = group[0]
     value = first.message.value(plan.slices).to(dtype)
@@ -133,7 +156,7 @@ def _remove(path: Path) -> None:
         sidecar.beside(file).unlink(missing_ok=True)
 
 
-def about(plan: Plan, logs: Sequence[RankLog], code: int) -> dict[str, Json]:
+def about(plan: ArrangedLog, logs: Sequence[RankLog], code: int) -> dict[str, Json]:
     """Return what happened, for the trace's provenance.
 
     Args:
@@ -154,29 +177,41 @@ def about(plan: Plan, logs: Sequence[RankLog], code: int) -> dict[str, Json]:
     for sent in plan.sent:
         rank = sent.message.log.rank
         last[rank] = max(last[rank], sent.round)
-    tap = {
-        "processes": len(ranks),
-        "exit": code,
-        "share": share,
-        "seconds": round(spent, 3),
-        "left_out": dict(plan.left_out),
-        "notes": list(plan.notes),
-    }
+    tap = TapFacts(
+        processes=len(ranks),
+        exit=code,
+        share=share,
+        seconds=round(spent, 3),
+        left_out=dict(plan.left_out),
+        notes=tuple(plan.notes),
+    )
     cut = {log.rank for log in logs if not log.closed}
     gone = {sent.src for sent in plan.sent if sent.message.log.rank in cut}
-    missing = [
-        {
-            "src": wire.src,
-            "dst": wire.dst,
-            "kind": wire.kind,
-            "rounds": [wire.first, wire.last],
-            "why": "closed" if wire.src in gone else "",
-        }
-        for wire in plan.missing
-    ]
+    missing: list[Json] = []
+    for wire in plan.missing:
+        missing.append(
+            {
+                "src": wire.src,
+                "dst": wire.dst,
+                "kind": wire.kind,
+                "rounds": [wire.first, wire.last],
+                "why": "closed" if wire.src in gone else "",
+            }
+        )
     why = f"its process did not end in order; the program's exit code was {code}"
-    ended = [{"nodes": [rank], "round": last[rank], "why": why} for rank in sorted(cut)]
-    return {"tap": tap, "missing": missing, "ended": ended}
+    ended: list[Json] = []
+    for rank in sorted(cut):
+        ended.append({"nodes": [rank], "round": last[rank], "why": why})
+    return {"tap": msgspec.to_builtins(tap), "missing": missing, "ended": ended}
+
+
+def facts(trace: Trace) -> TapFacts:
+    """Return what the tap says of a run in the provenance of its trace.
+
+    Args:
+        trace: as `write` returns it.
+    """
+    return msgspec.convert(trace.provenance["tap"], TapFacts)
 
 
 def warnings(trace: Trace) -> list[str]:
@@ -188,11 +223,11 @@ def warnings(trace: Trace) -> list[str]:
     Returns:
         One line for each warning.
     """
-    tap = trace.provenance.get("tap", {})
+    tap = facts(trace)
     found = list(gaps.sentences(trace))
-    if tap.get("left_out"):
-        found.append(f"payloads not kept: {_listed(tap['left_out'])}")
-    found.extend(tap.get("notes", []))
+    if tap.left_out:
+        found.append(f"payloads not kept: {_listed(tap.left_out)}")
+    found.extend(tap.notes)
     return found
 
 

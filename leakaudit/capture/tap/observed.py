@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leakaudit.capture.tap import fit
 from leakaudit.capture.tap.reading import RankLog
-from leakaudit.capture.tap.streams import FLOATS, POINT, Message, Wire, assemble
+from leakaudit.capture.tap.streams import FLOATS, POINT, LoggedMessage, Wire, assemble
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.mixing import metropolis
 from leakaudit.tasks.task import Task
@@ -43,6 +43,7 @@ Payload: TypeAlias = Literal["weights", "gradients", "duals"]
 ALIKE = 0.9  # cosine of messages above which they may be models
 CLEARLY_ALIKE = 0.99
 OPPOSED = -0.9  # cosine of what two messages add, below which they are duals
+SAME = 1e-5  # of their length, by which messages differ that are equal up to rounding; a choice
 KEPT = 0.1  # change of the sum on an edge, squared, over that of both messages: less for duals
 ROUNDINGS = 4  # by which wires may differ; one addition a message makes 1, the rest is a choice
 MOVE = 0.5  # of its length, by which a model moves in a round at most
@@ -63,12 +64,12 @@ class Observed:
         graph: of the ranks that exchange messages one to one.
     """
 
-    streams: Mapping[Wire, list[Message]]
+    streams: Mapping[Wire, list[LoggedMessage]]
     slices: list[slice]
     sizes: tuple[int, ...]
     graph: Graph
 
-    def value(self, message: Message) -> Tensor:
+    def value(self, message: LoggedMessage) -> Tensor:
         """Return the vector (d,) of a message.
 
         Args:
@@ -77,14 +78,14 @@ class Observed:
         return message.value(self.slices)
 
     @property
-    def own(self) -> dict[int, list[Message]]:
+    def own(self) -> dict[int, list[LoggedMessage]]:
         """Rank -> what it sends to its first receiver, or to all."""
 
         def key(wire: Wire) -> tuple[int, int]:
             src, dst, _ = wire
             return src, -1 if dst is None else dst
 
-        out: dict[int, list[Message]] = {}
+        out: dict[int, list[LoggedMessage]] = {}
         for wire in sorted(self.streams, key=key):
             src, _, op = wire
             if op not in ("recv", "model"):
@@ -122,7 +123,7 @@ def collect(logs: Sequence[RankLog], task: Task | None) -> Observed:
         sizes = (*(part.stop - part.start for part in slices), task.layout.size)
     else:
         sizes = _sizes(logs)
-    streams: dict[Wire, list[Message]] = {}
+    streams: dict[Wire, list[LoggedMessage]] = {}
     for wire, stream in assemble(logs, sizes).messages.items():
         kept = [message for message in stream if message.kept]
         if kept:
@@ -202,8 +203,18 @@ def payload(seen: Observed) -> PayloadGuess:
         f"messages of different ranks have cosine {across:.3f}, "
         f"and move by {move:.2g} of their length a round"
     )
+    if across > ALIKE:
+        # Clients with the same data send the same gradient, and look like models among themselves.
+        # A server's model still lies elsewhere. Without a server, nothing tells them apart.
+        met = _median(list(_met(seen)), across)
+        if met < ALIKE:
+            why = f"{facts}, but those of two that talk to each other have cosine {met:.3f}"
+            return PayloadGuess("gradients", "likely", why)
     if across > ALIKE and move < MOVE:
         sure: Literal["sure", "likely"] = "sure" if across > CLEARLY_ALIKE else "likely"
+        if _median(list(_apart(seen)), 0.0) < SAME:
+            why = f"{facts}: models that stay together, or gradients of the same data"
+            return PayloadGuess("weights", "likely", why)
         return PayloadGuess("weights", sure, f"{facts}: models that stay together")
     if across < ALIKE:
         return PayloadGuess("gradients", "likely", f"{facts}: each rank's own direction")
@@ -231,14 +242,37 @@ def _duals(seen: Observed) -> PayloadGuess | None:
 
 def _across(seen: Observed) -> Iterator[float]:
     """Yield cosines of messages that two ranks send at the same place on their wires."""
+    for one, other in _pairs(seen):
+        yield _cosine(one, other)
+
+
+def _apart(seen: Observed) -> Iterator[float]:
+    """Yield by how much of their length the messages of two ranks differ."""
+    for one, other in _pairs(seen):
+        yield float((one - other).norm() / one.norm().clamp_min(1e-30))
+
+
+def _pairs(seen: Observed) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield messages that two ranks send at the same place on their wires."""
     own = list(seen.own.values())
-    pairs: list[tuple[Message, Message]] = []
+    pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
     for one in own:
         for other in own:
             if other is not one:
                 pairs.extend(zip(one[:SOME], other[:SOME], strict=False))
     for one_message, other_message in pairs[:PAIRS]:
-        yield _cosine(seen.value(one_message), seen.value(other_message))
+        yield seen.value(one_message), seen.value(other_message)
+
+
+def _met(seen: Observed) -> Iterator[float]:
+    """Yield cosines of messages that two ranks send to each other."""
+    pairs: list[tuple[LoggedMessage, LoggedMessage]] = []
+    for i, j in seen.graph.edges:
+        there = seen.streams.get((i, j, "send"), [])[:SOME]
+        back = seen.streams.get((j, i, "send"), [])[:SOME]
+        pairs.extend(zip(there, back, strict=False))
+    for one, other in pairs[:PAIRS]:
+        yield _cosine(seen.value(one), seen.value(other))
 
 
 def _moves(seen: Observed) -> Iterator[float]:
@@ -335,7 +369,7 @@ def samples(seen: Observed, payload: Payload) -> list[fit.GradientSample]:
 
 def _gradients(seen: Observed) -> Iterator[fit.GradientSample]:
     """Yield each rank's first two messages, at the models that were logged with them."""
-    models: list[Message] = []
+    models: list[LoggedMessage] = []
     for (_, _, op), stream in seen.streams.items():
         if op == "model":
             models = stream

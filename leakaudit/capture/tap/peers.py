@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from leakaudit.capture.tap.arranged import Plan, Sent, common, receivers, round_of
+from leakaudit.capture.tap.arranged import ArrangedLog, Sent, common, receivers, round_of
 from leakaudit.capture.tap.description import Description
-from leakaudit.capture.tap.streams import Message
+from leakaudit.capture.tap.streams import LoggedMessage
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
 
-def peers(description: Description, found: list[Message], nodes: int) -> Plan:
+def peers(description: Description, found: list[LoggedMessage], nodes: int) -> ArrangedLog:
     """Arrange the messages of a protocol without a server.
 
     Args:
@@ -27,19 +27,19 @@ def peers(description: Description, found: list[Message], nodes: int) -> Plan:
     graph = _graph(found, nodes)
     kinds = _kinds(description, graph)
 
-    def sent_in(round_: int, message: Message) -> Sent:
+    def sent_in(round_: int, message: LoggedMessage) -> Sent:
         kind = _kind(description, message, kinds)
         return Sent(round_, message.src, receivers(message, nodes), kind, message)
 
     sent: list[Sent] = []
-    starts: list[Message] = []
+    starts: list[LoggedMessage] = []
     for message in found:
         at = round_of(message, description.start)
         if at == 0:
             starts.append(message)
         else:
             sent.append(sent_in(at, message))
-    bare = Plan(description, graph, tuple(sent), None, 0)
+    bare = ArrangedLog(description, graph, tuple(sent), None, 0)
     start = common(bare, starts)
     notes: list[str] = []
     if start is None and any(message.kept for message in starts):
@@ -59,7 +59,7 @@ def peers(description: Description, found: list[Message], nodes: int) -> Plan:
     return replace(bare, sent=tuple(sent), start=start, notes=tuple(notes))
 
 
-def _graph(found: Iterable[Message], nodes: int) -> Graph:
+def _graph(found: Iterable[LoggedMessage], nodes: int) -> Graph:
     """Return the graph of the ranks that exchange messages."""
     edges: set[tuple[int, int]] = set()
     for message in found:
@@ -86,7 +86,7 @@ def _kinds(description: Description, graph: Graph) -> list[str]:
     return sorted({v.name for v in declared if v.kind == "message" and v.round and not v.secure})
 
 
-def _kind(description: Description, message: Message, kinds: list[str]) -> str:
+def _kind(description: Description, message: LoggedMessage, kinds: list[str]) -> str:
     """Return the kind of a message: as the program noted, by its tag, or the only one there is."""
     noted = message.note("kind")
     if isinstance(noted, str) and noted in kinds:

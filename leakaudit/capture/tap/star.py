@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leakaudit.capture.tap.arranged import Plan, Sent, common, round_of
+from leakaudit.capture.tap.arranged import ArrangedLog, Sent, common, round_of
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.digits import shortest
-from leakaudit.capture.tap.streams import POINT, Message
+from leakaudit.capture.tap.streams import POINT, LoggedMessage
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
@@ -62,7 +62,7 @@ class _Roles:
         ]
 
 
-def star(description: Description, found: Sequence[Message], ranks: int) -> Plan:
+def star(description: Description, found: Sequence[LoggedMessage], ranks: int) -> ArrangedLog:
     """Arrange the messages of a protocol with a server.
 
     Args:
@@ -78,13 +78,13 @@ def star(description: Description, found: Sequence[Message], ranks: int) -> Plan
     graph = Graph(roles.hub + 1, tuple((node, roles.hub) for node in range(roles.hub)))
     down, up = _directions(description, graph)
     sent: list[Sent] = []
-    models: list[Message] = []
+    models: list[LoggedMessage] = []
     for m in found:
         if m.src != roles.server and m.op in UP and m.dst in (None, roles.server):
             sent.append(Sent(round_of(m, 1), roles.place[m.src], (roles.hub,), up, m))
         elif m.op in DOWN and (m.src == roles.server or roles.server is None):
             models.append(m)
-    bare = Plan(description, graph, (), None, 0)
+    bare = ArrangedLog(description, graph, (), None, 0)
     start = common(bare, [m for m in models if m.index == 0])
     # Models that are sent only once are the common start, and nothing else travels down.
     if any(m.index for m in models):
@@ -103,7 +103,7 @@ def star(description: Description, found: Sequence[Message], ranks: int) -> Plan
     return arranged
 
 
-def _roles(description: Description, found: Sequence[Message], ranks: int) -> _Roles:
+def _roles(description: Description, found: Sequence[LoggedMessage], ranks: int) -> _Roles:
     """Return the roles that are described, or that messages with one receiver show."""
     server = description.server
     ends = [(m.src, m.dst) for m in found if m.op in POINT and m.dst is not None]
@@ -133,7 +133,7 @@ def _directions(description: Description, graph: Graph) -> tuple[str, str]:
     return down[0], up[0]
 
 
-def _with_step(plan: Plan, down: str, up: str) -> Plan:
+def _with_step(plan: ArrangedLog, down: str, up: str) -> ArrangedLog:
     """Add the learning rate if the models move by w - lr mean g.
 
     Otherwise the plan notes that how they move is not known, so that nothing is derived from it.
@@ -156,7 +156,7 @@ def _with_step(plan: Plan, down: str, up: str) -> Plan:
     return replace(plan, description=replace(plan.description, params=params), notes=notes)
 
 
-def _step(plan: Plan, down: str, up: str) -> tuple[float, float]:
+def _step(plan: ArrangedLog, down: str, up: str) -> tuple[float, float]:
     """Return lr in few digits, and the relative miss of w - lr mean g.
 
     The lr is that of least squares over some rounds. The miss is infinite if the messages do not
@@ -180,7 +180,7 @@ def _step(plan: Plan, down: str, up: str) -> tuple[float, float]:
 
 
 def _whole_rounds(
-    plan: Plan, up: str, models: Mapping[int, Any]
+    plan: ArrangedLog, up: str, models: Mapping[int, Any]
 ) -> list[tuple[int, dict[int, Tensor]]]:
     """Return the first rounds in which all nodes' gradients were kept, with these, by node."""
     gradients: dict[int, dict[int, Tensor]] = defaultdict(dict)

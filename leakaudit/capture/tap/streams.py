@@ -20,7 +20,7 @@ Wire: TypeAlias = tuple[int, int | None, str]  # src, dst (None: all others), op
 
 
 @dataclass(frozen=True)
-class Message:
+class LoggedMessage:
     """One vector of a model's length on one wire.
 
     Attributes:
@@ -126,10 +126,10 @@ class Streams:
         others: what -> how many, for tensors that are not part of a model.
     """
 
-    messages: dict[Wire, list[Message]]
+    messages: dict[Wire, list[LoggedMessage]]
     others: Counter[str]
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[LoggedMessage]:
         """All messages."""
         for stream in self.messages.values():
             yield from stream
@@ -151,7 +151,7 @@ def assemble(
     """
     others = Counter[str]()
     pending: dict[tuple[Wire, int | None], list[Event]] = defaultdict(list)
-    streams: dict[tuple[Wire, int | None], list[Message]] = defaultdict(list)
+    streams: dict[tuple[Wire, int | None], list[LoggedMessage]] = defaultdict(list)
     for log in logs:
         for event in log.events:
             if not _may_be_model(event, tags):
@@ -166,8 +166,8 @@ def assemble(
             elif whole:
                 pieces = tuple(pending.pop(key))
                 index = len(streams[key])
-                streams[key].append(Message(*wire, index, event.tag, log, pieces))
-    messages: dict[Wire, list[Message]] = {}
+                streams[key].append(LoggedMessage(*wire, index, event.tag, log, pieces))
+    messages: dict[Wire, list[LoggedMessage]] = {}
     for (wire, _), found in streams.items():
         messages.setdefault(wire, []).extend(found)
     return Streams(messages, others)

@@ -6,13 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from leakaudit.capture.tap.arranged import Missing, Plan
+from leakaudit.capture.tap.arranged import ArrangedLog, Missing
 from leakaudit.capture.tap.description import Description
 from leakaudit.capture.tap.log import LEFT_OUT
 from leakaudit.capture.tap.peers import peers
 from leakaudit.capture.tap.reading import RankLog
 from leakaudit.capture.tap.star import star
-from leakaudit.capture.tap.streams import Message, Streams, assemble
+from leakaudit.capture.tap.streams import LoggedMessage, Streams, assemble
 from leakaudit.errors import LeakauditError
 
 # Every round that is missing costs a line in the trace, so a log with far more rounds than messages
@@ -34,7 +34,7 @@ def latest(logs: Iterable[RankLog]) -> list[RankLog]:
     return list(by_rank.values())
 
 
-def plan(description: Description, logs: Sequence[RankLog]) -> Plan:
+def plan(description: Description, logs: Sequence[RankLog]) -> ArrangedLog:
     """Arrange a log according to its description.
 
     Args:
@@ -63,10 +63,10 @@ def plan(description: Description, logs: Sequence[RankLog]) -> Plan:
     return _counted(arrange(description, found, nodes), found)
 
 
-def _found(streams: Streams) -> list[Message]:
+def _found(streams: Streams) -> list[LoggedMessage]:
     """Return each message once: from its sender's log if it was kept there, else the receiver's."""
-    found: list[Message] = []
-    received: list[Message] = []
+    found: list[LoggedMessage] = []
+    received: list[LoggedMessage] = []
     for message in streams:
         if message.op == "recv":
             received.append(message)
@@ -85,7 +85,7 @@ def _processes(log: RankLog) -> int:
     return max(log.rank + 1, world)
 
 
-def _counted(plan: Plan, found: list[Message]) -> Plan:
+def _counted(plan: ArrangedLog, found: list[LoggedMessage]) -> ArrangedLog:
     """Add which rounds are not whole, and why payloads are missing."""
     left_out = Counter[str]()
     for message in found:
@@ -108,7 +108,7 @@ def _counted(plan: Plan, found: list[Message]) -> Plan:
     )
 
 
-def _missing(plan: Plan, last: int) -> Iterator[Missing]:
+def _missing(plan: ArrangedLog, last: int) -> Iterator[Missing]:
     """Yield, for every wire, the rounds up to the last one in which nothing was sent.
 
     A wire is known by its messages. A node that never sent has none, so each message to it stands

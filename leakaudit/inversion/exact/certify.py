@@ -110,7 +110,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Single:
+class Proven:
     """What is proven of one input, or of a whole batch without a grid.
 
     Attributes:
@@ -175,7 +175,7 @@ def single(
     row: Tensor,
     grid: Grid,
     alone: bool,
-) -> Single:
+) -> Proven:
     """Judge one input behind rows of rank one.
 
     Args:
@@ -202,17 +202,17 @@ def single(
         if not why and float(wrong_pixel(found, grid, snapped)) >= MISTAKE:
             why = "rounding may have taken a pixel to another value"
         if why:
-            return Single(Certificate.APPROXIMATE, x, None, why)
+            return Proven(Certificate.APPROXIMATE, x, None, why)
         note = f"every pixel was within {off:.1e} of a grey level before rounding"
-        return Single(Certificate.EXACT, snapped, None, note)
+        return Proven(Certificate.EXACT, snapped, None, note)
     if not why and not (leak.batch == 1 and steady(leak)):
         why = "the batch size is not known to be one"
     if why:
-        return Single(Certificate.APPROXIMATE, x, None, why)
+        return Proven(Certificate.APPROXIMATE, x, None, why)
     return interval(x, found.half_widths(grid), task)
 
 
-def interval(x: Tensor, width: Tensor, task: Task, condition: float = 1.0) -> Single:
+def interval(x: Tensor, width: Tensor, task: Task, condition: float = 1.0) -> Proven:
     """Return values with their half-widths; APPROXIMATE if these are nearly as wide as the data.
 
     The widths take in that the values are stored in the task's own number format, and that senders
@@ -231,8 +231,8 @@ def interval(x: Tensor, width: Tensor, task: Task, condition: float = 1.0) -> Si
     said = f"every value within {widest:.1e} at {SURE:.0%} confidence for all of them together"
     if not widest < NARROW * size:
         note = f"{said}, which is {widest / max(size, 1e-300):.0%} of their size"
-        return Single(Certificate.APPROXIMATE, x, None, note)
-    return Single(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
+        return Proven(Certificate.APPROXIMATE, x, None, note)
+    return Proven(Certificate.INTERVAL, x, width.reshape(-1, *task.spec.shape), said)
 
 
 def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
@@ -298,7 +298,7 @@ def batch(heard: Heard, x: Tensor, estimates: Tensor) -> Batch:
     return Batch(x, exact, choices, why)
 
 
-def table(heard: Heard, x: Tensor) -> Single:
+def table(heard: Heard, x: Tensor) -> Proven:
     """Judge a whole batch of data without a grid: intervals if activity proves every input.
 
     Args:
@@ -313,14 +313,14 @@ def table(heard: Heard, x: Tensor) -> Single:
     if leak.batch != span.batch or len(x) != span.batch or not steady(leak):
         why = "the batch size is not known, or some samples repeat"
     if why:
-        return Single(Certificate.APPROXIMATE, x, None, why)
+        return Proven(Certificate.APPROXIMATE, x, None, why)
     inside = heard.grid.rows(x) @ span.basis.T
     agreed = slopes.agree(leak, heard.task, span.basis, heard.grid.rows(x), heard.grid)
     if any(companions(heard, inside, agreed)):
-        return Single(Certificate.APPROXIMATE, x, None, "too few neurons tell the inputs apart")
+        return Proven(Certificate.APPROXIMATE, x, None, "too few neurons tell the inputs apart")
     if agreed is False:
         why = "the known models give these inputs other slopes than the rows hold"
-        return Single(Certificate.APPROXIMATE, x, None, why)
+        return Proven(Certificate.APPROXIMATE, x, None, why)
     data = uniqueness.windows([heard.white @ span.basis.T], span.noise)
     inside, mixed = uniqueness.refined(data, inside)
     found = Estimates.of(heard.white, inside @ span.basis, heard.stack, leak.wire)

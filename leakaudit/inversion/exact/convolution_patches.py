@@ -68,7 +68,7 @@ FAINT = 1e-3
 FEW = 4
 CLEAR = 3
 
-# Distance of two entries on one line, in units of `Layer.drop`, and its range. Directions of
+# Distance of two entries on one line, in units of `LowRankLayer.drop`, and its range. Directions of
 # entries as faint as `FAINT` have a thousand times the error of the gradient; those of half the
 # lines less.
 NEAR = 300.0
@@ -84,7 +84,7 @@ UNKNOWNS = 4_096
 
 
 @dataclass(frozen=True)
-class Layer:
+class LowRankLayer:
     """A convolution whose gradient has a low rank.
 
     Attributes:
@@ -121,7 +121,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class LayerInputs:
     """Inputs of a layer that its gradient gives.
 
     Attributes:
@@ -130,9 +130,9 @@ class Inputs:
         before: Layers of low rank before it.
     """
 
-    layer: Layer
+    layer: LowRankLayer
     x: Tensor
-    before: tuple[Layer, ...]
+    before: tuple[LowRankLayer, ...]
 
     def misfit(self, seen: dict[str, Tensor]) -> Tensor:
         """Compare the activations of a candidate batch, smoothly.
@@ -141,7 +141,7 @@ class Inputs:
             seen: Inputs of the layers by name.
 
         Returns:
-            1 - cosine, plus `Layer.outside` of the layers before.
+            1 - cosine, plus `LowRankLayer.outside` of the layers before.
         """
         got = seen[self.layer.name]
         got = got - got.mean(0)
@@ -167,7 +167,9 @@ class Inputs:
         return float((a[pairs.found] - self.x.to(a)[pairs.true]).norm())
 
 
-def read(task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int) -> Inputs | None:
+def read(
+    task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int
+) -> LayerInputs | None:
     """Compute the inputs of the first layer whose gradient gives them.
 
     Args:
@@ -182,7 +184,7 @@ def read(task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int
     """
     if batch < 2:
         return None
-    before: tuple[Layer, ...] = ()
+    before: tuple[LowRankLayer, ...] = ()
     free: Tensor | None = None  # basis of the layer before, if it holds more than the differences
     for layer in _layers(task, theta, gradient.double(), columns, batch):
         basis = _basis(layer, batch)
@@ -201,11 +203,11 @@ def read(task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int
                 layer = before[-1]
                 found = earlier
                 before = before[:-1]
-        return Inputs(layer, (found - found.mean(0)) / (found - found.mean(0)).norm(), before)
+        return LayerInputs(layer, (found - found.mean(0)) / (found - found.mean(0)).norm(), before)
     return None
 
 
-def lifted(layer: Layer, basis: Tensor, weight: Tensor, outputs: Tensor) -> Tensor | None:
+def lifted(layer: LowRankLayer, basis: Tensor, weight: Tensor, outputs: Tensor) -> Tensor | None:
     """Go from what a layer gives to what it saw, if its own gradient leaves some freedom there.
 
     Args:
@@ -261,7 +263,9 @@ def lifted(layer: Layer, basis: Tensor, weight: Tensor, outputs: Tensor) -> Tens
     return (inputs - inputs.mean(0)).reshape(batch, *layer.shape)
 
 
-def _layers(task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int) -> list[Layer]:
+def _layers(
+    task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: int
+) -> list[LowRankLayer]:
     """Find the convolutions of low rank b L - 1, in the order in which the model runs them.
 
     Args:
@@ -279,7 +283,7 @@ def _layers(task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: 
     some = torch.zeros(batch, *task.spec.shape, dtype=torch.float64, device=theta.device)
     with torch.no_grad():
         seen = priors.inputs(task, theta.double(), some, own)
-    found: list[Layer] = []
+    found: list[LowRankLayer] = []
     for name, x in seen.items():
         conv = own[name]
         at = task.layout.slices.get(f"{name}.weight")
@@ -301,11 +305,11 @@ def _layers(task: Task, theta: Tensor, gradient: Tensor, columns: slice, batch: 
         _, sizes, rows = torch.linalg.svd(matrix, full_matrices=False)
         drop = float(sizes[rank] / sizes[rank - 1].clamp_min(torch.finfo(sizes.dtype).tiny))
         if sizes[rank - 1] > 0 and drop < DROP:
-            found.append(Layer(name, tuple(x.shape[1:]), rows[:rank], drop, windows))
+            found.append(LowRankLayer(name, tuple(x.shape[1:]), rows[:rank], drop, windows))
     return found
 
 
-def _basis(layer: Layer, batch: int) -> Tensor | None:
+def _basis(layer: LowRankLayer, batch: int) -> Tensor | None:
     """Find the inputs all of whose patches lie in the row space.
 
     They are the right singular vectors at 1 of A = [V S_1; ...; V S_L] C^(-1/2), with V the row
@@ -353,7 +357,7 @@ def _separated(differences: Tensor, batch: int, drop: float) -> Tensor | None:
     Args:
         differences: (n, b - 1).
         batch: Number b of inputs.
-        drop: Relative error of the gradient (see `Layer`).
+        drop: Relative error of the gradient (see `LowRankLayer`).
 
     Returns:
         (b, n), or None if not all of them show.

@@ -62,7 +62,7 @@ ROUNDS = 6
 
 
 @dataclass(frozen=True)
-class Inputs:
+class KnownInputs:
     """What is known of a batch.
 
     Attributes:
@@ -80,7 +80,7 @@ class Inputs:
 
 def recover(
     groups: Groups, basis: Tensor, grid: Grid, known: Tensor, visits: int, generator: Generator
-) -> Inputs:
+) -> KnownInputs:
     """Find the inputs behind a batch's rows.
 
     Args:
@@ -94,7 +94,7 @@ def recover(
     Returns:
         Certified inputs, estimates of the others, and their duals.
     """
-    found = Inputs(known, known[:0])
+    found = KnownInputs(known, known[:0])
     for turn in range(ROUNDS):
         # The first round ignores what is known: a search of the whole also finds its duals.
         inside = coordinates(found.certified if turn else known[:0], basis, grid)
@@ -109,7 +109,7 @@ def recover(
                 new = _freed(new, dual, x, coordinates(new, basis, grid), groups, grid)
         more = len(new) > len(found.certified)
         left = guesses[~grid.holds(guesses)] if grid.levels else guesses
-        found = Inputs(new, left, tuple(duals), complete)
+        found = KnownInputs(new, left, tuple(duals), complete)
         # The first round did not take `known` out, so a second one may help even without news.
         worth = more or (not turn and len(known) > 0)
         if len(new) >= groups.batch or not worth or expired():

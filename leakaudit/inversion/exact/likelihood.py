@@ -48,7 +48,7 @@ ABOVE = 1.15
 
 
 @dataclass(frozen=True)
-class Fit:
+class SampleFit:
     """Samples and their activity, and how badly they explain the rows.
 
     Attributes:
@@ -87,7 +87,7 @@ def penalty(n: int) -> float:
     return n + SIGMAS * math.sqrt(2 * n)
 
 
-def fit(rows: Tensor, m: Tensor, active: Tensor) -> Fit:
+def fit(rows: Tensor, m: Tensor, active: Tensor) -> SampleFit:
     """Settle the patterns for given coordinates.
 
     Every neuron changes the one sample whose activity is most clearly wrong, in each sweep.
@@ -111,10 +111,10 @@ def fit(rows: Tensor, m: Tensor, active: Tensor) -> Fit:
         at = torch.nn.functional.one_hot(sure.argmax(1), len(m)).bool() & differs
         active = active ^ at
     cost = float(_unexplained(rows, m, active)) + limit * float(active.sum())
-    return Fit(m, active, cost if math.isfinite(cost) else math.inf)
+    return SampleFit(m, active, cost if math.isfinite(cost) else math.inf)
 
 
-def refined(rows: Tensor, start: Fit, known: Tensor) -> Fit:
+def refined(rows: Tensor, start: SampleFit, known: Tensor) -> SampleFit:
     """Move the coordinates to where the rows are explained best, and settle the patterns anew.
 
     Args:

@@ -4,7 +4,7 @@ Along a dual vector, the rows of a neuron are noise of known size if its sample 
 and hold signal of some size otherwise (`activation_patterns`). Near the noise, a threshold at each
 neuron fails: directions in which the whole batch is weak look like noise everywhere. So what counts
 is how much likelier noise is than signal of the size that is usual along the vector, not how many
-neurons look like noise (`Evidence.zero`).
+neurons look like noise (`NeuronRows.zero`).
 
 1. **Candidates.** A dual vector is a unit vector p that many neurons do not see at all: a minimum
    of sum_g log |L_g p|^2. The logarithm rewards values near zero far more than small ones in
@@ -33,9 +33,9 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.inversion.exact import first_layer_rows, likelihood
-from leakaudit.inversion.exact.duals_to_inputs import Inputs, merged
+from leakaudit.inversion.exact.duals_to_inputs import KnownInputs, merged
 from leakaudit.inversion.exact.first_layer_rows import Span
-from leakaudit.inversion.exact.likelihood import Fit
+from leakaudit.inversion.exact.likelihood import SampleFit
 from leakaudit.inversion.exact.pixel_grid import Grid
 from leakaudit.progress import expired
 
@@ -96,7 +96,9 @@ EXCHANGES = 4
 TURNS = 4
 
 
-def recover(white: Tensor, span: Span, grid: Grid, known: Tensor, generator: Generator) -> Inputs:
+def recover(
+    white: Tensor, span: Span, grid: Grid, known: Tensor, generator: Generator
+) -> KnownInputs:
     """Find the inputs behind a whitened stack whose noise is white.
 
     Args:
@@ -116,7 +118,7 @@ def recover(white: Tensor, span: Span, grid: Grid, known: Tensor, generator: Gen
         if len(certified):
             exact = grid.rows(certified)
             basis = first_layer_rows.around(white, exact, len(span.basis), generator)
-        evidence = Evidence.of(torch.einsum("mhp,bp->hmb", white, basis) / span.level)
+        evidence = NeuronRows.of(torch.einsum("mhp,bp->hmb", white, basis) / span.level)
         if len(x):
             rows = grid.rows(torch.cat([certified, x]))
             fit = settled(evidence, rows @ basis.T, len(certified))
@@ -130,13 +132,13 @@ def recover(white: Tensor, span: Span, grid: Grid, known: Tensor, generator: Gen
         # Two estimates may have been certified as one image.
         lost = len(new) + len(x) != len(basis)
         if nothing_new or everything or lost or expired():
-            return Inputs(new, x)
+            return KnownInputs(new, x)
         certified = new
-    return Inputs(certified, x)
+    return KnownInputs(certified, x)
 
 
 @dataclass(frozen=True)
-class Evidence:
+class NeuronRows:
     """The rows of all neurons, with independent errors of unit variance.
 
     Attributes:
@@ -153,7 +155,7 @@ class Evidence:
     noise: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor) -> Evidence:
+    def of(cls, rows: Tensor) -> NeuronRows:
         """Take rows (G, n, b) together."""
         rows = likelihood.condensed(rows)
         gram = rows.mT @ rows
@@ -198,7 +200,7 @@ class Evidence:
         return _unit(torch.linalg.solve(self.scale, q.T).T)
 
 
-def search(evidence: Evidence, generator: Generator) -> Fit:
+def search(evidence: NeuronRows, generator: Generator) -> SampleFit:
     """Find the likeliest coordinates and patterns of all samples.
 
     Args:
@@ -226,7 +228,7 @@ def search(evidence: Evidence, generator: Generator) -> Fit:
     return likelihood.refined(evidence.rows, best, best.m[:0])
 
 
-def settled(evidence: Evidence, m: Tensor, known: int) -> Fit:
+def settled(evidence: NeuronRows, m: Tensor, known: int) -> SampleFit:
     """Refine coordinates of all samples.
 
     Args:
@@ -244,7 +246,7 @@ def settled(evidence: Evidence, m: Tensor, known: int) -> Fit:
     return likelihood.refined(evidence.rows, start, m[:known])
 
 
-def _candidates(evidence: Evidence, generator: Generator) -> Tensor:
+def _candidates(evidence: NeuronRows, generator: Generator) -> Tensor:
     """Descend from random vectors, and from those that up to three random neurons see least.
 
     Returns:
@@ -280,7 +282,7 @@ def _candidates(evidence: Evidence, generator: Generator) -> Tensor:
     return q[kept[: SPARES * b]]
 
 
-def _independent(evidence: Evidence, pool: Tensor) -> Tensor:
+def _independent(evidence: NeuronRows, pool: Tensor) -> Tensor:
     """Choose independent vectors of a pool (k, b) greedily.
 
     Returns:
@@ -302,7 +304,7 @@ def _independent(evidence: Evidence, pool: Tensor) -> Tensor:
     return torch.cat([pool[chosen], _unit((evidence.scale @ outside).T)])
 
 
-def _places(evidence: Evidence, duals: Tensor, new: Tensor) -> list[int]:
+def _places(evidence: NeuronRows, duals: Tensor, new: Tensor) -> list[int]:
     """Return the places of the duals (b, b) that a vector holds most of."""
     all_of_them = evidence.scaled(duals).T
     parts = torch.linalg.solve_ex(all_of_them, evidence.scaled(new[None]).T).result
@@ -310,12 +312,12 @@ def _places(evidence: Evidence, duals: Tensor, new: Tensor) -> list[int]:
     return [int(k) for k in held.argsort(descending=True)[:PLACES] if float(held[k]) > APART / 2]
 
 
-def _fit(evidence: Evidence, duals: Tensor) -> Fit:
+def _fit(evidence: NeuronRows, duals: Tensor) -> SampleFit:
     """Turn duals (b, b) into coordinates and settle their patterns."""
     inverse, info = torch.linalg.inv_ex(duals.T)
     if int(info):
         nowhere = torch.zeros(len(evidence.rows), len(duals), dtype=torch.bool)
-        return Fit(duals, nowhere, math.inf)
+        return SampleFit(duals, nowhere, math.inf)
     return likelihood.fit(evidence.rows, inverse, (evidence.zero(duals) < 0).T)
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Generator, Tensor
 
 from leakaudit.inversion.search.evaluate import Problems
-from leakaudit.inversion.search.optimise import Ended, Objective, Point, Run, better
+from leakaudit.inversion.search.optimise import Ended, Objective, Point, SearchRun, better
 from leakaudit.progress import expired, step
 
 Slopes = Literal["raw", "soft", "hard"]
@@ -122,8 +122,8 @@ def minimise(
     project: Callable[[Tensor], Tensor],
     generator: Generator,
     what: str,
-    between: Callable[[int, list[Run]], None] = lambda k, runs: None,
-) -> list[Run]:
+    between: Callable[[int, list[SearchRun]], None] = lambda k, runs: None,
+) -> list[SearchRun]:
     """Minimise from every start, all searches step by step.
 
     Args:
@@ -139,7 +139,7 @@ def minimise(
         Each search's last finite point, with its last value as objective.
     """
     walkers = [_Walker((x,), schedule.rate, schedule.betas) for x in starts]
-    runs = [Run(walker.here()) for walker in walkers]
+    runs = [SearchRun(walker.here()) for walker in walkers]
     for k in range(schedule.steps):
         between(k, runs)
         for s, walker in enumerate(walkers):
@@ -158,8 +158,8 @@ def _step(
     k: int,
     generator: Generator,
     project: Callable[[Tensor], Tensor],
-    run: Run,
-) -> Run:
+    run: SearchRun,
+) -> SearchRun:
     """One step of one search; a point without a finite slope is left for the search's last one."""
     if schedule.langevin:
         walker.shake(schedule.langevin * schedule.at(k), generator)
@@ -179,7 +179,7 @@ def signed_adam(
     rate: float,
     project: Callable[[Tensor], Tensor],
     what: str = "signed Adam",
-) -> Run:
+) -> SearchRun:
     """Minimise with Adam on the sign of the slope (Geiping et al. 2020, section 5).
 
     Args:
@@ -194,7 +194,7 @@ def signed_adam(
     Returns:
         The best finite point that was met.
     """
-    best = Run(tuple(t.detach() for t in start))
+    best = SearchRun(tuple(t.detach() for t in start))
     converged = True
     for level, share in enumerate(SHARES):
         stalled = 0
@@ -225,7 +225,7 @@ def together(
     project: Callable[[Tensor], Tensor],
     what: str,
     between: Callable[[int], None] = lambda k: None,
-) -> list[Run]:
+) -> list[SearchRun]:
     """Minimise every problem as `minimise` does without noise; all share each evaluation.
 
     A search whose objective or slope is not finite returns to the last point where both were.
@@ -271,9 +271,9 @@ def together(
         step(what, done, schedule.steps)
         late = expired()
     why: Ended = "out of time" if late else "stopped"
-    runs: list[Run] = []
+    runs: list[SearchRun] = []
     for row, objective in zip(x, last, strict=True):
-        runs.append(Run(problems.split(row), float(objective), done, done, why))
+        runs.append(SearchRun(problems.split(row), float(objective), done, done, why))
     return runs
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.lbfgs import Memory
 from leakaudit.inversion.search.line_search import Brackets
-from leakaudit.inversion.search.optimise import FALLS, PATIENCE, Ended, Point, Run
+from leakaudit.inversion.search.optimise import FALLS, PATIENCE, Ended, Point, SearchRun
 from leakaudit.progress import expired, step
 
 # Evaluations that count as one step: torch's L-BFGS has 20 iterations a step, as in Zhu et al.
@@ -73,7 +73,7 @@ def restarted(
     enough: float,
     schedule: SearchSchedule,
     what: str,
-) -> Iterator[tuple[int, Run]]:
+) -> Iterator[tuple[int, SearchRun]]:
     """Search each problem from several points, until a run is good enough or the time is over.
 
     Starts go in rounds of 1, 2, 4, ... for each problem, together with those of all others.
@@ -90,7 +90,7 @@ def restarted(
         A problem's place and its best run, with the steps of all its runs counted, as soon as it is
         settled.
     """
-    best: dict[int, Run] = {}
+    best: dict[int, SearchRun] = {}
     left = list(range(len(problems)))
     tried = 0
     restarts = max(1, restarts)
@@ -116,7 +116,7 @@ def restarted(
                 yield k, best[k]
 
 
-def _best(old: Run | None, new: Run) -> Run:
+def _best(old: SearchRun | None, new: SearchRun) -> SearchRun:
     """Return the better of two runs, with the steps of both."""
     if old is None:
         return new
@@ -129,7 +129,7 @@ def search(
     schedule: SearchSchedule,
     what: str,
     needless: Callable[[int], bool] = lambda place: False,
-) -> Iterator[tuple[int, Run]]:
+) -> Iterator[tuple[int, SearchRun]]:
     """Minimise every problem.
 
     What a problem gives does not depend on the others but for rounding.
@@ -162,9 +162,9 @@ def _search(
     schedule: SearchSchedule,
     what: str,
     needless: Callable[[int], bool],
-) -> Iterator[tuple[int, Run]]:
+) -> Iterator[tuple[int, SearchRun]]:
     """Search from points (K, n) that fit in memory together, in one format after the other."""
-    left = {k: Run(problems.split(x)) for k, x in enumerate(flat)}
+    left = {k: SearchRun(problems.split(x)) for k, x in enumerate(flat)}
     formats = schedule.formats[-1:] if problems.chunk == 1 else schedule.formats
     for dtype in formats:
         places = torch.tensor(list(left), device=flat.device)
@@ -262,14 +262,14 @@ class _Batch:
         self.memory = Memory(x, schedule.history)
         self.brackets = Brackets(f, _along(g, self.at.d))
 
-    def run(self, what: str, needless: Callable[[int], bool]) -> Iterator[tuple[int, Run]]:
+    def run(self, what: str, needless: Callable[[int], bool]) -> Iterator[tuple[int, SearchRun]]:
         """Go on until all have ended; yield the place and the run of each."""
         while len(self.at.x):
             ends = self._ends(needless)
             for row, why in ends.items():
                 point = (self.at.x[row].clone(),)
                 steps = -(-self.count // STEP)
-                run = Run(point, float(self.at.f[row]), steps, self.count, why)
+                run = SearchRun(point, float(self.at.f[row]), steps, self.count, why)
                 yield int(self.at.place[row]), run
             if ends:
                 self._keep([row for row in range(len(self.at.x)) if row not in ends])

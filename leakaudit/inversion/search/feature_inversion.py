@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leakaudit.inversion.search import optimise, priors
-from leakaudit.inversion.search.optimise import Run
+from leakaudit.inversion.search.optimise import SearchRun
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -88,7 +88,7 @@ def misfit(task: Task, known: Known, x: Tensor) -> Tensor:
     return torch.stack(gaps).mean()
 
 
-def invert(task: Task, known: Known, start: Tensor, coarse: bool) -> Run:
+def invert(task: Task, known: Known, start: Tensor, coarse: bool) -> SearchRun:
     """Search the input by L-BFGS.
 
     Args:
@@ -101,7 +101,7 @@ def invert(task: Task, known: Known, start: Tensor, coarse: bool) -> Run:
     Returns:
         The search; its objective is `misfit` and the last total variation.
     """
-    run = Run((start,))
+    run = SearchRun((start,))
     if not task.spec.is_image:
         steps = SMOOTH_STEPS * len(SMOOTH)
         return optimise.lbfgs(partial(misfit, task, known), run.point, steps, what="features")
@@ -114,7 +114,7 @@ def invert(task: Task, known: Known, start: Tensor, coarse: bool) -> Run:
             small = F.interpolate(run.point[0], size=(side, side), mode="bilinear", antialias=True)
             found = _smooth(task, known, small, COARSE_WEIGHT, COARSE_STEPS, enlarge)
             run = found.after(run)
-        run = Run((enlarge(run.point[0]),)).after(run)
+        run = SearchRun((enlarge(run.point[0]),)).after(run)
     for weight in SMOOTH:
         run = _smooth(task, known, run.point[0], weight, SMOOTH_STEPS, lambda x: x).after(run)
     return run
@@ -127,7 +127,7 @@ def _smooth(
     weight: float,
     steps: int,
     enlarge: Callable[[Tensor], Tensor],
-) -> Run:
+) -> SearchRun:
     """One search with one weight of total variation."""
 
     def objective(z: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from leakaudit.inversion.search.batched_search import ENOUGH, FORMATS, SearchSch
 from leakaudit.inversion.search.cosine_transform import Spectrum
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.objectives import Gradients, Target
-from leakaudit.inversion.search.optimise import Point, Run
+from leakaudit.inversion.search.optimise import Point, SearchRun
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Task
@@ -79,7 +79,7 @@ class Matched:
     place: int
     x: Tensor
     others: Point
-    run: Run
+    run: SearchRun
 
 
 def matched(
@@ -140,4 +140,5 @@ def _objective(
     z, *others = point
     x = z if space is None else space.image(z)
     y = labels(tuple(constants), tuple(others))
-    return objectives.squared(gradients, columns, theta, mixing, aim, x, y)
+    found = objectives.mixed(gradients, columns, theta, mixing, x, y)
+    return objectives.squared(found, aim)

@@ -9,13 +9,14 @@ dummy records, and u is compared.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from leakaudit.inversion.labels import label_signs
+from leakaudit.inversion.labels import read_labels
 from leakaudit.inversion.search import objectives
 
 if TYPE_CHECKING:
@@ -101,14 +102,18 @@ def missing(leak: GradientLeak, batch: int | None, samples: int | None) -> str |
 
 
 def refused(
-    leak: GradientLeak, task: Task, given: str, batch: int | None, samples: int | None
+    leak: GradientLeak,
+    task: Task,
+    given: Sequence[int],
+    batch: int | None,
+    samples: int | None,
 ) -> str | None:
     """Explain why an attack that compares updates at known labels cannot read a leak.
 
     Args:
         leak: What was heard.
         task: What is trained.
-        given: Labels in words, empty if they are to be read from the last layer.
+        given: Known labels; none if they are to be read from the last layer.
         batch: Records of a step; None takes what the leak says.
         samples: Different records; None takes as many as one step.
 
@@ -120,7 +125,7 @@ def refused(
     why = missing(leak, batch, samples)
     if why:
         return why
-    if not given and not label_signs.readable(leak, task):
+    if not given and not read_labels.readable(leak, task):
         return (
             "the last layer's gradient, which would show the labels, is not in the leak; "
             "set labels=… or use dlg"

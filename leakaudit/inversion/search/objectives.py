@@ -156,7 +156,7 @@ def cosine(target: Target, task: Task, x: Tensor, y: Tensor) -> Tensor:
 
 
 def stacked(targets: Sequence[Target]) -> tuple[Tensor, Tensor, Tensor]:
-    """Put targets of equal shapes together, for `squared` and `angles`.
+    """Put targets of equal shapes together, for `mixed`.
 
     Args:
         targets: K of them.
@@ -188,67 +188,52 @@ def alike(targets: Sequence[Target], sizes: Sequence[int] = ()) -> list[list[int
     return list(groups.values())
 
 
-def squared(
-    gradients: Gradients,
-    columns: slice,
-    theta: Tensor,
-    mixing: Tensor,
-    aim: Tensor,
-    x: Tensor,
-    y: Tensor,
-) -> Tensor:
-    """Return what `l2` does, (k,), for some of the `stacked` targets.
-
-    Args:
-        gradients: Of models (n, d), as `evaluate.Problems` hands it over.
-        columns: Of the flat gradient that are compared.
-        theta: (k, T, d).
-        mixing: (k, m, T).
-        aim: (k, m, c).
-        x: (k, b, *shape).
-        y: (k, b) or soft (k, b, classes).
-    """
-    gap = _mixed(gradients, columns, theta, mixing, x, y) - aim.flatten(1)
-    loss: Tensor = torch.linalg.vecdot(gap, gap)
-    return loss
-
-
-def angles(
-    gradients: Gradients,
-    columns: slice,
-    theta: Tensor,
-    mixing: Tensor,
-    aim: Tensor,
-    x: Tensor,
-    y: Tensor,
-) -> Tensor:
-    """Return what `cosine` does, (k,), for some of the `stacked` targets.
-
-    Args:
-        gradients: Of models (n, d), as `evaluate.Problems` hands it over.
-        columns: Of the flat gradient that are compared.
-        theta: (k, T, d).
-        mixing: (k, m, T).
-        aim: (k, m, c).
-        x: (k, b, *shape).
-        y: (k, b) or soft (k, b, classes).
-    """
-    found = _mixed(gradients, columns, theta, mixing, x, y)
-    size = torch.linalg.vecdot(found, found).sqrt().clamp_min(torch.finfo(found.dtype).tiny)
-    loss: Tensor = 1 - torch.linalg.vecdot(found, aim.flatten(1)) / size
-    return loss
-
-
-def _mixed(
+def mixed(
     gradients: Gradients, columns: slice, theta: Tensor, mixing: Tensor, x: Tensor, y: Tensor
 ) -> Tensor:
-    """Whitened rows (k, m * c) of the gradients of several problems, each at its own models."""
+    """Compute what is compared for some of the `stacked` targets, each at its own models.
+
+    Args:
+        gradients: Of models (n, d), as `evaluate.Problems` hands it over.
+        columns: Of the flat gradient that are compared.
+        theta: (k, T, d).
+        mixing: (k, m, T).
+        x: (k, b, *shape).
+        y: (k, b) or soft (k, b, classes).
+
+    Returns:
+        Whitened rows (k, m * c).
+    """
     models = theta.shape[1]
     if models > 1:
         x = x.repeat_interleave(models, 0)
         y = y.repeat_interleave(models, 0)
     found = gradients(theta.flatten(0, 1), x, y)[:, columns].unflatten(0, (len(theta), models))
     return torch.bmm(mixing, found).flatten(1)
+
+
+def squared(found: Tensor, aim: Tensor) -> Tensor:
+    """Return what `l2` does, (k,).
+
+    Args:
+        found: (k, m * c), as `mixed` returns it.
+        aim: (k, m, c).
+    """
+    gap = found - aim.flatten(1)
+    loss: Tensor = torch.linalg.vecdot(gap, gap)
+    return loss
+
+
+def angles(found: Tensor, aim: Tensor) -> Tensor:
+    """Return what `cosine` does, (k,).
+
+    Args:
+        found: (k, m * c), as `mixed` returns it.
+        aim: (k, m, c).
+    """
+    size = torch.linalg.vecdot(found, found).sqrt().clamp_min(torch.finfo(found.dtype).tiny)
+    loss: Tensor = 1 - torch.linalg.vecdot(found, aim.flatten(1)) / size
+    return loss
 
 
 def misfit(target: Target, task: Task, x: Tensor, y: Tensor) -> float:

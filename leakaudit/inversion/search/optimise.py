@@ -1,8 +1,8 @@
 """One search with L-BFGS, with a convergence test, a deadline and a way out of NaN.
 
 A search minimises `objective(*tensors) -> scalar` from a start and returns the best finite point
-that it met, as a `Run`. Objectives are normalised: 1 if nothing is explained. `batched_search` runs
-many such searches together; `adam` has the other method.
+that it met, as a `SearchRun`. Objectives are normalised: 1 if nothing is explained.
+`batched_search` runs many such searches together; `adam` has the other method.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TRIES = 3
 
 
 @dataclass(frozen=True)
-class Run:
+class SearchRun:
     """How a search went.
 
     Attributes:
@@ -59,7 +59,7 @@ class Run:
         """For the note of a reconstruction."""
         return f"{self.ended} after {self.steps} steps ({self.evaluations} evaluations)"
 
-    def after(self, *earlier: Run) -> Run:
+    def after(self, *earlier: SearchRun) -> SearchRun:
         """The same with the steps and evaluations of earlier runs counted."""
         steps = sum(run.steps for run in earlier)
         evaluations = sum(run.evaluations for run in earlier)
@@ -69,7 +69,7 @@ class Run:
 class _Closure:
     """What `torch.optim.LBFGS` calls; it keeps the best finite point and the last value."""
 
-    def __init__(self, objective: Objective, best: Run) -> None:
+    def __init__(self, objective: Objective, best: SearchRun) -> None:
         self.objective = objective
         self.best = best
         self.x = tuple(t.detach().clone().requires_grad_() for t in best.point)
@@ -98,7 +98,7 @@ def lbfgs(
     goal: float = 0.0,
     what: str = "L-BFGS",
     patience: int = PATIENCE,
-) -> Run:
+) -> SearchRun:
     """Minimise with L-BFGS, history 100 and a strong Wolfe line search.
 
     If something is not finite, the search starts again from its best point with fixed steps, a
@@ -112,7 +112,7 @@ def lbfgs(
         what: Name for reports of progress.
         patience: Steps in which the objective must fall by 3 %, or else it has converged.
     """
-    best = Run(tuple(t.detach() for t in start))
+    best = SearchRun(tuple(t.detach() for t in start))
     rate = 1.0
     tries = 0
     closure, optimiser = _fresh(objective, best, rate)
@@ -140,8 +140,8 @@ def lbfgs(
 
 
 def restarted(
-    search: Callable[[Point], Run], draw: Callable[[], Point], restarts: int, goal: float
-) -> Run:
+    search: Callable[[Point], SearchRun], draw: Callable[[], Point], restarts: int, goal: float
+) -> SearchRun:
     """Search from several points, until one run is good enough or the time is over.
 
     Args:
@@ -162,7 +162,7 @@ def restarted(
     return best
 
 
-def better(best: Run, x: Point, value: float) -> Run:
+def better(best: SearchRun, x: Point, value: float) -> SearchRun:
     """Keep a point if its value is finite and the lowest.
 
     Args:
@@ -175,7 +175,9 @@ def better(best: Run, x: Point, value: float) -> Run:
     return replace(best, point=tuple(t.detach().clone() for t in x), objective=value)
 
 
-def _fresh(objective: Objective, best: Run, rate: float) -> tuple[_Closure, torch.optim.LBFGS]:
+def _fresh(
+    objective: Objective, best: SearchRun, rate: float
+) -> tuple[_Closure, torch.optim.LBFGS]:
     """A search that starts from `best` without memory."""
     closure = _Closure(objective, best)
     line_search = "strong_wolfe" if rate == 1 else None  # it would lengthen the steps again

@@ -193,7 +193,7 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
             f"{path} lacks {', '.join(missing)}; "
             "a trace needs the arrays round, src, dst (m,) and payload (rows, columns)"
         )
-    about, edges = _description(meta, path)
+    about, edges, rounds = _description(meta, path)
     names, table = _table(arrays, about.pop("kinds", None), path)
     count = len(table["round"])
     for name, column in table.items():
@@ -203,7 +203,6 @@ def _trace(arrays: Arrays, meta: str, path: Path) -> Trace:
                 "every message needs one of each"
             )
     payload = tensor(arrays["payload"], "payload").contiguous()
-    rounds = int(about.pop("rounds", 0))
     complete = about.pop("complete", True) is True
     rows = payload.shape[0] if payload.dim() else 0
     text = bytearray("".join(f"{name}\n" for name in names).encode() + b"\0")
@@ -249,8 +248,10 @@ def _column(arrays: Arrays, name: str, path: Path) -> Tensor:
 def _kinds(arrays: Arrays, names: Json, count: int, path: Path) -> tuple[list[str], Tensor]:
     """Return the names of kinds, and each message's."""
     if "kind" not in arrays:
-        only = [str(n) for n in names or ["message"]][:1]
-        return only, torch.zeros(count, dtype=torch.int32)
+        only = "message"
+        if isinstance(names, list) and names:
+            only = str(names[0])
+        return [only], torch.zeros(count, dtype=torch.int32)
     column = arrays["kind"]
     if isinstance(column, np.ndarray) and column.dtype.kind == "U":
         found, kind = np.unique(column, return_inverse=True)
@@ -275,8 +276,8 @@ _UNSOUND = (
 )
 
 
-def _description(meta: str, path: Path) -> tuple[dict[str, Json], Tensor]:
-    """Return the description with what was left out filled in, and the edges (e, 2)."""
+def _description(meta: str, path: Path) -> tuple[dict[str, Json], Tensor, int]:
+    """Return the description, with what was left out filled in, the edges (e, 2) and the rounds."""
     try:
         about = {
             "params": {},
@@ -293,10 +294,10 @@ def _description(meta: str, path: Path) -> tuple[dict[str, Json], Tensor]:
             about["layout"] = {"names": layout.names, "shapes": layout.shapes}
         if "columns" not in about:
             about["columns"] = [0, sum(math.prod(shape) for shape in about["layout"]["shapes"])]
-        int(about.get("rounds", 0))
+        rounds = int(about.pop("rounds", 0))
     except _UNSOUND:
         form = '{"protocol": …, "task": {…}, "graph": {"nodes": n, "edges": [[i, j], …]}}'
         raise LeakauditError(
             f"{path} lacks a sound description; expected JSON text 'meta' like {form}"
         ) from None
-    return about, edges
+    return about, edges, rounds

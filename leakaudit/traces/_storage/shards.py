@@ -95,8 +95,10 @@ def read(folder: Path) -> Manifest:
     """
     path = place(folder)
     value = _json(path, folder)
-    sound = isinstance(value, dict) and value.get("format") == FORMAT
-    if not sound or not isinstance(value.get("shards"), list):
+    if not isinstance(value, Mapping):
+        value = {}
+    entries = value.get("shards")
+    if value.get("format") != FORMAT or not isinstance(entries, list):
         _refuse(path, "it is no manifest of a trace")
     version = value.get("version")
     if version != VERSION:
@@ -106,7 +108,7 @@ def read(folder: Path) -> Manifest:
             f"this program reads version {VERSION}; update leakaudit",
         )
     files = {}
-    for entry in value["shards"]:
+    for entry in entries:
         file_name, sha = _entry(folder, entry)
         if file_name in files:
             _refuse(path, f"it names {file_name} twice")

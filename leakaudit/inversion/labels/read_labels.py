@@ -1,0 +1,209 @@
+"""Labels of a batch: given by the user, or read from a last layer's gradient.
+
+One sample shows its label by signs (`label_signs`); of more samples, the classes are counted
+(`label_counts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from leakaudit.errors import AttackError
+from leakaudit.inversion.labels import label_counts, label_signs
+from leakaudit.registry import written
+
+if TYPE_CHECKING:
+    from leakaudit.leak import GradientLeak
+    from leakaudit.tasks.task import Task
+
+# Plain rows that `read` looks at. A choice: counts of further rows hardly differ.
+ROWS = 8
+
+# Counts this near to whole numbers are taken to be right: half of what would round them wrongly.
+NEAR = 0.25
+
+# Distance from whole numbers if a method gives none: the largest there is.
+UNKNOWN = 0.5
+
+# A count that lets a class win a remainder only if no other class wants it.
+TINY = 1e-9
+
+# How small a singular value must be beside the one before it for the rank to count: samples that
+# differ make 1e-1 and more, rounding in float32 makes 1e-6.
+GAP = 1e-3
+
+
+@dataclass(frozen=True)
+class Read:
+    """Labels that were read.
+
+    Attributes:
+        y: (B,) labels in ascending order.
+        off: How far the counts behind them lie from whole numbers at most.
+        how: How they were read, for a note.
+    """
+
+    y: Tensor
+    off: float
+    how: str
+
+
+def read(leak: GradientLeak, task: Task, batch: int) -> Read | None:
+    """Read the labels of a batch from the last layer's gradient.
+
+    One sample: by signs. More: by `label_counts.pooled` if model and bias are known, from the row
+    whose counts lie nearest to whole numbers; if none lies near them and the rows have rank
+    `batch`, by the classes of `label_counts.rlg`. Else by `label_counts.llg`.
+
+    Args:
+        leak: What was heard.
+        task: What is trained.
+        batch: Samples.
+
+    Returns:
+        The labels, or None if the last layer is not in a plain row.
+    """
+    if batch == 1:
+        y = label_signs.from_gradient(leak, task)
+        if y is not None:
+            return Read(y.cpu(), 0.0, "the signs of one sample")
+    heads = _heads(leak, task)
+    if not heads:
+        return None
+    if not heads[0].whole:
+        n = label_counts.llg(heads[0], batch)
+        return Read(spread(n), UNKNOWN, "LLG, which does not say how sure it is")
+    found = [rounded(label_counts.pooled(one, batch), batch, "pooled counts") for one in heads]
+    nearest = min(range(len(heads)), key=lambda k: found[k].off)
+    best = found[nearest]
+    if best.off < NEAR:
+        return best
+    return _by_classes(heads[nearest], batch) or best
+
+
+def _heads(leak: GradientLeak, task: Task) -> list[label_counts.Head]:
+    """The last layer in the plain rows that have it."""
+    found: list[label_counts.Head] = []
+    for row in label_signs.plain_rows(leak)[:ROWS]:
+        head = label_counts.of(leak, task, row)
+        if head is not None:
+            found.append(head)
+    return found
+
+
+def readable(leak: GradientLeak, task: Task) -> bool:
+    """Whether `read` finds labels.
+
+    Args:
+        leak: What was heard.
+        task: What is trained.
+    """
+    if label_signs.from_gradient(leak, task) is not None:
+        return True
+    return bool(_heads(leak, task))
+
+
+def spread(n: Tensor) -> Tensor:
+    """Turn counts into labels.
+
+    Args:
+        n: (C,) counts.
+
+    Returns:
+        (B,) in ascending order.
+    """
+    return torch.arange(len(n)).repeat_interleave(n)
+
+
+def rounded(real: Tensor, batch: int, how: str) -> Read:
+    """Turn real counts into labels.
+
+    Args:
+        real: (C,) counts.
+        batch: Samples.
+        how: How they were read, for a note.
+    """
+    n = label_counts.whole(real, batch)
+    return Read(spread(n), float((real - n).abs().nan_to_num(1.0).max()), how)
+
+
+def given(known: Sequence[int], task: Task, batch: int) -> Tensor | None:
+    """Take labels that the user knows.
+
+    Args:
+        known: They, or none.
+        task: What is trained.
+        batch: Samples.
+
+    Returns:
+        (batch,), or None if no labels are known.
+
+    Raises:
+        AttackError: They are not `batch` classes of the task.
+    """
+    if not known:
+        return None
+    classes = range(task.spec.classes)
+    found = all(label in classes for label in known)
+    if not found or len(known) != batch or task.spec.loss == "squared":
+        raise AttackError(
+            f"labels: expected {batch} numbers from 0 to {task.spec.classes - 1} "
+            f"joined by commas, got {written(known)!r}"
+        )
+    return torch.tensor(known, device=task.device)
+
+
+def given_or_read(
+    known: Sequence[int], leak: GradientLeak, task: Task, batch: int
+) -> tuple[Tensor, str]:
+    """Take known labels, or else read them.
+
+    Args:
+        known: Known labels, or none.
+        leak: What was heard.
+        task: What is trained.
+        batch: Samples.
+
+    Returns:
+        The labels (batch,), and for a note how they were read, empty if they were known.
+
+    Raises:
+        AttackError: They are neither known nor in the leak.
+    """
+    told = given(known, task, batch)
+    if told is not None:
+        return told, ""
+    found = read(leak, task, batch)
+    if found is None:
+        raise AttackError("labels: the last layer's gradient is not in the leak; set labels=…")
+    y = found.y.to(task.device)
+    sure = found.off < NEAR
+    if batch == 1 and sure:
+        return y, ""
+    doubt = "" if sure else ", which may be wrong"
+    return y, f"labels by {found.how}{doubt}; "
+
+
+def _by_classes(head: label_counts.Head, batch: int) -> Read | None:
+    """Give every class of RLG one sample and share out the rest by pooled counts.
+
+    Returns:
+        The labels, or None if the rank does not show all samples.
+    """
+    size = torch.linalg.svdvals(head.weight)
+    if 2 * batch > head.classes or batch >= len(size) or size[batch] > GAP * size[batch - 1]:
+        return None
+    classes = label_counts.rlg(head)
+    rest = batch - int(classes.sum())
+    if rest < 0 or rest == batch:
+        return None
+    if not rest:
+        return Read(spread(classes.long()), 0.0, "the classes of RLG")
+    more = torch.where(classes, (label_counts.pooled(head, batch) - 1).clamp_min(TINY), 0.0)
+    n = classes.long() + label_counts.whole(more, rest)
+    return Read(spread(n), UNKNOWN, "the classes of RLG, the rest by pooled counts")

@@ -1,0 +1,202 @@
+"""No string of ours is parsed for its meaning: what is data stays typed, and sentences are made where they are shown.
+
+An AST walk finds every call that takes text apart. Each must have a line in `READS`, with what it reads: text of a
+user, of another program, or of a file format. A line that is no longer needed fails, too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+FOLDERS = ("leakaudit", "attacks", "victims", "reports")
+METHODS = {
+    "endswith",
+    "partition",
+    "removeprefix",
+    "removesuffix",
+    "rpartition",
+    "rsplit",
+    "splitlines",
+    "startswith",
+}
+
+TYPED = "what a user typed"
+NAMED = "a file's name"
+MODULE = "the name of a module or of its function"
+FOREIGN = "a file of another program"
+FORMAT = "the notation of our own file format, checked before it is read"
+ERROR = "the message of another library, shortened to one line"
+TORCH = "PyTorch's own names of dtypes, parameters or calls"
+SHOWN = "text that is about to be printed: white space, markup or the form of a number"
+SVG = "a drawing of matplotlib"
+STORED = "checks that a stored text has its form, and takes nothing from it"
+
+READS = {
+    "attacks/__init__.py": MODULE,
+    "leakaudit/_util/config.py:_key": "a key as TOML writes it",
+    "leakaudit/_util/config.py:inline": "a value as TOML writes it",
+    "leakaudit/_util/config.py:line_of": "TOML that a user wrote, for the number of a line",
+    "leakaudit/_util/declarations.py:_first_line": "the first line of a docstring",
+    "leakaudit/_util/decoding.py:_fits": STORED,
+    "leakaudit/_util/vocabulary.py:Vocabulary.__init__": TYPED,
+    "leakaudit/adversary.py:Adversary.parse": TYPED,
+    "leakaudit/capture/gloo/engine.py:_said": "the stderr of a child process",
+    "leakaudit/capture/gloo/faults.py": TYPED,
+    "leakaudit/capture/gloo/merge.py:Logs.read": FORMAT,
+    "leakaudit/capture/gloo/merge.py:last_word": NAMED,
+    "leakaudit/capture/gloo/process.py:failed": ERROR,
+    "leakaudit/capture/tap/ddp.py:listen.forwarding": ERROR,
+    "leakaudit/capture/tap/event.py": STORED,
+    "leakaudit/capture/tap/event.py:first": FORMAT,
+    "leakaudit/capture/tap/event.py:parse": FORMAT,
+    "leakaudit/capture/tap/group.py:listen": TORCH,
+    "leakaudit/capture/tap/log.py:_form": TORCH,
+    "leakaudit/capture/tap/reading.py": NAMED,
+    "leakaudit/cli/_main.py:main": SHOWN,
+    "leakaudit/cli/_options.py:_add_setting": "the name of an option, for its placeholder",
+    "leakaudit/cli/_options.py:settings": ERROR,
+    "leakaudit/cli/check.py:_format": TYPED,
+    "leakaudit/cli/curves.py:run": NAMED,
+    "leakaudit/cli/doctor.py:_libraries": ERROR,
+    "leakaudit/cli/explain.py:_shortened": SHOWN,
+    "leakaudit/cli/listen.py:listener": TYPED,
+    "leakaudit/cli/listen.py:window": TYPED,
+    "leakaudit/cli/record.py:pairs": TYPED,
+    "leakaudit/cli/record.py:run": TYPED,
+    "leakaudit/cli/sweep.py:_shard": TYPED,
+    "leakaudit/cli/tap.py:_rounds": TYPED,
+    "leakaudit/cli/tapped.py:log": NAMED,
+    "leakaudit/cli/tapped.py:numbers": TYPED,
+    "leakaudit/cli/trace.py:run": TYPED,
+    "leakaudit/gate/config.py:Check._check_program": TYPED,
+    "leakaudit/gate/expected.py:_dtype_name": TORCH,
+    "leakaudit/gate/judge.py:_is_own": MODULE,
+    "leakaudit/gate/program.py:_library": NAMED,
+    "leakaudit/gate/program.py:_outcome": ERROR,
+    "leakaudit/gate/program.py:imported": TYPED,
+    "leakaudit/inversion/search/feature_inversion.py:features": TORCH,
+    "leakaudit/lint/wire.py:_coarse": TORCH,
+    "leakaudit/pipeline/rescoring.py:_own_note": "takes off the remark that it computes from the scores itself",
+    "leakaudit/protocols/recording.py:_columns": TYPED,
+    "leakaudit/protocols/recording.py:_wires": TYPED,
+    "leakaudit/protocols/topology.py:_read": FOREIGN,
+    "leakaudit/protocols/topology.py:make": TYPED,
+    "leakaudit/registry.py:_list": TYPED,
+    "leakaudit/registry.py:_own": MODULE,
+    "leakaudit/registry.py:_told": TYPED,
+    "leakaudit/registry.py:get": TYPED,
+    "leakaudit/registry.py:written": SHOWN,
+    "leakaudit/rendering/console.py:printed": SHOWN,
+    "leakaudit/rendering/html/__init__.py:_code": SHOWN,
+    "leakaudit/rendering/html/inline.py": SVG,
+    "leakaudit/rendering/html/inline.py:_local": SVG,
+    "leakaudit/rendering/html/inline.py:inline": SVG,
+    "leakaudit/rendering/html/topology.py:_place": SHOWN,
+    "leakaudit/rendering/markdown.py:escape": SHOWN,
+    "leakaudit/rendering/plots.py:_columns": SHOWN,
+    "leakaudit/results/redaction.py:_location": "whether a path is absolute",
+    "leakaudit/results/wording.py:clean": SHOWN,
+    "leakaudit/scoring/lpips_weights.py:_canonical": TORCH,
+    "leakaudit/scoring/lpips_weights.py:_fill": TORCH,
+    "leakaudit/scoring/lpips_weights.py:_from_cache": NAMED,
+    "leakaudit/scoring/lpips_weights.py:_load": TORCH,
+    "leakaudit/scoring/lpips_weights.py:read": TORCH,
+    "leakaudit/sweeping/merge.py:beside": NAMED,
+    "leakaudit/sweeping/pool.py:parallel": ERROR,
+    "leakaudit/sweeping/run.py:Options.__post_init__": TYPED,
+    "leakaudit/sweeping/run.py:_work": TYPED,
+    "leakaudit/sweeping/store.py:Store.clean": NAMED,
+    "leakaudit/sweeping/store.py:Store.times": FORMAT,
+    "leakaudit/sweeping/work.py:failure": ERROR,
+    "leakaudit/tasks/_torchvision.py:_load": MODULE,
+    "leakaudit/tasks/build_task.py:_imported": TYPED,
+    "leakaudit/tasks/data.py": TYPED,
+    "leakaudit/tasks/data.py:_parts": TYPED,
+    "leakaudit/tasks/data.py:load": TYPED,
+    "leakaudit/tasks/data_files.py:_table": FOREIGN,
+    "leakaudit/tasks/data_files.py:read_folder": NAMED,
+    "leakaudit/tasks/data_sources.py:from_torchvision": ERROR,
+    "leakaudit/trace.py": STORED,
+    "leakaudit/traces/_storage/archive.py": FORMAT,
+    "leakaudit/traces/_storage/arrays.py:_array": ERROR,
+    "leakaudit/traces/_storage/foreign.py:_first_line": ERROR,
+    "leakaudit/traces/_storage/foreign.py:_trace": FORMAT,
+    "leakaudit/traces/_storage/safe_reader.py": "a list of words in the source",
+    "leakaudit/traces/_storage/shards.py": NAMED,
+    "leakaudit/traces/_storage/sidecar.py": FOREIGN,
+    "leakaudit/traces/_storage/sizes.py:_first_layer": TORCH,
+    "leakaudit/traces/_storage/wellformed.py:_kinds": FORMAT,
+    "leakaudit/traces/_storage/wellformed.py:tensor": TORCH,
+    "leakaudit/traces/convert.py:convert": TYPED,
+    "leakaudit/traces/gaps.py:_each": SHOWN,
+    "leakaudit/traces/recorder.py:Recorder.__init__": TYPED,
+    "leakaudit/traces/recorder.py:_check": TORCH,
+    "leakaudit/traces/trace_file.py:truth_path": NAMED,
+    "leakaudit/traces/trace_info.py:info": TORCH,
+    "reports/__init__.py": MODULE,
+    "reports/sarif.py:_id": SHOWN,
+    "victims/__init__.py": MODULE,
+}
+
+# Text of our own that is still read: each line goes when its code is replaced.
+STILL_READ = {
+    "leakaudit/gate/baseline.py:_check",
+    "leakaudit/rendering/training_chart.py:title",
+}
+
+
+def takes_text_apart(call: ast.Call) -> bool:
+    """Whether a call is one of the module re, or a method of text; a tensor's split takes a size."""
+    function = call.func
+    if not isinstance(function, ast.Attribute):
+        return False
+    if isinstance(function.value, ast.Name) and function.value.id == "re":
+        return True
+    if function.attr != "split":
+        return function.attr in METHODS
+    if not call.args:
+        return not call.keywords
+    separator = call.args[0]
+    return isinstance(separator, ast.Constant) and isinstance(separator.value, str | bytes)
+
+
+def readers(node: ast.AST, scope: str = "") -> Iterator[str]:
+    """The functions below a node that take text apart, as ``Class.function``; "" at module level."""
+    for child in ast.iter_child_nodes(node):
+        inside = scope
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            inside = f"{scope}.{child.name}".lstrip(".")
+        if isinstance(child, ast.Call) and takes_text_apart(child):
+            yield inside
+        yield from readers(child, inside)
+
+
+def test_text_is_taken_apart_only_where_it_comes_from_outside(project: Path) -> None:
+    found: set[str] = set()
+    for folder in FOLDERS:
+        for file in sorted((project / folder).rglob("*.py")):
+            place = file.relative_to(project).as_posix()
+            for scope in readers(ast.parse(file.read_text(encoding="utf-8"))):
+                found.add(f"{place}:{scope}".rstrip(":"))
+    unknown = found - READS.keys() - STILL_READ
+    assert sorted(unknown) == [], "keep the value typed, or say in READS what is read"
+    assert sorted(READS.keys() - found) == [], "remove these lines from READS"
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("def level(x):\n    return x.note.partition(':')[0]", ["level"]),
+        ("class A:\n    def b(self, x):\n        return re.search('a', x)", ["A.b"]),
+        ("FORM = re.compile('a')", [""]),
+        ("def f(x):\n    return [line.split() for line in x.splitlines()]", ["f", "f"]),
+        ("def f(x):\n    return x.split(64), x.split(sizes, dim=1), x.split(', ')", ["f"]),
+        ("def f(x):\n    return x.replace('a', 'b').join(y)", []),
+    ],
+)
+def test_the_walk_finds_what_takes_text_apart(code: str, expected: list[str]) -> None:
+    assert list(readers(ast.parse(code))) == expected

@@ -164,14 +164,12 @@ def _tell(swept: Swept, folder: Path, options: SweepOptions, args: argparse.Name
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from leakaudit.results.model import SweepRecord, fitted
     from leakaudit.sweeping import merge
 
     if len(args.what) < 2:
         raise LeakauditError("sweep merge: expected the folders of the parts")
     path = merge.beside(Path(settings(args).output if args.output is None else args.output))
     found = merge.write([Path(folder) for folder in args.what[1:]], path)
-    swept = fitted(found, SweepRecord).sweep
     _print(found, args)
     _draw(found, args)
     say(

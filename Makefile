@@ -20,9 +20,11 @@ selfcheck: $(VENV)/.ready  ## the estimators on null data, and the red team's te
 	LEAKAUDIT_FRESH_SEED=$${LEAKAUDIT_FRESH_SEED:-$$(date +%s)} LEAKAUDIT_FRESH_CASES=$${LEAKAUDIT_FRESH_CASES:-200} \
 		$(BIN)/pytest -n auto --maxprocesses 4 tests/adversarial
 
-lint: $(VENV)/.ready  ## ruff, imports between rooms, mypy strict
+lint: $(VENV)/.ready  ## ruff, spelling, imports between packages, mypy strict
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs $(wildcard */*.py) leakaudit tests examples
+	$(BIN)/python tests/vocabulary.py
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	$(BIN)/mypy tests $(wildcard bench/*.py)

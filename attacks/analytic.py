@@ -70,7 +70,7 @@ class Analytic(Attack):
     cost: ClassVar[str] = "one pass over the first layer's rows"
 
     numbers: int = param(
-        1 << 23, "most entries of the stack (rounds x rows x inputs) that are used"
+        8_388_608, "most entries of the stack (rounds x rows x inputs) that are used"
     )
 
     def refuses(self, leak: GradientLeak, task: Task) -> str | None:

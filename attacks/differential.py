@@ -34,7 +34,7 @@ from leakaudit.inversion.search import (
     optimise,
     priors,
 )
-from leakaudit.inversion.search.batched_search import FORMATS, Schedule
+from leakaudit.inversion.search.batched_search import FORMATS, SearchSchedule
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.feature_inversion import Known
 from leakaudit.inversion.search.objectives import Gradients, Target
@@ -245,7 +245,7 @@ class Differential(Attack):
         goal = torch.full((number,), self._goal(target), dtype=torch.float64, device=task.device)
         same = [t.expand(number, *t.shape[1:]) for t in objectives.stacked([target])]
         problems = Problems(task, partial(_objective, target.columns), (*same, y), goal)
-        schedule = Schedule(SCOUT, formats=FORMATS["float64"])
+        schedule = SearchSchedule(SCOUT, formats=FORMATS["float64"])
         found = dict(batched_search.search(problems, (x,), schedule, "differential: labels"))
         return [_Candidate(pair[0], found[k]) for k, pair in enumerate(pairs)]
 

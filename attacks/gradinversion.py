@@ -25,7 +25,7 @@ from leakaudit.inversion.exact import convolution_patches
 from leakaudit.inversion.exact.convolution_patches import Inputs
 from leakaudit.inversion.labels import label_signs as labels
 from leakaudit.inversion.search import local_training, objectives, priors
-from leakaudit.inversion.search.adam import Schedule, minimise
+from leakaudit.inversion.search.adam import RateSchedule, minimise
 from leakaudit.inversion.search.local_training import Local
 from leakaudit.inversion.search.objectives import Target
 from leakaudit.inversion.search.optimise import Run
@@ -264,7 +264,7 @@ class GradInversion(Attack):
             if self.group and len(starts) > 1 and k >= begin and (k - begin) % EVERY == 0:
                 middle = self._middle(runs, y)
 
-        schedule = Schedule(self.steps, self.rate, self.slopes, langevin=self.langevin)
+        schedule = RateSchedule(self.steps, self.rate, self.slopes, langevin=self.langevin)
         runs = minimise(objective, starts, schedule, box, generator, "gradinversion", between)
         return runs, self._middle(runs, y) if len(starts) > 1 else middle
 

@@ -26,7 +26,7 @@ from torch import Generator, Tensor
 from leakaudit.errors import AttackError
 from leakaudit.inversion.labels import label_signs as labels
 from leakaudit.inversion.search import adam, local_training, objectives, optimise, priors
-from leakaudit.inversion.search.adam import Schedule
+from leakaudit.inversion.search.adam import RateSchedule
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.objectives import Gradients, Target
 from leakaudit.inversion.search.optimise import Point, Run
@@ -194,7 +194,7 @@ class Inverting(Attack):
         runs = adam.together(
             problems,
             starts.flatten(1),
-            Schedule(self.steps, self.rate, "soft"),
+            RateSchedule(self.steps, self.rate, "soft"),
             partial(priors.boxed, task),
             "inverting",
             lambda k: rounding.at(k / self.steps),
@@ -226,7 +226,7 @@ class Inverting(Attack):
             (run,) = adam.minimise(
                 lambda search, step, x: objective(x),
                 list(start),
-                Schedule(self.steps, self.rate, "soft"),
+                RateSchedule(self.steps, self.rate, "soft"),
                 box,
                 generator,
                 "inverting",

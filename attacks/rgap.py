@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 
 from leakaudit.errors import AttackError
 from leakaudit.inversion.exact import certify, layerwise
-from leakaudit.inversion.exact.layerwise import Relations
+from leakaudit.inversion.exact.layerwise import LayerRelations
 from leakaudit.inversion.labels import label_signs
 from leakaudit.inversion.search import objectives, optimise, priors
 from leakaudit.inversion.search.optimise import Point, Run
@@ -152,7 +152,7 @@ class RGAP(Attack):
             return found
         return replace(found, certificate=Certificate.EXACT)
 
-    def _search(self, task: Task, layers: list[Layer], known: Relations, start: Point) -> Run:
+    def _search(self, task: Task, layers: list[Layer], known: LayerRelations, start: Point) -> Run:
         """L-BFGS over the input on one layer's equations, with smoothing that fades.
 
         Args:

@@ -205,6 +205,7 @@ LEFT_OUT = {
     "recal_table.py": "a replay of errors, from data that the project does not hold; it compares no times",
     "record_level.py": "it compares prices with what losses reach, and no times",
     "certificates.py": "it counts how often EXACT is wrong, in an hour; it compares no times",
+    "verbs.py": "it compares two installations, of which a checkout holds one",
     "gate.py": "it counts how often a gate is right, in ten minutes; it compares no times",
 }
 

@@ -26,7 +26,7 @@ from _files import fashion, unit
 from torch import Generator, Tensor
 
 from leakaudit.protocols.batches import batches
-from leakaudit.rendering import line_plot, pictures
+from leakaudit.rendering import plots, training_chart
 from leakaudit.tasks import data
 from leakaudit.tasks.task import Problem, Task
 from leakaudit.trace import TaskSpec
@@ -149,7 +149,7 @@ def figures(order: Sequence[Training], at: Sequence[int], curves: Curves, folder
             for c in sorted(cases, key=lambda c: (c[1] != "none", c[1], -c[0]))
             for n in names
         ):
-            panel = f"{line_plot.title(name)}, " + (
+            panel = f"{training_chart.title(name)}, " + (
                 "no noise" if noise == "none" else f"epsilon {epsilon:g}, {noise} noise"
             )
             for v, r in enumerate(order):
@@ -160,7 +160,7 @@ def figures(order: Sequence[Training], at: Sequence[int], curves: Curves, folder
                     runs.setdefault(r.label, {})[panel] = torch.from_numpy(
                         np.interp(rounds, at, values)
                     )
-        pictures.save(line_plot.chart(runs), folder / file)
+        plots.save(training_chart.chart(runs), folder / file)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

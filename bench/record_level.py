@@ -2,7 +2,7 @@
 
 python bench/record_level.py           the table of docs/audit.md, in Markdown; about a minute
 
-For each protocol: the largest and the mean ratio, over all nodes and listeners, of the mu that is printed to the largest that least
+For each protocol: the largest and the mean ratio, over all nodes and adversaries, of the mu that is printed to the largest that least
 squares reach whose curvature lies between -L and L, and of curvature between 0 and L. Both are attained values, so 1 is exact.
 L is in units of one over the step size.
 """
@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from leakaudit import registry
-from leakaudit.accounting.listeners import Listener, around
-from leakaudit.accounting.pricing import Price, price
+from leakaudit.accounting.adversaries import Threat, around
+from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.declared import Protocol
@@ -61,36 +61,36 @@ def main() -> None:
     """Print the table."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     graph = make("star", NODES, torch.Generator())
-    print("| protocol | listener | " + " | ".join(f"step L = {s:g}" for s in SMOOTH) + " |")
+    print("| protocol | adversary | " + " | ".join(f"step L = {s:g}" for s in SMOOTH) + " |")
     print("|---|---|" + "---|" * len(SMOOTH))
     for says, name, constants in ROWS:
         made = Protocol(registry.get("victims", name)(sigma=0.5, **constants), graph, ROUNDS, {})
         every = around(graph, range(NODES), 1)
         for kind in ("outsider", "others"):
-            listeners = [one for one in every if (one.kind == "outsider") == (kind == "outsider")]
-            cells = [cell(made, listeners, smooth / STEP) for smooth in SMOOTH]
+            threats = [one for one in every if (one.kind == "outsider") == (kind == "outsider")]
+            cells = [cell(made, threats, smooth / STEP) for smooth in SMOOTH]
             print(f"| {says} | {kind} | " + " | ".join(cells) + " |", flush=True)
 
 
-def cell(made: Protocol, listeners: list[Listener], smoothness: float) -> str:
+def cell(made: Protocol, threats: list[Threat], smoothness: float) -> str:
     """Return the mean and the largest ratio, for both signs and for curvature from 0 up."""
-    found = [
-        one for listener in listeners if (one := loose(made, listener, smoothness)) is not None
-    ]
+    found = [one for threat in threats if (one := loose(made, threat, smoothness)) is not None]
     if not found:
         return "none"
     both, upward = ([getattr(one, name) for one in found] for name in ("both", "upward"))
     return f"{fmean(both):.2f} ({max(both):.2f}); {fmean(upward):.2f} ({max(upward):.2f})"
 
 
-def loose(made: Protocol, listener: Listener, smoothness: float) -> Loose | None:
+def loose(made: Protocol, threat: Threat, smoothness: float) -> Loose | None:
     """Return how loose one view's mu is, None if it has none."""
-    found: Price = next(price(made, listener.adversary, [listener.node], smoothness=smoothness))
+    found: ViewBound = next(
+        view_bounds(made, threat.adversary, [threat.node], smoothness=smoothness)
+    )
     if found.mu is None or not 0 < found.mu < math.inf:
         return None
     steps = range(-GRID, GRID + 1) if smoothness else range(1)
     bends = [smoothness * k / GRID for k in steps]
-    values = {bend: attained(made, listener.node, listener.adversary, bend) for bend in bends}
+    values = {bend: attained(made, threat.node, threat.adversary, bend) for bend in bends}
     up = max(value for bend, value in values.items() if bend >= 0)
     return Loose(found.mu / max(values.values()), found.mu / up)
 

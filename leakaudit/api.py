@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Generator
 
-    from leakaudit.accounting.ledger import Entry
+    from leakaudit.accounting.compare import Comparison
     from leakaudit.adversary import Adversary
     from leakaudit.auditing.plan import AuditPlan
     from leakaudit.gate.judge import Judged as GateJudged
     from leakaudit.leak import Leaks
-    from leakaudit.papers import Judged as ClaimJudged
+    from leakaudit.papers import JudgedClaim
     from leakaudit.protocols.scenario import Scenario
     from leakaudit.reconstruction import Attack, Reconstruction
     from leakaudit.sweeping.plan import SweepPlan
@@ -119,7 +119,7 @@ def bound(
     epsilon: float | None = None,
     data_root: File | None = None,
     download: bool = False,
-) -> list[Entry]:
+) -> list[Comparison]:
     """Compute the exact privacy of one record in what every adversary sees, beside the claim.
 
     Args:
@@ -138,24 +138,25 @@ def bound(
         download: Whether data sets that are missing may be downloaded.
 
     Returns:
-        An entry for each node and adversary: mu, epsilon, claim, verdict and noise.
+        A comparison for each node and adversary: mu, epsilon, claim, verdict and noise.
 
     Raises:
         LeakauditError: A file, a node or a number cannot be used.
     """
-    from leakaudit.accounting import bounding, listeners
-    from leakaudit.accounting.ledger import entries
+    from leakaudit.accounting import adversaries as threats
+    from leakaudit.accounting import bounding
+    from leakaudit.accounting.compare import compare
 
     bounding.check(sensitivity, smoothness, delta, epsilon)
     root = None if data_root is None else Path(data_root)
     protocol, holders = bounding.protocol_of(source, root, download)
     if adversaries is None:
         asked = range(holders) if nodes is None else nodes
-        heard = listeners.around(protocol.graph, list(asked), coalitions)
+        heard = threats.around(protocol.graph, list(asked), coalitions)
     else:
-        heard = listeners.named(list(adversaries), nodes, holders)
+        heard = threats.named(list(adversaries), nodes, holders)
     limits = {"sensitivity": sensitivity, "delta": delta, "epsilon": epsilon}
-    return list(entries(protocol, heard, smoothness=smoothness, **limits))
+    return list(compare(protocol, heard, smoothness=smoothness, **limits))
 
 
 def audit(
@@ -222,7 +223,7 @@ def check(
     return judge.run(gate, judge.Options(seed, strict), files.compared(gate))
 
 
-def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[ClaimJudged]:
+def claims(papers: Sequence[str] = (), rows: Sequence[int] = ()) -> list[JudgedClaim]:
     """Evaluate published privacy claims again.
 
     Args:
@@ -313,8 +314,7 @@ def report(
     """
     from leakaudit import registry
     from leakaudit.errors import LeakauditError
-    from leakaudit.rendering import gallery
-    from leakaudit.results import comparison, record_file, redaction
+    from leakaudit.results import comparison, record_file
 
     registry.get("reports", format)
     source = file_of(results)
@@ -334,14 +334,18 @@ def report(
     earlier = None if against is None else record_file.read(file_of(against))
     if location is not None:
         shown = {**shown, "location": location}
-    if redacted and earlier is not None:
-        return render(redaction.redact_compared(shown, earlier, redact_key))
     if redacted:
+        from leakaudit.results import redaction  # it knows all data sets and models
+
+        if earlier is not None:
+            return render(redaction.redact_compared(shown, earlier, redact_key))
         return render(redaction.redact(shown, redact_key))
     record_file.whole(shown, source.parent)
     if earlier is not None:
         shown = comparison.compare(shown, earlier)
     if format == "html" and kind != "sweep":
+        from leakaudit.rendering import gallery
+
         shown = gallery.with_pictures(shown, source.parent)
     return render(shown)
 
@@ -364,7 +368,7 @@ def file_of(results: File) -> Path:
 def _renderer(kind: str, name: str) -> Callable[[Any], str]:
     """Return the function that renders a kind of record.
 
-    Audits, gates and sweeps have a text and a Markdown of their own.
+    Audits and sweeps have a text and a Markdown of their own.
     """
     from leakaudit import registry
     from leakaudit.errors import LeakauditError
@@ -379,10 +383,6 @@ def _renderer(kind: str, name: str) -> Callable[[Any], str]:
         return forms[name]
     if name not in ("text", "markdown"):
         return render
-    if kind == "check":
-        from leakaudit.gate import text
-
-        return text.text if name == "text" else text.markdown
     if kind == "audit":
         from leakaudit.auditing import words
 

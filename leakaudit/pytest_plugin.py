@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class _Cell(TypedDict):
     """What a baseline stores of a cell, in a form that a worker of pytest-xdist can send."""
 
+    check: str
     digest: str
     seeds: list[int]
     samples: dict[str, list[float]]
@@ -139,8 +140,9 @@ class Leakage:
         """
         __tracebackhide__ = True
         from leakaudit.errors import LeakauditError
-        from leakaudit.gate import files, text
+        from leakaudit.gate import files, record
         from leakaudit.gate.config import Budget, Check, Gate
+        from leakaudit.rendering import gate_text
 
         try:
             if run is None:
@@ -169,7 +171,9 @@ class Leakage:
             for measure, samples in cell.samples.items():
                 self.request.node.user_properties.append((f"{cell.name} {measure}", max(samples)))
         if judged.code:
-            pytest.fail(text.failure(judged), pytrace=False)
+            part = record.part(judged)
+            said = gate_text.failure(part, judged.complete, judged.gate.seeds)
+            pytest.fail(said, pytrace=False)
         return judged
 
     def _judge(self, gate: Gate, seeds: int | None) -> Judged:
@@ -244,7 +248,7 @@ def _write(measured: Measured, reason: str) -> None:
         path = Path(file)
         old = baseline.read(path) if path.is_file() else baseline.Baseline()
         blocks = {
-            name: baseline.block(cell["digest"], cell["seeds"], cell["samples"])
+            name: baseline.block(cell["check"], cell["digest"], cell["seeds"], cell["samples"])
             for name, cell in cells.items()
         }
         old.merged(blocks, reason, provenance.versions()).write(path)
@@ -254,4 +258,5 @@ def _plain(judged: Judged) -> Iterator[tuple[str, _Cell]]:
     """Yield the name of each cell, and what it measured."""
     for name, block in judged.blocks.items():
         samples = {measure: list(values) for measure, values in block.samples.items()}
-        yield name, _Cell(digest=block.digest, seeds=list(block.seeds), samples=samples)
+        seeds = list(block.seeds)
+        yield name, _Cell(check=block.check, digest=block.digest, seeds=seeds, samples=samples)

@@ -16,7 +16,8 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, field, fields, is_dataclass
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from leakaudit.errors import LeakauditError, suggest
@@ -94,11 +95,48 @@ def names(group: str) -> list[str]:
         Sorted names.
     """
     _import(_told())
+    return sorted({*_own(group), *_found[group], *(entry.name for entry in _installed(group))})
+
+
+def _own(group: str) -> list[str]:
+    """Return the names of our own files of a group."""
     package = importlib.import_module(f"leakaudit.{group}")
-    own = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
-    return sorted(
-        {*own, *_found[group], *(e.name for e in entry_points(group=f"leakaudit.{group}"))}
-    )
+    return [m.name for m in pkgutil.iter_modules(package.__path__) if not m.name.startswith("_")]
+
+
+def _installed(group: str) -> tuple[EntryPoint, ...]:
+    """Return what other distributions register in a group."""
+    return _entry_points(group, tuple((folder, _changed(folder)) for folder in sys.path))
+
+
+# A look at the metadata of all distributions takes 8 ms, and every name of a table needs it.
+@cache
+def _entry_points(group: str, path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Return the entry points of a group, for folders that changed at the given times."""
+    return tuple(entry_points(group=f"leakaudit.{group}"))
+
+
+def _changed(folder: str) -> int:
+    """Return when something was last installed in a folder, 0 if there is no such folder."""
+    try:
+        return os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return 0
+
+
+def unloaded(group: str, name: str) -> str | None:
+    """Return the module of one of our own files that is not loaded yet.
+
+    Args:
+        group: One of `GROUPS`.
+        name: A registered name.
+
+    Returns:
+        Its dotted name; None if the name is loaded, or belongs to a plug-in.
+    """
+    if name in _found[group] or any(entry.name == name for entry in _installed(group)):
+        return None
+    return f"leakaudit.{group}.{name}" if name in _own(group) else None
 
 
 def get(group: str, name: str) -> Any:
@@ -126,8 +164,9 @@ def get(group: str, name: str) -> Any:
             raise LeakauditError(
                 f"there is no {group[:-1]} {name!r}{suggest(name, names(group))}; {where}"
             )
-        for entry in entry_points(group=f"leakaudit.{group}", name=name):
-            _found[group][name] = entry.load()
+        for entry in _installed(group):
+            if entry.name == name:
+                _found[group][name] = entry.load()
         if name not in _found[group]:
             importlib.import_module(f"leakaudit.{group}.{name}")
     return _found[group][name]

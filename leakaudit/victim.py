@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.claim import Claim as Claim  # plug-ins import both from here
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Graph
 
@@ -22,40 +22,6 @@ if TYPE_CHECKING:
 # and the third are compared: the start of a protocol ends before the second (NIDS, for example, is
 # silent in round 1 and sends in every later round).
 FEW = 3
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a paper promises of its protocol at these constants.
-
-    Attributes:
-        source: Paper and theorem.
-        promise: The promise in one sentence.
-        epsilon: Of differential privacy; None if the paper promises none.
-        delta: Of differential privacy; None if the paper promises none.
-        adjacency: What two neighbouring data sets differ in.
-        std: Standard deviation of the noise that the theorem asks for, per coordinate.
-        rounds: Last round for which the promise holds.
-        assumes: The theorem's assumptions.
-        sensitivity: Euclidean distance between a node's gradients on neighbouring data, as the
-            theorem assumes it; None if it does not say.
-        sampled: Whether a record takes part only in some gradients, which are drawn in secret.
-        met: Whether the noise of these constants is what the theorem asks for.
-        pair: (v, u) if the promise covers only what node v sees of node u.
-    """
-
-    source: str
-    promise: str
-    epsilon: float | None = None
-    delta: float | None = None
-    adjacency: str = ""
-    std: float | None = None
-    rounds: int | None = None
-    assumes: tuple[str, ...] = ()
-    sensitivity: float | None = None
-    sampled: bool = False
-    met: bool = True
-    pair: tuple[int, int] | None = None
 
 
 class Victim(ABC):

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from leakaudit.registry import renderer
+from leakaudit.rendering import gate_text
 from leakaudit.rendering import markdown as md
 from leakaudit.rendering.shown import Shown
 from leakaudit.results.comparison import lines
-from leakaudit.results.model import Finding
+from leakaudit.results.model import CheckRecord, Finding
 from leakaudit.results.wording import LIMITS, not_determined, notes, provenance, scopes, table
 from leakaudit.trace import Json
 
@@ -27,6 +28,8 @@ def render(results: Mapping[str, Json]) -> str:
     """
     shown = Shown.of(results)
     record = shown.record
+    if isinstance(record, CheckRecord):
+        return gate_text.markdown(record)
     blocks = ["# What this adversary learns", f"**{md.escape(record.summary)}**"]
     if shown.against:
         blocks += ["## Against the earlier results", md.items(lines(shown.against))]

@@ -10,10 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from leakaudit.registry import renderer
+from leakaudit.rendering import gate_text
 from leakaudit.rendering.console import printed
 from leakaudit.rendering.shown import Shown
 from leakaudit.results.comparison import lines
-from leakaudit.results.model import Finding
+from leakaudit.results.model import CheckRecord, Finding
 from leakaudit.results.wording import (
     LIMITS,
     clean,
@@ -44,7 +45,10 @@ def render(results: Mapping[str, Json], width: int = 120, color: bool = False) -
     Returns:
         The text.
     """
-    return printed([_parts(Shown.of(results), wide=width >= _ROOM)], width, color)
+    shown = Shown.of(results)
+    if isinstance(shown.record, CheckRecord):
+        return gate_text.text(shown.record)
+    return printed([_parts(shown, wide=width >= _ROOM)], width, color)
 
 
 def _parts(shown: Shown, wide: bool) -> RenderableType:

@@ -12,7 +12,7 @@ from impulses import Response, respond
 from torch import Tensor
 
 from leakaudit import registry
-from leakaudit.accounting.pricing import Price, price
+from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.protocols.declared import Protocol
 from leakaudit.protocols.topology import make
@@ -112,9 +112,9 @@ class Problem:
             drawer=drawer,
         )
 
-    def price(self, smoothness: float | None = None) -> Price:
+    def bound(self, smoothness: float | None = None) -> ViewBound:
         """Return its price at sensitivity 1."""
-        return next(price(self.protocol, self.adversary, [self.node], smoothness=smoothness))
+        return next(view_bounds(self.protocol, self.adversary, [self.node], smoothness=smoothness))
 
 
 def path(nodes: int) -> Graph:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.claim import Adjacency, Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.batches import batches, enough
@@ -43,7 +44,7 @@ from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
-from leakaudit.victim import Claim, Victim
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
@@ -205,13 +206,16 @@ class DKM(Victim):
                 epsilon=self.epsilon,
                 delta=delta,
                 adjacency=ADJACENCY,
+                neighbours=Adjacency.REPLACE,
                 std=noise.std,
                 rounds=1,
                 assumes=(f"{moves} in {norm} norm",),
+                classic=self.mechanism == "gaussian",
             )
             together = replace(
                 one,
                 source="DP-dKM, Theorem 4",
+                classic=False,
                 promise=f"all {count} broadcasts together are differentially private "
                 "(eps_1: the sum of all)",
                 epsilon=count * self.epsilon,
@@ -225,6 +229,7 @@ class DKM(Victim):
                 source="DP-dKM, Theorem 1",
                 promise=f"one record moves the final average by at most {most:.4g} in expectation",
                 adjacency=ADJACENCY,
+                neighbours=Adjacency.REPLACE,
                 rounds=rounds,
                 assumes=("|T(x) - x| <= B", "X^0 = 0", "one random record an iteration"),
             )

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.claim import Adjacency, Claim, NormAssumption
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols import admm_family as admm
@@ -36,7 +37,7 @@ from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
-from leakaudit.victim import Claim, Victim
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
@@ -192,6 +193,7 @@ class DPADMM(Victim):
             return ()
         epsilon = self._printed(rounds) / std
         degree = max(map(graph.degree, range(graph.nodes)))
+        norm = NormAssumption("gradients of a record of norm at most", self.lipschitz)
         claim = Claim(
             source="DP-Norm, Table II, row DP-ADMM (Huang and Gong 2020)",
             promise=f"({epsilon:.4g}, {self.delta:g})-differential privacy "
@@ -199,12 +201,11 @@ class DPADMM(Victim):
             epsilon=epsilon,
             delta=self.delta,
             adjacency="one record of one node differs",
+            neighbours=Adjacency.REPLACE,
             std=std / (2 * self.rho * degree + self.eta),
             rounds=rounds,
-            assumes=(
-                f"gradients of a record of norm at most {self.lipschitz:g}",
-                f"{self.records} records a node",
-            ),
+            assumes=(str(norm), f"{self.records} records a node"),
+            gradient_norm=norm,
             sensitivity=replaced(self.lipschitz, self.batch, self.records),
             sampled=is_drawn(self.batch, self.records),
         )

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.claim import Adjacency, Claim, NormAssumption
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols import admm_family as admm
@@ -30,7 +31,7 @@ from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
-from leakaudit.victim import Claim, Victim
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem
@@ -162,6 +163,7 @@ class DPADMMServer(Victim):
         if not self.noise:
             return ()
         epsilon = self._printed / self.noise
+        norm = NormAssumption("losses of a record with Lipschitz constant", self.lipschitz)
         claim = Claim(
             source="Huang et al. 2020, Gaussian mechanism of each iteration, "
             "and moments accountant",
@@ -170,13 +172,12 @@ class DPADMMServer(Victim):
             epsilon=epsilon,
             delta=self.delta,
             adjacency="one record of one client differs",
+            neighbours=Adjacency.REPLACE,
             std=self.noise / (self.rho + float(self._slope(1))),
             rounds=1,
-            assumes=(
-                f"losses of a record with Lipschitz constant {self.lipschitz:g}",
-                f"{self.records} records a client",
-                "eps < 1",
-            ),
+            assumes=(str(norm), f"{self.records} records a client", "eps < 1"),
+            gradient_norm=norm,
+            classic=True,
         )
         return (claim,)
 

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.claim import Adjacency, Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.batches import batches, enough, is_drawn, replaced, turns
@@ -36,7 +37,7 @@ from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Form, Relations, Turns, decimal
 from leakaudit.trace import Graph
-from leakaudit.victim import Claim, Victim
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
@@ -247,6 +248,8 @@ class DPNorm(Victim):
                 epsilon=epsilon,
                 delta=self.delta,
                 adjacency="one record of one node is replaced",
+                neighbours=Adjacency.REPLACE,
+                variant=form,
                 std=needed * max(deltas),
                 rounds=rounds,
                 assumes=(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.claim import Adjacency, Claim, NormAssumption
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.batches import is_drawn, replaced
@@ -43,7 +44,7 @@ from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, Turns
 from leakaudit.trace import Graph
-from leakaudit.victim import Claim, Victim
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
@@ -245,19 +246,19 @@ class DPSGD(Victim):
         """Return what the printed noise is said to give, where it is used."""
         if not self.epsilon:
             return ()
+        norm = NormAssumption("gradients of single records have norm at most G =", 1.0)
         claim = Claim(
             source="Fukami et al. (DP-Norm), Table II, row DP-SGD",
             promise="all messages of a node together are (epsilon, delta)-differentially private",
             epsilon=self.epsilon,
             delta=self.delta,
             adjacency="one record of a node's data is another",
+            neighbours=Adjacency.REPLACE,
             std=self.std(self.samples),
             rounds=self.horizon,
-            assumes=(
-                "gradients of single records have norm at most G = 1",
-                "mini-batches are drawn without replacement",
-            ),
-            sensitivity=replaced(1.0, self.batch, self.samples),
+            assumes=(str(norm), "mini-batches are drawn without replacement"),
+            gradient_norm=norm,
+            sensitivity=replaced(norm.limit, self.batch, self.samples),
             sampled=is_drawn(self.batch, self.samples),
         )
         return (claim,)

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.claim import Adjacency, Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols import admm_family as admm
@@ -39,7 +40,7 @@ from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
-from leakaudit.victim import Claim, Victim
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
@@ -71,9 +72,7 @@ class MRADMM(Victim):
     )
     until: int = param(100, "round, or pair, from which they stay")
     theta: float = param(0.3, "step size of the dual", "theta")
-    recycle: bool = param(
-        True, "whether every second update re-uses the gradient of the one before"
-    )
+    recycle: bool = param(True, "whether every second update reuses the gradient of the one before")
     gamma: float = param(2.0, "curvature of an update without data", "gamma")
     rate: float = param(
         0.0, "rate a of the noise, density exp(-a |e|); 0 without noise", "alpha_i(t)"
@@ -194,6 +193,7 @@ class MRADMM(Victim):
             epsilon=max(losses),
             delta=0.0,
             adjacency="one record of one node differs",
+            neighbours=Adjacency.REPLACE,
             rounds=rounds,
             assumes=(
                 admm.assumed_of_losses(C1),

@@ -22,6 +22,7 @@ import numpy as np
 from scipy.sparse.csgraph import shortest_path
 from torch import Generator, Tensor
 
+from leakaudit.claim import Adjacency, Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.consensus import average, declare_average
 from leakaudit.protocols.local import Steps, above, least, stable
@@ -29,7 +30,7 @@ from leakaudit.protocols.mixing import metropolis
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations
 from leakaudit.trace import Graph
-from leakaudit.victim import Claim, Victim
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
@@ -192,6 +193,7 @@ class Muffliato(Victim):
             epsilon=epsilon,
             delta=delta,
             adjacency="one node's clipped gradients are replaced",
+            neighbours=Adjacency.NODE,
             std=self.sigma,
             rounds=rounds,
             assumes=("messages add up as if each had noise of its own",),

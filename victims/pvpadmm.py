@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.claim import Adjacency, Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols import admm_family as admm
@@ -36,7 +37,7 @@ from leakaudit.protocols.training_curves import Curves
 from leakaudit.registry import param, victim
 from leakaudit.relations import Relations, decimal
 from leakaudit.trace import Graph
-from leakaudit.victim import Claim, Victim
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
@@ -185,6 +186,7 @@ class PVPADMM(Victim):
             epsilon=self.alpha,
             delta=0.0,
             adjacency="one record of one node is replaced",
+            neighbours=Adjacency.REPLACE,
             rounds=1,
             assumes=(
                 admm.assumed_of_losses(C4),

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.claim import Adjacency, Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.training_curves import Curves
@@ -38,7 +39,7 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.traces.arcs import Arcs
-from leakaudit.victim import Claim, Victim
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task
@@ -243,6 +244,7 @@ class RECAL(Victim):
             epsilon=epsilon,
             delta=self.delta,
             adjacency="one record of one node differs",
+            neighbours=Adjacency.REPLACE,
             std=self.sigma,
             rounds=rounds,
             assumes=(

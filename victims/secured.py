@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Generator, Tensor
 
+from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.blocks import blocks
@@ -38,7 +39,7 @@ from leakaudit.registry import param, victim
 from leakaudit.relations import Expression, Form, Relations, decimal
 from leakaudit.trace import Graph
 from leakaudit.traces.arcs import Arcs, broadcast
-from leakaudit.victim import Claim, Victim
+from leakaudit.victim import Victim
 
 if TYPE_CHECKING:
     from leakaudit.tasks.task import Problem, Task

@@ -86,6 +86,9 @@ def assign(cost: Tensor) -> Match:
     Returns:
         min(n, m) pairs.
     """
+    if cost.shape == (1, 1):  # most often, and then scipy is not worth its import
+        only = torch.zeros(1, dtype=torch.int64)
+        return Match(only, only, 0)
     from scipy.optimize import linear_sum_assignment
 
     found, true = linear_sum_assignment(cost.cpu().numpy())

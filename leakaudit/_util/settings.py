@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from leakaudit._util import toml_file
+from leakaudit._util import config
 from leakaudit.errors import LeakauditError, suggest
 
 TABLES = ("gate", "check", "budget", "accept")  # of `leakaudit.gate.config`, which reads them
@@ -84,14 +84,15 @@ class Setting:
 
     Attributes:
         default: Its value if no source gives one.
-        read: Turns text, or a value of a TOML file, into a value; raises ValueError, KeyError or
-            TypeError.
+        read: Turns text into a value; raises ValueError or KeyError.
         help: What it means.
+        kind: What a TOML file should give; the type of the default if None.
     """
 
     default: Any
     read: Callable[[Any], Any]
     help: str
+    kind: Any = None
 
 
 SETTINGS: dict[str, Setting] = {
@@ -102,6 +103,7 @@ SETTINGS: dict[str, Setting] = {
         "auto",
         choice("auto", "rich", "plain", "none"),
         "progress on stderr: auto, rich, plain or none",
+        Literal["auto", "rich", "plain", "none"],
     ),
     "output": Setting("leakaudit-out", str, "folder for results"),
     "data_root": Setting("data", str, "folder of downloaded data sets"),
@@ -109,7 +111,9 @@ SETTINGS: dict[str, Setting] = {
     "lpips_weights": Setting(
         "auto", str, "weights for LPIPS: a file, auto (what is cached) or off"
     ),
-    "max_bytes": Setting(4_000_000_000, size, "largest recording that may be written, e.g. 4GB"),
+    "max_bytes": Setting(
+        4_000_000_000, size, "largest recording that may be written, e.g. 4GB", int | float | str
+    ),
     "max_seconds": Setting(0.0, float, "time for attacks together, 0 for no limit"),
 }
 
@@ -134,37 +138,54 @@ def resolve(
     environ = os.environ if environ is None else environ
     layers = [
         *_files(folder),
-        ("environment", _variables(environ)),
-        ("flag", {name: flags[name] for name in SETTINGS if flags.get(name) is not None}),
+        ("environment", _read(_variables(environ), "environment")),
+        ("flag", _read({name: flags.get(name) for name in SETTINGS}, "flag")),
     ]
     found: dict[str, tuple[Any, str]] = {}
     for name, setting in SETTINGS.items():
         found[name] = (setting.default, "default")
     for source, values in layers:
         for name, value in values.items():
-            found[name] = (_read(name, value, source), source)
+            found[name] = (value, source)
     return found
 
 
 def _files(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the settings of both files, the stronger one last."""
-    project = _table(folder / "pyproject.toml")
-    tables = [
-        ("pyproject.toml", toml_file.table(project, "tool", "leakaudit", what="pyproject.toml")),
-        ("leakaudit.toml", _table(folder / "leakaudit.toml")),
+    return [
+        ("pyproject.toml", _given(_table(folder / "pyproject.toml").table("tool", "leakaudit"))),
+        ("leakaudit.toml", _given(_table(folder / "leakaudit.toml"))),
     ]
-    found = []
-    for source, values in tables:
-        settings = {}
-        for key, value in values.items():
-            name = key.replace("-", "_")
-            if name in SETTINGS:
-                settings[name] = value
-            elif key not in TABLES:
-                near = suggest(key, [*SETTINGS, *TABLES])
-                raise LeakauditError(f"{source}: unknown key {key!r}{near}")
-        found.append((source, settings))
-    return found
+
+
+def _table(path: Path) -> config.Table:
+    if not path.is_file():
+        return config.Table({}, path.name, path.name)
+    return config.read(path, path.name)
+
+
+def _given(table: config.Table) -> dict[str, Any]:
+    """Return the settings of a file."""
+    settings = {}
+    for key, value in table.values.items():
+        name = key.replace("-", "_")
+        if name in SETTINGS:
+            settings[name] = _typed(name, value, table, key)
+        elif key not in TABLES:
+            near = suggest(key, [*SETTINGS, *TABLES])
+            raise table.error(f"unknown key {key!r}{near}", key)
+    return settings
+
+
+def _typed(name: str, value: Any, table: config.Table, key: str) -> Any:
+    """Return a value of a TOML file: text is read as on the command line, else its type counts."""
+    setting = SETTINGS[name]
+    try:
+        if not isinstance(value, str):
+            value = config.typed(value, setting.kind or type(setting.default))
+        return setting.read(value)
+    except (ValueError, KeyError, TypeError):
+        raise _refused(name, value, table.name, table.line(key)) from None
 
 
 def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -176,17 +197,19 @@ def _variables(environ: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _table(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    return toml_file.read(path, path.name)
+def _read(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Read what the command line or the environment gives; None is not given."""
+    found = {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        try:
+            found[name] = SETTINGS[name].read(value)
+        except (ValueError, KeyError, TypeError):
+            raise _refused(name, value, source) from None
+    return found
 
 
-def _read(name: str, value: Any, source: str) -> Any:
-    setting = SETTINGS[name]
-    try:
-        return setting.read(value)
-    except (ValueError, KeyError, TypeError):
-        raise LeakauditError(
-            f"{name} from {source}: expected {setting.help}; got {value!r}"
-        ) from None
+def _refused(name: str, value: Any, source: str, line: str = "") -> LeakauditError:
+    expected = f"expected {SETTINGS[name].help}; got {value!r}{line}"
+    return LeakauditError(f"{name} from {source}: {expected}")

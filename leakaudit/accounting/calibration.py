@@ -8,24 +8,29 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import cast
 
 from torch import Tensor
 
-from leakaudit.accounting.listeners import Listener
-from leakaudit.accounting.pricing import Price, price
+from leakaudit._util.plain import Plain, extended
+from leakaudit.accounting.adversaries import Threat
+from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.bounds import gaussian
 from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Relations, Turns
-from leakaudit.trace import Graph, Json
+from leakaudit.trace import Graph
 from leakaudit.victim import Victim
 
-CLOSE = 1e-6  # relative; of the mu that was asked for and the mu that the recommended noise gives
+# Relative distance of the mu that was asked for and the mu computed anew at the recommended noise:
+# a choice, far above the rounding of an exact view, far below the effect of a second noise that is
+# not scaled.
+CLOSE = 1e-6
+EQUAL = 1e-9  # relative distance of standard deviations that differ by rounding
 
 
 @dataclass(frozen=True)
-class Louder:
+class ScaledNoise:
     """The declaration of a victim, with its noise scaled.
 
     Attributes:
@@ -53,15 +58,15 @@ class Louder:
             rounds: As for the victim.
             public: As for the victim.
         """
-        p = self.victim.relations(graph, rounds, public)
-        p.vectors[:] = [
-            replace(v, std=v.std * self.factor) if v.kind == "noise" else v for v in p.vectors
-        ]
-        return p
+        declared = self.victim.relations(graph, rounds, public)
+        for k, vector in enumerate(declared.vectors):
+            if vector.kind == "noise":
+                declared.vectors[k] = replace(vector, std=vector.std * self.factor)
+        return declared
 
 
 @dataclass(frozen=True)
-class Advice:
+class Calibration:
     """The noise that gives an epsilon to one view.
 
     Attributes:
@@ -96,70 +101,91 @@ class Advice:
             return "no noise in these places helps"
         if not self.factor:
             return "none needed"
-        levels = ", ".join(
-            f"{name} {_range(low, high)}" for name, (low, high) in self.noise.items()
-        )
-        if self.holds:
-            return f"{levels} (x{self.factor:.4g})"
-        return f"{levels} (x{self.factor:.4g}, not confirmed)"
+        ranges = [f"{name} {_range(low, high)}" for name, (low, high) in self.noise.items()]
+        scaled = f"x{self.factor:.4g}"
+        if not self.holds:
+            scaled += ", not confirmed"
+        return f"{', '.join(ranges)} ({scaled})"
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, Plain]:
         """Plain values; infinity is the text ``inf``."""
         return {
-            k: "inf" if v == math.inf else list(v) if isinstance(v, tuple) else v
-            for k, v in {**asdict(self), "holds": self.holds}.items()
+            "epsilon": extended(self.epsilon),
+            "delta": self.delta,
+            "factor": extended(self.factor),
+            "noise": dict(self.noise),
+            "mu": extended(self.mu),
+            "reached": extended(self.reached),
+            "leaking": list(self.leaking),
+            "holds": self.holds,
         }
 
 
-def advise(
+def calibrate(
     protocol: Protocol,
-    listener: Listener,
-    found: Price,
+    threat: Threat,
+    found: ViewBound,
     epsilon: float,
     delta: float,
     smoothness: float | None,
-) -> Advice | None:
+) -> Calibration | None:
     """Return the noise that makes this view (epsilon, delta)-DP; None if there is no mu.
 
     Args:
         protocol: With its constants and graph.
-        listener: The adversary and the node.
+        threat: The adversary and the node.
         found: The bound on its view.
         epsilon: Wanted.
         delta: Wanted.
-        smoothness: As for `price`.
+        smoothness: As for `view_bounds`.
     """
     if found.mu is None:
         return None
-    if 0 < delta < 1:
-        wanted = gaussian.least_mu(epsilon, delta)
-    else:
-        wanted = 0.0 if delta == 0 else math.inf
+    wanted = _mu(epsilon, delta)
     if found.mu == math.inf or (not wanted and found.mu):
-        return Advice(epsilon, delta, math.inf, {}, wanted, None, found.leaking)
-    factor = found.mu / wanted if found.mu else 0.0
-    levels = _levels(protocol.start, listener.node, factor)
-    if not factor:
-        return Advice(epsilon, delta, factor, levels, wanted, 0.0)
-    louder = replace(protocol, victim=cast(Victim, Louder(protocol.victim, factor)))
-    (again,) = price(
-        louder,
-        listener.adversary,
-        [listener.node],
+        return Calibration(epsilon, delta, math.inf, {}, wanted, None, found.leaking)
+    if not found.mu:
+        silent = _noise(protocol.start, threat.node, 0.0)
+        return Calibration(epsilon, delta, 0.0, silent, wanted, 0.0)
+    factor = found.mu / wanted
+    noise = _noise(protocol.start, threat.node, factor)
+    if not factor:  # any mu is allowed, by a delta of 1 or more
+        return Calibration(epsilon, delta, factor, noise, wanted, 0.0)
+    scaled = replace(protocol, victim=cast(Victim, ScaledNoise(protocol.victim, factor)))
+    (again,) = view_bounds(
+        scaled,
+        threat.adversary,
+        [threat.node],
         found.sensitivity,
         delta or found.delta,
         smoothness,
     )
-    return Advice(epsilon, delta, factor, levels, wanted, again.mu)
+    return Calibration(epsilon, delta, factor, noise, wanted, again.mu)
 
 
-def _levels(declared: Relations, node: int, factor: float) -> dict[str, tuple[float, float]]:
-    noise = [v for v in declared.vectors if v.kind == "noise"]
-    found = defaultdict[str, list[float]](list)
-    for v in [v for v in noise if v.owner == node] or noise:
-        found[v.name].append(v.std * factor)
-    return {name: (min(stds), max(stds)) for name, stds in found.items()}
+def _mu(epsilon: float, delta: float) -> float:
+    """Return the largest mu that (epsilon, delta)-DP allows; Gaussian noise has no delta of 0."""
+    if delta == 0:
+        return 0.0
+    if not 0 < delta < 1:
+        return math.inf
+    return gaussian.least_mu(epsilon, delta)
+
+
+def _noise(declared: Relations, node: int, factor: float) -> dict[str, tuple[float, float]]:
+    """Return the least and the largest standard deviation of each noise, scaled."""
+    noise = [vector for vector in declared.vectors if vector.kind == "noise"]
+    own = [vector for vector in noise if vector.owner == node]
+    stds = defaultdict[str, list[float]](list)
+    for vector in own or noise:
+        stds[vector.name].append(vector.std * factor)
+    ranges = {}
+    for name, scaled in stds.items():
+        ranges[name] = (min(scaled), max(scaled))
+    return ranges
 
 
 def _range(low: float, high: float) -> str:
-    return f"{low:.4g}" if math.isclose(low, high, rel_tol=1e-9) else f"{low:.4g} to {high:.4g}"
+    if math.isclose(low, high, rel_tol=EQUAL):
+        return f"{low:.4g}"
+    return f"{low:.4g} to {high:.4g}"

@@ -19,11 +19,15 @@ from fractions import Fraction
 import networkx as nx
 from networkx.algorithms.isomorphism import GraphMatcher, categorical_node_match
 
-from leakaudit.accounting.listeners import Listener
+from leakaudit.accounting.adversaries import Threat
 from leakaudit.relations import Relations, Vector
 from leakaudit.trace import Graph
 
 Renaming = tuple[int, ...]
+# A linear form: place of a vector -> coefficient.
+Form = Mapping[int, Fraction]
+# What a form belongs to (a gradient, an opaque vector, or None for a relation), and its vectors.
+FormKey = tuple[int | None, frozenset[int]]
 # Renamings that fail, without one that holds, before the search ends: a choice, time against luck.
 PATIENCE = 12
 
@@ -39,52 +43,52 @@ class Symmetry:
     def __init__(self, graph: Graph, relations: Relations) -> None:
         self.graph = graph
         self.relations = relations
-        self._first = defaultdict[tuple[object, ...], list[Listener]](list)
+        self._first = defaultdict[tuple[object, ...], list[Threat]](list)
         self._proved: dict[Renaming, bool] = {}
 
-    def like(self, one: Listener) -> Listener | None:
-        """Return the earlier listener, None where there is none; then this one is remembered."""
-        marked = self._marked(one)
-        same = self._first[self._key(one, marked)]
+    def like(self, threat: Threat) -> Threat | None:
+        """Return the earlier adversary; None if there is none, and this one is remembered."""
+        marked = self._marked(threat)
+        same = self._first[self._key(threat, marked)]
         for other in same:
             renaming = self._renaming(self._marked(other), marked)
             if renaming is not None and self._holds(renaming):
                 return other
-        same.append(one)
+        same.append(threat)
         return None
 
     def _holds(self, renaming: Renaming) -> bool:
         if renaming not in self._proved:
-            failed = sum(not good for good in self._proved.values())
-            if failed >= PATIENCE and failed == len(self._proved):
+            if len(self._proved) >= PATIENCE and not any(self._proved.values()):
                 return False
-            self._proved[renaming] = any(
-                invariant(self.relations, renaming, by_node) for by_node in (False, True)
+            self._proved[renaming] = invariant(self.relations, renaming, False) or invariant(
+                self.relations, renaming, True
             )
         return self._proved[renaming]
 
-    def _marked(self, one: Listener) -> nx.Graph:
+    def _marked(self, threat: Threat) -> nx.Graph:
         """The graph with each node's part: the target, an end of a tapped wire, a curious node."""
-        hears = one.adversary.hears
-        tapped = {n for arc in hears for n in arc} if isinstance(hears, frozenset) else set()
+        tapped: set[int] = set()
+        if isinstance(threat.adversary.hears, frozenset):
+            tapped.update(*threat.adversary.hears)
         graph = nx.Graph()
-        for n in range(self.graph.nodes):
-            graph.add_node(n, part=(n == one.node, n in tapped, n in one.adversary.corrupt))
+        for node in range(self.graph.nodes):
+            part = (node == threat.node, node in tapped, node in threat.adversary.corrupt)
+            graph.add_node(node, part=part)
         graph.add_edges_from(self.graph.edges)
         return graph
 
-    def _key(self, one: Listener, marked: nx.Graph) -> tuple[object, ...]:
+    def _key(self, threat: Threat, marked: nx.Graph) -> tuple[object, ...]:
         """What every renaming keeps, to compare few."""
-        apart = nx.single_source_shortest_path_length(marked, one.node)
-        return one.kind, tuple(
-            sorted((apart[n], marked.degree[n], marked.nodes[n]["part"]) for n in marked)
-        )
+        apart = nx.single_source_shortest_path_length(marked, threat.node)
+        kept = sorted((apart[n], marked.degree[n], marked.nodes[n]["part"]) for n in marked)
+        return (threat.kind, tuple(kept))
 
     def _renaming(self, old: nx.Graph, new: nx.Graph) -> Renaming | None:
         matcher = GraphMatcher(old, new, node_match=categorical_node_match("part", None))
         if not matcher.is_isomorphic():
             return None
-        return tuple(matcher.mapping[n] for n in range(self.graph.nodes))
+        return tuple(map(matcher.mapping.__getitem__, range(self.graph.nodes)))
 
 
 def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> bool:
@@ -98,40 +102,54 @@ def invariant(relations: Relations, renaming: Sequence[int], by_node: bool) -> b
         renaming: (N,) A permutation of the nodes.
         by_node: Whether the index of a vector is a node and is renamed too.
     """
-    place = {_name(v): k for k, v in enumerate(relations.vectors)}
-    to = [place.get(_name(_renamed(v, renaming, by_node))) for v in relations.vectors]
-    if None in to or len(set(to)) < len(to):
-        return False
-    image = [k for k in to if k is not None]
+    image = _image(relations, renaming, by_node)
     forms = _forms(relations)
-    if len(forms) < len(relations.relations) + len(relations.points) + sum(
-        map(len, relations.opaques.values())
-    ):
+    opaque = sum(map(len, relations.opaques.values()))
+    all_apart = len(forms) == len(relations.relations) + len(relations.points) + opaque
+    if image is None or not all_apart:
         return False
+    # A form and its image are equal up to one sign of the form and one of each vector. So the size
+    # of all ratios of coefficients must be one, and their signs must be products of such signs.
     signs = _Signs()
-    for n, (key, terms) in enumerate(forms.items()):
-        owner = key[0] if key[0] is None else image[key[0]]
-        other = forms.get((owner, frozenset(image[k] for k in terms)))
+    for n, ((owner, vectors), terms) in enumerate(forms.items()):
+        if owner is not None:
+            owner = image[owner]
+        other = forms.get((owner, frozenset(map(image.__getitem__, vectors))))
         if other is None:
             return False
-        ratios = {k: other[image[k]] / terms[k] for k in terms}
-        if len({abs(r) for r in ratios.values()}) > 1:
-            return False
-        for k, ratio in ratios.items():
+        sizes: set[Fraction] = set()
+        for k, coefficient in terms.items():
+            ratio = other[image[k]] / coefficient
+            sizes.add(abs(ratio))
             signs.tie(("row", n), ("vector", k), -1 if ratio < 0 else 1)
+        if len(sizes) > 1:
+            return False
     return signs.agree()
 
 
-def _forms(relations: Relations) -> dict[tuple[int | None, frozenset[int]], Mapping[int, Fraction]]:
-    """All linear forms, by what they belong to and the vectors in them.
+def _image(relations: Relations, renaming: Sequence[int], by_node: bool) -> list[int] | None:
+    """Return where each vector goes; None if one goes nowhere, or two go to one place."""
+    place: dict[tuple[object, ...], int] = {}
+    for k, vector in enumerate(relations.vectors):
+        place[_name(vector)] = k
+    image: list[int] = []
+    for vector in relations.vectors:
+        to = place.get(_name(_renamed(vector, renaming, by_node)))
+        if to is None:
+            return None
+        image.append(to)
+    if len(set(image)) < len(image):
+        return None
+    return image
 
-    A form belongs to a gradient, to an opaque vector, or, if None, to a relation.
-    """
-    found: dict[tuple[int | None, frozenset[int]], Mapping[int, Fraction]] = {}
-    for r in relations.relations:
-        found[None, frozenset(r.terms)] = r.terms
-    for g, point in relations.points.items():
-        found[g, frozenset(point.at.terms)] = point.at.terms
+
+def _forms(relations: Relations) -> dict[FormKey, Form]:
+    """All linear forms, by what they belong to and the vectors in them."""
+    found: dict[FormKey, Form] = {}
+    for relation in relations.relations:
+        found[None, frozenset(relation.terms)] = relation.terms
+    for gradient, point in relations.points.items():
+        found[gradient, frozenset(point.at.terms)] = point.at.terms
     for out, parts in relations.opaques.items():
         for part in parts:
             found[out, frozenset(part.terms)] = part.terms
@@ -139,26 +157,25 @@ def _forms(relations: Relations) -> dict[tuple[int | None, frozenset[int]], Mapp
 
 
 def _name(v: Vector) -> tuple[object, ...]:
-    to = None if v.dst is None else frozenset(v.dst)
-    return v.kind, v.name, v.owner, v.round, v.index, v.std, to, v.secure, v.law
+    """Return what tells a vector from others; the order of its receivers does not."""
+    to = None
+    if v.dst is not None:
+        to = frozenset(v.dst)
+    return (v.kind, v.name, v.owner, v.round, v.index, v.std, to, v.secure, v.law)
 
 
 def _renamed(v: Vector, renaming: Sequence[int], by_node: bool) -> Vector:
-    owner = None if v.owner is None else renaming[v.owner]
+    owner = v.owner
+    if owner is not None:
+        owner = renaming[owner]
     index = v.index
     if by_node and index is not None and index < len(renaming):
         index = renaming[index]
-    return Vector(
-        v.kind,
-        v.name,
-        owner,
-        v.round,
-        index,
-        v.std,
-        None if v.dst is None else tuple(renaming[j] for j in v.dst),
-        v.secure,
-        v.law,
-    )
+    dst = v.dst
+    if dst is not None:
+        dst = tuple(map(renaming.__getitem__, dst))
+    # Spelt out: `replace` takes three times as long.
+    return Vector(v.kind, v.name, owner, v.round, index, v.std, dst, v.secure, v.law)
 
 
 class _Signs:
@@ -173,11 +190,13 @@ class _Signs:
         self._ties[b].append((a, product))
 
     def agree(self) -> bool:
-        """Try to choose."""
+        """Try to choose: the sign of one vector of a component decides all others in it."""
         chosen: dict[tuple[str, int], int] = {}
         for start in self._ties:
-            todo = deque([start] if start not in chosen else [])
-            chosen.setdefault(start, 1)
+            if start in chosen:
+                continue
+            chosen[start] = 1
+            todo = deque([start])
             while todo:
                 a = todo.popleft()
                 for b, product in self._ties[a]:

@@ -13,9 +13,15 @@ from typing import Any
 
 from leakaudit import registry
 from leakaudit._util.bisection import crossing, geometric
-from leakaudit.accounting.ledger import DELTA, Entry, Moved, assumed, entries
-from leakaudit.accounting.listeners import named
-from leakaudit.accounting.pricing import Price, price
+from leakaudit.accounting.adversaries import named
+from leakaudit.accounting.compare import (
+    DELTA,
+    AssumedSensitivity,
+    Comparison,
+    assumed_sensitivity,
+    compare,
+)
+from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.bounds import gaussian
@@ -52,7 +58,7 @@ class Level:
     ready: recording.Plan
     delta: float
     sensitivity: float
-    views: tuple[Entry, ...] = field(repr=False)
+    views: tuple[Comparison, ...] = field(repr=False)
 
     @property
     def words(self) -> str:
@@ -61,22 +67,22 @@ class Level:
             return "as configured"
         return "no noise" if self.epsilon == math.inf else short(self.epsilon)
 
-    def seen_by(self, adversary: Adversary) -> list[Entry]:
+    def seen_by(self, adversary: Adversary) -> list[Comparison]:
         """Return the exact views of one adversary.
 
         Args:
             adversary: One of the plan's.
         """
-        return [view for view in self.views if view.listener.adversary == adversary]
+        return [view for view in self.views if view.threat.adversary == adversary]
 
-    def view(self, adversary: Adversary, node: int) -> Entry:
+    def view(self, adversary: Adversary, node: int) -> Comparison:
         """Return the exact view of one adversary and node.
 
         Args:
             adversary: One of the plan's.
             node: One of the nodes that are attacked.
         """
-        return next(view for view in self.seen_by(adversary) if view.price.node == node)
+        return next(view for view in self.seen_by(adversary) if view.bound.node == node)
 
 
 def short(epsilon: float) -> str:
@@ -121,22 +127,22 @@ def levels(
     # One delta and one sensitivity for the whole grid, of the first point that has a claim.
     claiming = next((protocol for protocol in protocols if _claims(protocol)), protocols[0])
     delta, moved = _assumed(plan, claiming)
-    listeners = []
+    threats = []
     for one in named(plan.parsed, list(nodes), 0):
         if one.node not in one.adversary.corrupt:
-            listeners.append(one)
+            threats.append(one)
     found = []
     for (asked, chosen, point), protocol in zip(points, protocols, strict=True):
         views = tuple(
-            entries(
+            compare(
                 protocol,
-                listeners,
+                threats,
                 sensitivity=moved,
                 delta=delta,
                 smoothness=plan.smoothness,
             )
         )
-        found.append(Level(asked, chosen, point, delta, moved.sensitivity, views))
+        found.append(Level(asked, chosen, point, delta, moved.value, views))
     return found
 
 
@@ -179,14 +185,14 @@ def declared(ready: recording.Plan) -> Protocol:
     return Protocol(ready.victim, ready.graph, ready.scenario.rounds, public)
 
 
-def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, Moved]:
+def _assumed(plan: AuditPlan, made: Protocol) -> tuple[float, AssumedSensitivity]:
     """Return delta and sensitivity.
 
     The plan's, else the first claim's, else 1e-5 and that of the declared clip, or 1.
     """
     claims = _claims(made)
     delta = plan.delta or next((c.delta for c in claims if c.delta), DELTA)
-    return delta, replace(assumed(made, claims, plan.sensitivity), comparable=True)
+    return delta, replace(assumed_sensitivity(made, claims, plan.sensitivity), comparable=True)
 
 
 def _claims(made: Protocol) -> list[Claim]:
@@ -244,7 +250,7 @@ def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequenc
         mus = []
         for adversary in plan.parsed:
             mine = [n for n in nodes if n not in adversary.corrupt]
-            for one in price(made, adversary, mine, moved.sensitivity, delta, plan.smoothness):
+            for one in view_bounds(made, adversary, mine, moved.value, delta, plan.smoothness):
                 mu = one.mu if one.mu is not None else one.node_mu
                 if mu is None or mu == math.inf:
                     why = _unset(one, plan.constant)
@@ -264,7 +270,7 @@ def _exact(plan: AuditPlan, epsilon: float, base: recording.Plan, nodes: Sequenc
     return noise
 
 
-def _unset(one: Price, constant: str) -> str:
+def _unset(one: ViewBound, constant: str) -> str:
     """Say why no noise gives a view an epsilon."""
     if one.refused:
         return one.refused

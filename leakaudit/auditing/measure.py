@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from leakaudit.accounting.ledger import Entry
+from leakaudit.accounting.compare import Comparison
 from leakaudit.adversary import Adversary
 from leakaudit.auditing import canary
 from leakaudit.auditing.canary import Guesses
@@ -36,7 +36,7 @@ from leakaudit.verdict import Verdict
 # Relative excess up to which a measured sensitivity counts as the assumed one: a choice, far above
 # the rounding of gradients in float64.
 SLACK = 1e-6
-# `Price.mu` is always about one record; `Price.node_mu`, about a whole node, is not tested.
+# `ViewBound.mu` is always about one record; `ViewBound.node_mu`, about a whole node, is not tested.
 EXACT_VIEW = "the exact view [record]"
 
 
@@ -63,7 +63,7 @@ class Measured:
     moved: float
 
 
-def promises(entry: Entry, delta: float) -> list[Promise]:
+def promises(entry: Comparison, delta: float) -> list[Promise]:
     """Return what is promised about one record in one view.
 
     Args:
@@ -74,7 +74,7 @@ def promises(entry: Entry, delta: float) -> list[Promise]:
         That of the exact view, if it has one at record level, and that of the paper, if any.
     """
     found = []
-    mu = entry.price.mu
+    mu = entry.bound.mu
     if mu is not None and mu < math.inf:
         found.append(Promise(EXACT_VIEW, epsilon(delta, mu), delta, mu))
     claim = entry.claim
@@ -299,20 +299,20 @@ def static(grid: Sequence[Level], measured: Sequence[Measured]) -> list[Judged]:
     found = []
     for one in measured:
         level = grid[one.level]
-        worst = max(level.seen_by(one.adversary), key=lambda v: v.price.largest or 0.0)
+        worst = max(level.seen_by(one.adversary), key=lambda v: v.bound.largest or 0.0)
         found.append(_against_claim(one, worst))
-        largest = worst.price.largest
+        largest = worst.bound.largest
         if one.moved and largest is not None and largest < math.inf:
             found.append(_sensitivity(one, level.sensitivity))
     return found
 
 
-def _against_claim(one: Measured, worst: Entry) -> Judged:
+def _against_claim(one: Measured, worst: Comparison) -> Judged:
     """Return the verdict of the exact view against the claim."""
     figures = {
-        "mu": _plain(worst.price.mu),
-        "node_mu": _plain(worst.price.node_mu),
-        "rounds_priced": worst.price.rounds_priced,
+        "mu": _plain(worst.bound.mu),
+        "node_mu": _plain(worst.bound.node_mu),
+        "rounds_priced": worst.bound.rounds,
         "exact": _plain(worst.exact),
         "claimed": worst.claim and worst.claim.epsilon,
         "ratio": _plain(worst.ratio),
@@ -320,7 +320,7 @@ def _against_claim(one: Measured, worst: Entry) -> Judged:
     test = Test(
         one.level,
         one.adversary,
-        worst.price.node,
+        worst.bound.node,
         TestName.VIEW,
         Guesser.NOBODY,
         promise=None,

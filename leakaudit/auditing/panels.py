@@ -7,27 +7,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
-from PIL import Image
 
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.evidence import Successes
-from leakaudit.auditing.figure import Line, Panel, draw
 from leakaudit.auditing.levels import Level
 from leakaudit.auditing.measure import Measured, promises
 from leakaudit.auditing.names import TestName
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.auditing.simulate import Simulated
 from leakaudit.bounds.reconstruction import kappa_identification
+from leakaudit.rendering.plots import Line, Panel, curves
 from leakaudit.scoring import metrics
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Entries of the legend, beside the names of attacks.
 RERO = TestName.LIKELIHOOD.value
 EXACT = "exact view"
 PAPER = "paper's claim"
 BLIND = "mean image"
-STYLES = ("best", "median", "mean")
+STYLES = {"median": "median", "best": "best", "mean": "mean"}  # and their words in the legend
+NOTE = "dashed: the ceiling on success (reconstruction robustness)"
 SHOWN = 50.0  # dB; more looks the same to an eye
 TITLES = {
     "psnr": f"PSNR, dB, up to {SHOWN:g}",
@@ -38,7 +43,7 @@ TITLES = {
 
 def figure(
     plan: AuditPlan, grid: Sequence[Level], simulated: Simulated, measured: Sequence[Measured]
-) -> Image.Image:
+) -> Figure:
     """Draw the audit, the largest epsilon at the right; inf is without noise.
 
     Args:
@@ -46,9 +51,15 @@ def figure(
         grid: Its points.
         simulated: What attacks found.
         measured: What replays gave.
+
+    Returns:
+        The figure.
     """
     order = sorted(range(len(grid)), key=lambda k: grid[k].epsilon or 0.0)
     images = simulated.trace.task.is_image
+    points = []
+    for k in order:
+        points.append("inf" if grid[k].epsilon == math.inf else grid[k].words)
     rows = []
     for adversary in plan.parsed:
         panels = []
@@ -56,9 +67,9 @@ def figure(
             panels.append(_quality(plan, order, simulated, adversary, metric))
         panels.append(_identified(plan, grid, order, simulated, adversary))
         panels.append(_likelihood(plan, grid, order, measured, adversary))
-        rows.append((f"heard by {adversary}", panels))
-    points = [grid[k].words if grid[k].epsilon != math.inf else "inf" for k in order]
-    return draw(rows, points, _legend(plan, grid, images))
+        placed = [replace(panel, axis="epsilon", points=tuple(points)) for panel in panels]
+        rows.append((f"heard by {adversary}", placed))
+    return curves(rows, _legend(plan, grid, images), STYLES, NOTE)
 
 
 def _legend(plan: AuditPlan, grid: Sequence[Level], images: bool) -> dict[str, str]:
@@ -122,7 +133,7 @@ def _identified(
     if total:
         kappa = min(1.0, grid[0].ready.scenario.samples / total)
         title = f"identified among {total}"
-    return Panel(title, (*lines, *_ceilings(grid, order, adversary, kappa)), 0.0, 1.0)
+    return Panel(title, (*lines, *_ceilings(grid, order, adversary, kappa)), low=0.0, high=1.0)
 
 
 def _likelihood(
@@ -144,7 +155,7 @@ def _likelihood(
     count = max(candidates, default=plan.candidates)
     ceilings = _ceilings(grid, order, adversary, kappa_identification(count))
     lines = (Line(RERO, "rate", rates), *ceilings)
-    return Panel(f"identified among {count} by likelihood", lines, 0.0, 1.0)
+    return Panel(f"identified among {count} by likelihood", lines, low=0.0, high=1.0)
 
 
 def _ceilings(
@@ -156,7 +167,7 @@ def _ceilings(
     for k in order:
         entry = grid[k].seen_by(adversary)[0]
         # A view without noise has no promise, and allows every success.
-        by_view = 1.0 if entry.price.mu == math.inf else None
+        by_view = 1.0 if entry.bound.mu == math.inf else None
         by_claim = None
         for promise in promises(entry, grid[k].delta):
             if promise.empty:

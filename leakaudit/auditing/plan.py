@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import InitVar, asdict, dataclass, field, fields
-from functools import cached_property
+from dataclasses import InitVar, asdict, dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from leakaudit import registry
-from leakaudit._util import toml_file
+from leakaudit._util import config
+from leakaudit._util.forms import Nodes, Number, Numbers, Settings, Words, form
 from leakaudit.adversary import Adversary
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.errors import suggest
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.trace import Json
 
 NOISES = ("exact", "claim")
-LISTS = ("epsilon", "adversaries", "attacks", "nodes")
 
 
 @dataclass(frozen=True)
@@ -49,20 +47,20 @@ class AuditPlan:
     """
 
     scenario: Scenario
-    epsilon: tuple[float, ...] = ()
-    delta: float | None = None
+    epsilon: Numbers = ()
+    delta: Number | None = None
     noise: str = "exact"
     constant: str = "sigma"
-    sensitivity: float | None = None
-    smoothness: float | None = None
-    adversaries: tuple[str, ...] = ("eavesdropper",)
-    attacks: tuple[str, ...] = ("auto",)
-    set: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sensitivity: Number | None = None
+    smoothness: Number | None = None
+    adversaries: Words = ("eavesdropper",)
+    attacks: Words = ("auto",)
+    set: Settings = field(default_factory=dict)
     seeds: int = 1
-    nodes: tuple[int, ...] = ()
+    nodes: Nodes = ()
     gradients: int = 8
-    alpha: float = 0.01
-    psnr: float = 20.0
+    alpha: Number = 0.01
+    psnr: Number = 20.0
     candidates: int = 10
     replays: int = 200
     canary: int = 200
@@ -80,9 +78,9 @@ class AuditPlan:
                 registry.configure(registry.get("attacks", name), dict(self.set.get(name, {})))
         if unused := [name for name in self.set if name not in self.attacks]:
             near = suggest(unused[0], self.attacks)
-            raise LeakauditError(f"{table}: set.{unused[0]}: no such attack is in the plan{near}")
+            raise config.Wrong(table, f"no such attack is in the plan{near}", "set", unused[0])
         if not self.adversaries or not self.attacks:
-            raise LeakauditError(f"{table}: expected at least one adversary and one attack")
+            raise config.Wrong(table, "expected at least one adversary and one attack")
 
     def _check_numbers(self, table: str) -> None:
         for name in ("seeds", "gradients"):
@@ -91,28 +89,22 @@ class AuditPlan:
             _check(table, name, "a whole number from 0", getattr(self, name), 0)
         _check(table, "candidates", "a whole number from 2", self.candidates, 2)
         if self.noise not in NOISES:
-            raise LeakauditError(
-                f"{table}: noise: expected one of {', '.join(NOISES)}, "
-                f"got {self.noise!r}{suggest(str(self.noise), NOISES)}"
-            )
+            near = suggest(str(self.noise), NOISES)
+            expected = f"expected one of {', '.join(NOISES)}, got {self.noise!r}{near}"
+            raise config.Wrong(table, expected, "noise")
         positive = all(_number(e) and e > 0 for e in self.epsilon)
         if not positive or len(set(self.epsilon)) < len(self.epsilon):
-            raise LeakauditError(
-                f"{table}: epsilon: expected different numbers above 0, inf for no noise, "
-                f"got {list(self.epsilon)}"
-            )
+            expected = "expected different numbers above 0, inf for no noise"
+            raise config.Wrong(table, f"{expected}, got {list(self.epsilon)}", "epsilon")
         for name, low, high in (("alpha", 0, 1), ("delta", 0, 1), ("sensitivity", 0, math.inf)):
             value = getattr(self, name)
             if value is not None and not (_number(value) and low < value < high):
-                raise LeakauditError(
-                    f"{table}: {name}: expected a number above {low} and below {high:g}, "
-                    f"got {value!r}"
-                )
+                expected = f"expected a number above {low} and below {high:g}, got {value!r}"
+                raise config.Wrong(table, expected, name)
         smoothness = self.smoothness
         if smoothness is not None and not (_number(smoothness) and 0 <= smoothness < math.inf):
-            raise LeakauditError(
-                f"{table}: smoothness: expected a number from 0, got {smoothness!r}"
-            )
+            expected = f"expected a number from 0, got {smoothness!r}"
+            raise config.Wrong(table, expected, "smoothness")
 
     @cached_property
     def parsed(self) -> tuple[Adversary, ...]:
@@ -129,17 +121,10 @@ class AuditPlan:
         Raises:
             LeakauditError: A key is not known (the nearest is named), or a value is out of range.
         """
-        values = toml_file.read(path, f"audit {path}")
-        asked = toml_file.table(values, "audit", what=f"audit {path}")
-        known = [f.name for f in fields(cls) if f.name != "scenario"]
-        chosen: dict[str, Any] = {}
-        for key, value in asked.items():
-            if key not in known:
-                raise LeakauditError(f"audit {path}: unknown key {key!r}{suggest(key, known)}")
-            if key in LISTS and not isinstance(value, list):
-                raise LeakauditError(f"audit {path}: {key}: expected a list, got {value!r}")
-            chosen[key] = tuple(value) if key in LISTS else value
-        return cls(Scenario.of(values, path), **chosen)
+        file = config.read(path, f"audit {path}")
+        asked = file.table("audit")
+        scenario = Scenario.of(replace(file, file=f"scenario {path}", name=f"scenario {path}"))
+        return asked.decode(FORM, partial(cls, scenario, table=""))
 
     def to_json(self) -> dict[str, Json]:
         """Everything that decides the audit; infinity is the text ``inf``."""
@@ -150,10 +135,13 @@ class AuditPlan:
 def _check(table: str, name: str, wanted: str, value: object, least: int) -> None:
     """Raise LeakauditError unless a value is a whole number from `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise LeakauditError(f"{table}: {name}: expected {wanted}, got {value!r}")
+        raise config.Wrong(table, f"expected {wanted}, got {value!r}", name)
 
 
 def _number(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return not math.isnan(value)
+
+
+FORM = form(AuditPlan, "scenario")

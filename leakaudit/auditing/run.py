@@ -20,7 +20,7 @@ from leakaudit.auditing.simulate import Simulated, simulate
 from leakaudit.auditing.words import markdown
 from leakaudit.pipeline.attack_run import ready as writable
 from leakaudit.progress import expired, watching
-from leakaudit.rendering import pictures
+from leakaudit.rendering import pictures, plots
 from leakaudit.results import provenance, record_file
 from leakaudit.scoring import lpips_weights
 from leakaudit.trace import Json
@@ -76,12 +76,12 @@ def _point(plan: AuditPlan, level: Level) -> dict[str, Json]:
     exact: dict[str, Json] = {}
     node: dict[str, Json] = {}
     for adversary in plan.parsed:
-        prices = [view.price for view in level.seen_by(adversary)]
-        exact[str(adversary)] = record.finite(_worst([p.epsilon for p in prices]))
-        node[str(adversary)] = record.finite(_worst([p.node_epsilon for p in prices]))
+        bounds = [view.bound for view in level.seen_by(adversary)]
+        exact[str(adversary)] = record.finite(_worst([p.epsilon for p in bounds]))
+        node[str(adversary)] = record.finite(_worst([p.node_epsilon for p in bounds]))
     rounds = level.ready.scenario.rounds
     if level.views:
-        rounds = level.views[0].price.rounds_priced
+        rounds = level.views[0].bound.rounds
     return {
         "epsilon": level.words,
         "constants": dict(level.constants),
@@ -101,7 +101,9 @@ def _worst(epsilons: Sequence[float | None]) -> float | None:
     return max(found)
 
 
-def audit(plan: AuditPlan, folder: Path, where: Where) -> tuple[dict[str, Json], bool]:
+def audit(
+    plan: AuditPlan, folder: Path, where: Where, figure_file: Path | None = None
+) -> tuple[dict[str, Json], bool]:
     """Run an audit and write results.json, audit.png, reconstructions.npz and .png and report.md.
 
     Ctrl-C and max_seconds end the work and keep what was found, marked as not complete.
@@ -110,6 +112,7 @@ def audit(plan: AuditPlan, folder: Path, where: Where) -> tuple[dict[str, Json],
         plan: Of the audit.
         folder: Where files are written.
         where: It runs.
+        figure_file: Where the figure goes beside audit.png, as PNG, SVG or PDF by its suffix.
 
     Returns:
         The record, and whether it is complete.
@@ -133,7 +136,10 @@ def audit(plan: AuditPlan, folder: Path, where: Where) -> tuple[dict[str, Json],
         judged = [*static(grid, measured), *tested]
         made = [o.found for o in simulated.outcomes]
         images = record_file.save_reconstructions(folder / "reconstructions.npz", made)
-        pictures.save(figure(plan, grid, simulated, measured), folder / FIGURE)
+        chart = figure(plan, grid, simulated, measured)
+        plots.save(chart, folder / FIGURE)
+        if figure_file is not None:
+            plots.save(chart, figure_file)
         drawn = _picture(grid, simulated, folder)
         origin = provenance.collect(
             simulated.trace,

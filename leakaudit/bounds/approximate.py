@@ -17,7 +17,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
-from scipy.stats import binom
 
 from leakaudit.bounds.guarantee import (
     Adjacency,
@@ -104,6 +103,8 @@ class Approximate(Guarantee):
     @cached_property
     def _losses(self) -> tuple[Floats, Floats]:
         """Values (m,) of the sum of +-epsilon_l and their chances (m,)."""
+        from scipy.stats import binom  # slow to import; protocols need other parts of this module
+
         groups: Counter[float] = Counter()
         for epsilon, _, times in self.terms:
             groups[epsilon] += times
@@ -167,6 +168,8 @@ def advanced(epsilon: float, times: int, slack: float) -> float:
 
 def _on_lattice(groups: Counter[float]) -> tuple[Floats, Floats]:
     """Return losses and chances with each epsilon rounded up to a multiple of one width."""
+    from scipy.stats import binom
+
     width = math.fsum(e * n for e, n in groups.items()) / LATTICE
     chance = np.ones(1)
     for epsilon, n in groups.items():

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from typing import Self
 
 from leakaudit._util.bisection import bracket, crossing
+from leakaudit.claim import Adjacency as Adjacency  # the side of a claim, and of a guarantee
 from leakaudit.errors import LeakauditError
 
 # Epsilons of the grid that brackets the best one for a power. The grid is quadratic, so it is fine
@@ -27,15 +27,6 @@ FAR = 60.0
 # Golden sections, each .618 of the one before: .618^32 = 2e-7 of the bracket. At a minimum, the
 # value moves by its square.
 SECTIONS = 32
-
-
-class Adjacency(StrEnum):
-    """What two neighbouring data sets differ in."""
-
-    ADD_REMOVE = "one record is added or removed"
-    ZERO_OUT = "one record is replaced by an empty one"
-    REPLACE = "one record is replaced by any other"
-    NODE = "all records of one node are replaced"
 
 
 class Guarantee(ABC):

@@ -48,6 +48,12 @@ def add(verbs: Any) -> None:
         action="store_true",
         help="exit code 3 where a promise is INCONCLUSIVE or UNSUPPORTED",
     )
+    sub.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="also draw the figure to FILE: .png, .svg or .pdf (besides audit.png)",
+    )
     shared(sub, "seed", "device", "threads", "output", "data_root", "download", "max_seconds")
     sub.set_defaults(run=run)
 
@@ -67,8 +73,10 @@ def run(args: argparse.Namespace) -> int:
 
     from leakaudit.auditing.plan import AuditPlan
     from leakaudit.auditing.run import Where, audit, dry
-    from leakaudit.rendering import console
+    from leakaudit.rendering import console, plots
 
+    if args.figure is not None:
+        plots.expect_suffix(args.figure, "--figure")
     chosen = settings(args)
     plan = AuditPlan.from_toml(args.scenario)
     if args.seed is not None:
@@ -79,11 +87,13 @@ def run(args: argparse.Namespace) -> int:
         return 0
     folder = Path(chosen.output)
     with console.shown(chosen.progress):
-        found, complete = audit(plan, folder, where)
+        found, complete = audit(plan, folder, where, args.figure)
     for name in args.format or ["text"]:
         show(_rendered(name, found, folder))
     files = ["results.json", "report.md", found["audit"]["figure"], found["picture"]]
     say(f"{folder}: {', '.join(filter(None, files))}", args)
+    if args.figure is not None:
+        say(f"{args.figure}: written", args)
     if not complete and not chosen.max_seconds:
         return INTERRUPTED
     verdicts = {v["verdict"] for v in found["audit"]["verdicts"]}

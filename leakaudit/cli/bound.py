@@ -14,9 +14,9 @@ from leakaudit.errors import LeakauditError
 from leakaudit.verdict import Verdict
 
 if TYPE_CHECKING:
-    from leakaudit.accounting.ledger import Entry
-    from leakaudit.accounting.listeners import Listener
-    from leakaudit.accounting.pricing import Price
+    from leakaudit.accounting.adversaries import Threat
+    from leakaudit.accounting.compare import Comparison
+    from leakaudit.accounting.view_bound import ViewBound
     from leakaudit.protocols.declared import Protocol
 
 COLUMNS: dict[str, Literal["left", "right"]] = {
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     from leakaudit.accounting import bounding
-    from leakaudit.accounting.ledger import alike, entries, worst
+    from leakaudit.accounting.compare import alike, compare, worst
     from leakaudit.rendering import console
 
     chosen = settings(args)
@@ -131,25 +131,25 @@ def run(args: argparse.Namespace) -> int:
     if args.adversary and args.coalitions is not None:
         raise LeakauditError("--coalitions lists adversaries and --as names them; give one of both")
     protocol, last = bounding.protocol_of(args.source, chosen.data_root, chosen.download)
-    listeners = _listeners(args, protocol, last)
+    threats = _threats(args, protocol, last)
     with console.shown(chosen.progress):
-        found = list(entries(protocol, listeners, **asked))
+        found = list(compare(protocol, threats, **asked))
     if args.format == "json":
         sys.stdout.write(json.dumps([one.to_json() for one in found], indent=2) + "\n")
         return 0
     same = alike(found)
     shown = found
     if not (args.all or args.adversary):
-        shown = [one for one in worst(found) if one.price.node not in same]
+        shown = [one for one in worst(found) if one.bound.node not in same]
     if len(shown) == len(found):
         same = {}
     _table(shown, same, len(found), protocol.begun)
     return 0
 
 
-def _listeners(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Listener]:
-    """Return whose views are priced, of the first `last` nodes, which hold data."""
-    from leakaudit.accounting.listeners import around, named
+def _threats(args: argparse.Namespace, protocol: Protocol, last: int) -> list[Threat]:
+    """Return whose views are bounded, of the first `last` nodes, which hold data."""
+    from leakaudit.accounting.adversaries import around, named
     from leakaudit.adversary import Adversary
 
     if args.adversary:
@@ -158,16 +158,16 @@ def _listeners(args: argparse.Namespace, protocol: Protocol, last: int) -> list[
     nodes = list(range(last)) if args.node is None else args.node
     if args.coalitions is not None:
         return around(protocol.graph, nodes, args.coalitions)
-    listeners = around(protocol.graph, nodes, 1)
+    threats = around(protocol.graph, nodes, 1)
     count = _relations(protocol)
     if count <= LARGE:
-        return listeners
+        return threats
     say(
         f"{count} relations: only the outsider is priced; "
         "ask for the others with --coalitions or --as, or for fewer rounds",
         args,
     )
-    return [one for one in listeners if one.kind == "outsider"]
+    return [one for one in threats if one.kind == "outsider"]
 
 
 def _relations(protocol: Protocol) -> int:
@@ -178,7 +178,7 @@ def _relations(protocol: Protocol) -> int:
     return len(protocol.start.relations) * protocol.rounds // max(1, protocol.start.round)
 
 
-def _table(found: Sequence[Entry], same: Mapping[int, int], views: int, begun: bool) -> None:
+def _table(found: Sequence[Comparison], same: Mapping[int, int], views: int, begun: bool) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -199,95 +199,97 @@ def _table(found: Sequence[Entry], same: Mapping[int, int], views: int, begun: b
         others = ", ".join(str(other) for other, of in same.items() if of == node)
         how = "proved by renaming nodes in the relations"
         out.print(Text(f"nodes {others}: the same as node {node}, {how}"))
-    levels = dict.fromkeys(one.price.level for one in found if one.price.level)
+    bases = dict.fromkeys(str(one.bound.basis) for one in found if one.bound.basis)
     claims = dict.fromkeys(f"claim: {one.claim.source}" for one in found if one.claim)
-    for line in (*_rounds(found, begun), *_sensitivities(found), *levels, *claims, NOTE):
+    for line in (*_rounds(found, begun), *_sensitivities(found), *bases, *claims, NOTE):
         out.print(Text(line, style="dim"))
 
 
-def _rounds(found: Sequence[Entry], begun: bool) -> list[str]:
+def _rounds(found: Sequence[Comparison], begun: bool) -> list[str]:
     """Say over how many rounds the figures are, and how many gradients a record enters."""
     more = ""
     if begun:
         more = ", the last of which was begun and not ended: any of its messages may have been sent"
     lines = []
-    for rounds in dict.fromkeys(one.price.rounds_priced for one in found):
+    for rounds in dict.fromkeys(one.bound.rounds for one in found):
         lines.append(f"rounds priced: {rounds}{more}")
-    for some, every in dict.fromkeys((one.price.enters, one.price.gradients) for one in found):
+    for some, every in dict.fromkeys((one.bound.enters, one.bound.gradients) for one in found):
         if some != every:
             most = f"a record enters at most {some} of the {every} gradients of its node"
             lines.append(f"mini-batches: {most}")
     return lines
 
 
-def _sensitivities(found: Sequence[Entry]) -> list[str]:
+def _sensitivities(found: Sequence[Comparison]) -> list[str]:
     """Say which sensitivities the figures rest on, and where each comes from."""
     return list(
-        dict.fromkeys(f"sensitivity {one.price.sensitivity:.6g}: {one.moved}" for one in found)
+        dict.fromkeys(
+            f"sensitivity {one.bound.sensitivity:.6g}: {one.sensitivity_from}" for one in found
+        )
     )
 
 
-def _row(one: Entry) -> list[str]:
-    price = one.price
-    epsilon = claim = advice = "-"
-    if price.epsilon is not None:
-        epsilon = f"{price.epsilon:.4g} ({price.delta:g})"
+def _row(one: Comparison) -> list[str]:
+    bound = one.bound
+    epsilon = claim = noise = "-"
+    if bound.epsilon is not None:
+        epsilon = f"{bound.epsilon:.4g} ({bound.delta:g})"
     if one.claim:
         claim = _number(one.claim.epsilon)
-    if one.advice:
-        advice = one.advice.words
+    if one.calibration:
+        noise = one.calibration.words
     return [
-        str(price.node),
+        str(bound.node),
         _who(one),
-        _number(price.mu),
+        _number(bound.mu),
         epsilon,
         claim,
         _number(one.ratio),
-        advice,
+        noise,
         _what(one),
     ]
 
 
-def _who(one: Entry) -> str:
+def _who(one: Comparison) -> str:
     """Say who listens."""
-    who = one.price.adversary
-    if one.listener.kind == "wire":
+    who = str(one.bound.adversary)
+    if one.threat.kind == "wire":
         return f"one wire ({who})"
-    if one.listener.kind == "outsider":
+    if one.threat.kind == "outsider":
         return "outsider, all wires"
-    if one.listener.kind == "named":
+    if one.threat.kind == "named":
         return who
-    return f"{one.listener.kind} {who}"
+    return f"{one.threat.kind} {who}"
 
 
-def _what(one: Entry) -> str:
+def _what(one: Comparison) -> str:
     """Say what the claim is worth, and what leaks without noise or whose change is bounded."""
-    price = one.price
-    if price.refused:
-        return f"no bound: {price.refused}"
+    bound = one.bound
+    if bound.refused:
+        return f"no bound: {bound.refused}"
     parts = []
     if one.claim:
         parts.append(one.verdict.words)
     if one.verdict in (Verdict.INCONCLUSIVE, Verdict.UNSUPPORTED):
         parts.append(f"({one.why})")
     verdict = " ".join(parts)
-    what = _level(price)
-    if price.leaking:
-        what = f"without noise: {', '.join(price.leaking[:SHOWN])}"
-    if len(price.leaking) > SHOWN:
-        what += f" and {len(price.leaking) - SHOWN} more"
+    what = _unit(bound)
+    if bound.leaking:
+        what = f"without noise: {', '.join(bound.leaking[:SHOWN])}"
+    if len(bound.leaking) > SHOWN:
+        what += f" and {len(bound.leaking) - SHOWN} more"
     return "; ".join(part for part in (verdict, what) if part)
 
 
-def _level(price: Price) -> str:
+def _unit(bound: ViewBound) -> str:
     """Say in a few words whose change is bounded, and what there is if that is not one record's."""
-    level = price.level.partition(":")[0]
-    if price.mu is not None:
-        return level
+    unit = bound.unit or ""
+    if bound.mu is not None:
+        return unit
     node = ""
-    if price.node_epsilon is not None:
-        node = f", of the whole node {price.node_epsilon:.4g}"
-    return f"{level}: no epsilon for records{node}"
+    if bound.node_epsilon is not None:
+        node = f", of the whole node {bound.node_epsilon:.4g}"
+    return f"{unit}: no epsilon for records{node}"
 
 
 def _number(value: float | None) -> str:

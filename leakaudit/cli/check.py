@@ -17,7 +17,6 @@ HELP = (
     "gate of a CI run: budgets, growth over a baseline, controls; exit code 0, 1 leak, 2 mistake, "
     "3 cannot tell, 4 the run broke"
 )
-OWN = ("text", "markdown")
 
 
 def add(verbs: Any) -> None:
@@ -65,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     _prepare()
     from leakaudit.gate import files, judge
     from leakaudit.rendering import console
+    from leakaudit.results import model
 
     chosen = settings(args)
     formats = [_format(f) for f in args.format or ["text"]]
@@ -80,15 +80,13 @@ def run(args: argparse.Namespace) -> int:
     with console.shown(chosen.progress, chosen.max_seconds):
         judged = judge.run(gate, options, base)
     made = files.write(judged, Path(chosen.output))
+    shown = model.plain(made)
     for name, file in formats:
-        _show(name, file, made)
+        _show(name, file, shown)
     if args.summary:
-        _append(args.summary, made)
+        _append(args.summary, shown)
     say(
-        (
-            f"{Path(chosen.output) / 'results.json'}: {made['gate']['verdict']}, "
-            f"{judged.seconds:.1f} s"
-        ),
+        (f"{Path(chosen.output) / 'results.json'}: {made.gate.verdict}, {judged.seconds:.1f} s"),
         args,
     )
     return INTERRUPTED if judged.interrupted else judged.code
@@ -112,18 +110,15 @@ def _format(text: str) -> tuple[str, Path | None]:
     from leakaudit import registry
 
     name, equals, file = text.partition("=")
-    if name not in OWN:
-        registry.get("reports", name)
+    registry.get("reports", name)
     return name, Path(file) if equals else None
 
 
 def _show(name: str, file: Path | None, made: dict[str, Any]) -> None:
     from leakaudit import registry
     from leakaudit._util.files import replacing
-    from leakaudit.gate import text
 
-    render = getattr(text, name) if name in OWN else registry.get("reports", name)
-    shown = render(made).rstrip("\n") + "\n"
+    shown = registry.get("reports", name)(made).rstrip("\n") + "\n"
     if file is None:
         show(shown)
         return
@@ -132,10 +127,10 @@ def _show(name: str, file: Path | None, made: dict[str, Any]) -> None:
 
 
 def _append(path: Path, made: dict[str, Any]) -> None:
-    from leakaudit.gate import text
+    from leakaudit import registry
 
     with path.open("a", encoding="utf-8") as file:
-        file.write(text.markdown(made))
+        file.write(registry.get("reports", "markdown")(made))
 
 
 def _dry(gate: Gate, seed: int) -> int:

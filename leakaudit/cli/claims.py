@@ -12,7 +12,7 @@ from leakaudit.cli._options import settings, shared
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from leakaudit.papers import Judged, Row
+    from leakaudit.papers import JudgedClaim, PublishedClaim
     from leakaudit.verdict import Verdict
 
 NOTE = (
@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write(found: list[Judged]) -> None:
+def _write(found: list[JudgedClaim]) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
@@ -105,7 +105,7 @@ def _write(found: list[Judged]) -> None:
     out.print(Text(NOTE, style="dim"))
 
 
-def _origin(row: Row) -> list[str]:
+def _origin(row: PublishedClaim) -> list[str]:
     """Return two lines: how well the claim is known, with its words, and what is assumed."""
     quoted = "; ".join(f'"{quote.text}" ({quote.place})' for quote in row.quotes)
     known = f"{row.quality.name.lower()}: {quoted}" if quoted else row.quality.value

@@ -1,4 +1,4 @@
-"""`leakaudit config`: effective settings and their sources; a check of the whole configuration."""
+"""`leakaudit config`: effective settings and their sources, a check, and a schema for editors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit._util.settings import SETTINGS, resolve
-from leakaudit.cli._options import shared
+from leakaudit.cli._options import shared, show
 
 
 def add(verbs: Any) -> None:
@@ -19,12 +19,16 @@ def add(verbs: Any) -> None:
         verbs: The subparsers of `leakaudit`.
     """
     sub = verbs.add_parser(
-        "config", help="show effective settings and their sources, or check the configuration"
+        "config",
+        help="show effective settings and their sources, check the configuration, print its schema",
     )
     sub.add_argument(
         "action",
-        choices=("show", "lint"),
-        help="show settings; lint: every key of leakaudit.toml or pyproject.toml is known",
+        choices=("show", "lint", "schema"),
+        help=(
+            "show settings; lint: every key of leakaudit.toml or pyproject.toml is known; "
+            "schema: the JSON schema of leakaudit.toml, for editors"
+        ),
     )
     sub.add_argument(
         "-f", "--format", choices=("text", "json"), default="text", help="default text"
@@ -34,7 +38,7 @@ def add(verbs: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line a setting, or what was checked.
+    """Print one line a setting, what was checked, or the schema.
 
     Args:
         args: The parsed arguments.
@@ -42,6 +46,11 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         The exit code.
     """
+    if args.action == "schema":
+        from leakaudit.gate.tables import SCHEMA
+
+        show(SCHEMA.read_text(encoding="utf-8"))
+        return 0
     found = resolve(vars(args))
     if args.action == "lint":
         return _lint()
@@ -57,11 +66,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _lint() -> int:
-    from leakaudit.gate import judge, tables
+    from leakaudit.gate import tables
 
     if not tables.present(Path()):
         sys.stdout.write("every key is known; no check is configured\n")
         return 0
+    from leakaudit.gate import judge  # with all that a check runs
+
     gate = tables.load(Path())
     judge.validate(gate)
     cells = sum(len(check.cells) for check in gate.checks)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from leakaudit.cli._options import say, shared
-from leakaudit.errors import LeakauditError
 
 FORMATS = ("text", "json", "csv")
 
@@ -40,8 +39,8 @@ def add(actions: Any) -> None:
         "-o",
         "--output",
         type=Path,
-        metavar="PNG",
-        help="draw all runs over each other, one panel a quantity",
+        metavar="FILE",
+        help="draw all runs over each other, one panel a quantity; .png, .svg or .pdf",
     )
     shared(sub)
     sub.set_defaults(run=run)
@@ -57,13 +56,11 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     from leakaudit.protocols import training_curves
-    from leakaudit.rendering import line_plot, pictures
+    from leakaudit.rendering import plots, training_chart
     from leakaudit.traces import trace_file
 
-    if args.output is not None and args.output.suffix.lower() != ".png":
-        raise LeakauditError(
-            f"--output: expected a name that ends in .png, got {str(args.output)!r}"
-        )
+    if args.output is not None:
+        plots.expect_suffix(args.output)
     runs = {}
     for path in args.truths:
         truth = path if path.name.endswith(".truth.pt") else trace_file.truth_path(path)
@@ -71,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
         runs[str(truth) if label in runs else label] = training_curves.kept(
             trace_file.load_truth(truth), str(truth)
         )
-    picture = None if args.output is None else line_plot.chart(runs)
+    picture = None
+    if args.output is not None:
+        picture = training_chart.chart(runs)
     sys.stdout.write(
         {
             "text": training_curves.to_text,
@@ -80,6 +79,6 @@ def run(args: argparse.Namespace) -> int:
         }[args.format](runs)
     )
     if picture is not None:
-        pictures.save(picture, args.output)
+        plots.save(picture, args.output)
         say(f"{args.output}: written", args)
     return 0

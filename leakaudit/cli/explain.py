@@ -12,7 +12,7 @@ from leakaudit.cli._options import say, settings, shared
 from leakaudit.cli.listen import listener, listening
 
 if TYPE_CHECKING:
-    from leakaudit.extraction.explanation import Explanation, Row
+    from leakaudit.extraction.explanation import ExplainedRow, Explanation
 
 NOTE = (
     "g[i,t]: the gradient of node i that round t uses. Formulas are exact; -f json holds them "
@@ -55,7 +55,7 @@ def add(verbs: Any) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="also draw the combinations over the rounds, as a PNG",
+        help="also draw the combinations over the rounds, as PNG, SVG or PDF by the file's suffix",
     )
     shared(sub, "threads")
     sub.set_defaults(run=run)
@@ -71,17 +71,19 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     from leakaudit.extraction import explanation
-    from leakaudit.rendering import console
+    from leakaudit.rendering import console, plots
     from leakaudit.traces import trace_file
 
+    if args.output is not None:
+        plots.expect_suffix(args.output)
     chosen = settings(args)
     trace = trace_file.load(args.trace)
     with console.shown(chosen.progress):
         found = explanation.explain(trace, listener(args), args.node, args.gradients)
     if args.output is not None:
-        from leakaudit.rendering import explanation_chart, pictures
+        from leakaudit.rendering import explanation_chart
 
-        pictures.save(explanation_chart.combinations(found), args.output)
+        plots.save(explanation_chart.combinations(found), args.output)
         say(f"{args.output}: written", args)
     if args.format == "json":
         sys.stdout.write(json.dumps([e.to_json() for e in found], indent=2) + "\n")
@@ -127,7 +129,7 @@ def _table(one: Explanation) -> None:
     out.print(Text(NOTE, style="dim"))
 
 
-def _noise(row: Row) -> str:
+def _noise(row: ExplainedRow) -> str:
     """Return the noise relative to the value, and whether the value is lost in it."""
     relative = f"{row.std / row.size:.1e}" if row.size else "-"
     if row.formal:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
 
+from leakaudit._util.config import inline
 from leakaudit.cli._options import say, settings, shared
 from leakaudit.errors import LeakauditError
 
@@ -22,7 +22,11 @@ model = "logistic"
 # constants of the protocol and arguments of the model
 set = { order = "adapt", noise = "message", sigma = 0.2 }"""
 
+SCHEMA = "leakaudit.schema.json"  # beside the configuration, so that editors need no network
 STARTER = """\
+#:schema ./leakaudit.schema.json
+# The line above is for editors; 'leakaudit config schema' prints that file anew after an upgrade.
+
 # The gate of 'leakaudit check': what an attack may get out of this training program.
 # A pass means that these attacks stayed within these limits; it is no proof of privacy.
 
@@ -112,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
     except LeakauditError:
         path.unlink()
         raise
+    files.schema(Path(SCHEMA))
     say(f"{path}: written; read it and set the budgets", args)
     if args.no_baseline:
         return 0
@@ -123,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     with console.shown(chosen.progress, chosen.max_seconds):
         judged, _, _ = files.update(gate, judge.Options(chosen.seed), "first baseline")
     cells = f"{gate.baseline_path}: written, {len(judged.cells)} cells"
-    say(f"{cells}; commit both files, then run 'leakaudit check'", args)
+    say(f"{cells}; commit all three files, then run 'leakaudit check'", args)
     return 0
 
 
@@ -138,7 +143,7 @@ def starter(function: str | None, scenario: Path | None) -> str:
         The text of leakaudit.toml.
     """
     if function:
-        return STARTER.format(program=f"run = {json.dumps(function)}\n", scenario="")
+        return STARTER.format(program=f"run = {inline(function)}\n", scenario="")
     if scenario:
-        return STARTER.format(program=f"scenario = {json.dumps(str(scenario))}\n", scenario="")
+        return STARTER.format(program=f"scenario = {inline(str(scenario))}\n", scenario="")
     return STARTER.format(program="", scenario=f"\n{SCENARIO}\n")

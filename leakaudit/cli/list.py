@@ -5,11 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import MISSING
 from typing import Any
 
 from leakaudit.cli._options import say, shared
 
 GROUPS = ("victims", "attacks", "reports", "models", "data", "graphs")
+# Columns of a table, and the class variables that are shown in them.
+COLUMNS = {
+    "victims": {
+        "leaks": "leaks_what",
+        "claims": "claims_what",
+        "server": "centralised",
+        "paper": "paper",
+    },
+    "attacks": {"exact": "exact", "reads": "reads", "cost": "cost", "paper": "paper"},
+    "reports": {},
+}
 
 
 def add(verbs: Any) -> None:
@@ -66,37 +78,38 @@ def run(args: argparse.Namespace) -> int:
 
 def _rows(what: str) -> list[dict[str, Any]]:
     if what == "models":
-        from leakaudit.tasks import models
+        return _models()
+    from leakaudit._util import declarations
 
-        return models.table()
-    if what in ("data", "graphs"):
-        from leakaudit.protocols import topology
-        from leakaudit.tasks import data
+    if what == "data":
+        names = declarations.table("leakaudit.tasks.data", "NAMES")
+        return [{"name": name, "note": note} for name, note in names.items()]
+    if what == "graphs":
+        kinds = declarations.table("leakaudit.protocols.topology", "KINDS")
+        return [{"name": name} for name in [*kinds, "file:PATH"]]
+    rows = []
+    columns = COLUMNS[what]
+    for name, declared in declarations.everything(what, tuple(columns.values())):
+        row: dict[str, Any] = {"name": name}
+        for column, attribute in columns.items():
+            row[column] = declared.attributes[attribute]
+        if what == "reports":
+            row["note"] = declared.note
+        row["parameters"] = {key: p.default for key, p in declared.parameters.items()}
+        rows.append(row)
+    return rows
 
-        if what == "data":
-            return [{"name": name, "note": note} for name, note in data.NAMES.items()]
-        return [{"name": name} for name in [*topology.KINDS, "file:PATH"]]
-    from leakaudit import registry
+
+def _models() -> list[dict[str, Any]]:
+    """Return name, arguments with their defaults, and note of every model."""
+    from leakaudit._util import declarations
 
     rows = []
-    for name, thing in registry.everything(what):
-        row: dict[str, Any] = {"name": name}
-        if what == "victims":
-            row |= {
-                "leaks": thing.leaks_what,
-                "claims": thing.claims_what,
-                "server": thing.centralised,
-                "paper": thing.paper,
-            }
-        elif what == "attacks":
-            row |= {
-                "exact": thing.exact,
-                "reads": thing.reads,
-                "cost": thing.cost,
-                "paper": thing.paper,
-            }
-        else:
-            row |= {"note": (thing.__doc__ or "").split("\n")[0]}
-        parameters = registry.parameters(thing) if isinstance(thing, type) else {}
-        rows.append(row | {"parameters": {k: f.default for k, f in parameters.items()}})
+    models = declarations.classes("leakaudit.tasks.models", "MODELS", ("note",))
+    for name, declared in models.items():
+        args = []
+        for key, parameter in declared.parameters.items():
+            default = "" if parameter.default is MISSING else parameter.default
+            args.append(f"{key}={default}")
+        rows.append({"name": name, "args": ", ".join(args), "note": declared.attributes["note"]})
     return rows

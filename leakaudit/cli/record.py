@@ -43,25 +43,19 @@ class _Help(argparse.Action):
     ) -> None:
         sys.stdout.write(parser.format_help())
         if namespace.victim:
-            from leakaudit import registry
+            from leakaudit._util import declarations
 
             try:
                 plugins(namespace)
-                kind = registry.get("victims", namespace.victim)
+                declared = declarations.of("victims", namespace.victim)
             except LeakauditError as e:
                 parser.error(str(e))
             sys.stdout.write(f"\nparameters of {namespace.victim} (--set NAME=VALUE):\n")
-            for name, f in registry.parameters(kind).items():
-                symbol = f" [{f.metadata['symbol']}]" if f.metadata.get("symbol") else ""
-                choices = (
-                    f" ({', '.join(registry.choices(kind, name))})"
-                    if registry.choices(kind, name)
-                    else ""
-                )
-                sys.stdout.write(
-                    f"  {name + '=' + str(f.default):22} "
-                    f"{f.metadata.get('help', '')}{choices}{symbol}\n"
-                )
+            for name, known in declared.parameters.items():
+                symbol = f" [{known.symbol}]" if known.symbol else ""
+                choices = f" ({', '.join(known.choices)})" if known.choices else ""
+                value = f"{name}={known.default}"
+                sys.stdout.write(f"  {value:22} {known.help}{choices}{symbol}\n")
         parser.exit()
 
 

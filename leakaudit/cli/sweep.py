@@ -72,6 +72,12 @@ def add(verbs: Any) -> None:
         action="store_true",
         help="let a model package.module:factory of the plan run its code",
     )
+    sub.add_argument(
+        "--figure",
+        type=Path,
+        metavar="FILE",
+        help="also draw the figure to FILE: .png, .svg or .pdf (besides sweep.png)",
+    )
     shared(sub, "seed", "device", "output", "data_root", "download", "max_seconds")
     sub.set_defaults(run=run)
 
@@ -94,10 +100,12 @@ def run(args: argparse.Namespace) -> int:
         from leakaudit._util import forks
 
         forks.context()  # it imports torch while this process does
-    from leakaudit.rendering import console
+    from leakaudit.rendering import console, plots
     from leakaudit.sweeping import tables
     from leakaudit.sweeping.run import Options, dry, sweep
 
+    if args.figure is not None:
+        plots.expect_suffix(args.figure, "--figure")
     if args.what[0] == "merge":
         return _merge(args)
     if len(args.what) > 1:
@@ -117,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
         chosen.download,
     )
     options, folder = Options(*rest, trust(args.trust_model)), Path(chosen.output)
+    if args.figure is not None and options.shard[1] > 1:
+        raise LeakauditError("--figure: one part has no figure; name it to leakaudit sweep merge")
     if args.dry_run:
         sys.stdout.write(json.dumps(dry(plan, folder, options), indent=2) + "\n")
         return 0
@@ -125,6 +135,7 @@ def run(args: argparse.Namespace) -> int:
     _tell(swept, folder, options, args)
     if swept.results is not None:
         _print(swept.results, args)
+        _draw(swept.results, args)
     if swept.interrupted:
         return INTERRUPTED
     return UNSETTLED if swept.troubles or swept.left else 0
@@ -157,6 +168,7 @@ def _merge(args: argparse.Namespace) -> int:
     path = merge.beside(Path(settings(args).output if args.output is None else args.output))
     found = merge.write([Path(folder) for folder in args.what[1:]], path)
     _print(found, args)
+    _draw(found, args)
     say(
         (
             f"{path}: {len(found['sweep']['cells'])} cells, {found['sweep']['missing']} missing; "
@@ -166,6 +178,17 @@ def _merge(args: argparse.Namespace) -> int:
     )
     failed = any(cell["status"] != "done" for cell in found["sweep"]["cells"])
     return UNSETTLED if failed or found["sweep"]["missing"] else 0
+
+
+def _draw(found: dict[str, Any], args: argparse.Namespace) -> None:
+    """Draw the figure once more, to the file that --figure names."""
+    if args.figure is None:
+        return
+    from leakaudit.rendering import plots
+    from leakaudit.sweeping import panels
+
+    plots.save(panels.figure(found), args.figure)
+    say(f"{args.figure}: written", args)
 
 
 def _shard(text: str) -> tuple[int, int]:

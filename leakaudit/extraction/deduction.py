@@ -24,6 +24,8 @@ from leakaudit.traces import gaps
 
 ROWS = 12_000  # relations that are solved together if messages are missing; a choice
 REACH = 2  # least distance of the nodes whose relations are used then; a choice
+# Rounds before and after a combination whose relations are tried for a short formula; all at last.
+WINDOWS = ((1, 2), (2, 3), (1 << 30, 1 << 30))
 # Rounds heard after the last gradient that is asked for: a gradient shows in the next message, or
 # the one after.
 MARGIN = 2
@@ -70,11 +72,11 @@ class Determined:
 
         If possible, few rounds and no noise are used.
         """
-        places = [row.home[k].round for k in row.terms]
         for noise in (False, True):
-            for before, after in ((1, 2), (2, 3), (1 << 30, 1 << 30)):
-                some = self.knowledge.within(range(min(places) - before, max(places) + after + 1))
-                if (found := explain(some, row, up_to_noise=noise)) is not None:
+            for before, after in WINDOWS:
+                window = range(min(row.rounds) - before, max(row.rounds) + after + 1)
+                found = explain(self.knowledge.within(window), row, up_to_noise=noise)
+                if found is not None:
                     return found
         raise NotDetermined(f"{row} is not determined")
 
@@ -113,12 +115,11 @@ class Deduction:
     @cached_property
     def assumed(self) -> str:
         """Constants that the trace does not name, and the defaults that stand for them."""
-        missing = {
-            name: value
-            for name, value in registry.values(self._protocol.victim).items()
-            if name not in self.trace.params
-        }
-        return ", ".join(f"{name}={value}" for name, value in missing.items())
+        missing = []
+        for name, value in registry.values(self._protocol.victim).items():
+            if name not in self.trace.params:
+                missing.append(f"{name}={value}")
+        return ", ".join(missing)
 
     def of(self, node: int, gradients: int) -> Determined:
         """Return what is determined of a node's first gradients.
@@ -126,11 +127,9 @@ class Deduction:
         Raises NotDetermined, with the reason, if nothing is.
         """
         if not self.base.gradients(node):
-            raise NotDetermined(
-                "it is the server and holds no data"
-                if self._protocol.victim.centralised
-                else "it takes no gradients"
-            )
+            if self._protocol.victim.centralised:
+                raise NotDetermined("it is the server and holds no data")
+            raise NotDetermined("it takes no gradients")
         own = self._open.near([node])
         unheard = self._unheard(node, own)
         if unheard:
@@ -148,19 +147,23 @@ class Deduction:
 
     def _search(self, node: int, gradients: int) -> Determined:
         """Use the relations of more and more nodes until that adds nothing."""
-        reach, ball = REACH, _ball(self.view.graph, node, REACH)
+        reach = REACH
+        ball = _ball(self.view.graph, node, reach)
         best = self._solve(node, self._open.near(ball), gradients, reach)
-        while len(wider := _ball(self.view.graph, node, reach + 1)) > len(ball):
-            reach, ball = reach + 1, wider
+        while True:
+            reach += 1
+            wider = _ball(self.view.graph, node, reach)
+            if len(wider) == len(ball):
+                return best
+            ball = wider
             found = self._solve(node, self._open.near(ball), gradients, reach)
             if len(found.rows) <= len(best.rows):
-                break
+                return best
             best = found
-        return best
 
     def _solve(self, node: int, part: Knowledge, gradients: int, reach: int | None) -> Determined:
         knowledge = self._heard(*self._continued(node, part, gradients, reach))
-        wanted = [g for g in knowledge.declared.gradients(node) if g.vector in knowledge.used]
+        wanted = knowledge.gradients(node)
         rows = determined(knowledge, wanted)
         exact = len(rows)
         if knowledge.noise:
@@ -173,36 +176,45 @@ class Deduction:
         self, node: int, part: Knowledge, gradients: int, reach: int | None
     ) -> tuple[Relations, Iterable[int]]:
         """Return the declaration over the rounds that are needed, and which of its relations."""
-        first, stop = max(self.view.rounds.start, 1), self.view.rounds.stop
-        taken = [part.declared.vectors[g.vector].round for g in self.base.gradients(node)]
+        first = max(self.view.rounds.start, 1)
+        relations = self.base.relations
         if not self._protocol.repeats:
-            later = [t for t in taken if t >= first][gradients + MARGIN :]
-            rows = [r for r in part.rows if not later or self.base.relations[r].round < later[0]]
-            return self.base, rows
-        stop = min(stop, first + gradients + MARGIN)
+            taken = [part.declared.vectors[g.vector].round for g in self.base.gradients(node)]
+            heard = [t for t in taken if t >= first]
+            if len(heard) <= gradients + MARGIN:
+                return self.base, part.rows
+            end = heard[gradients + MARGIN]
+            return self.base, part.within(range(end)).rows
+        stop = min(self.view.rounds.stop, first + gradients + MARGIN)
         if reach is not None:
-            alike = sum(self.base.relations[r].round == self.base.round - 1 for r in part.rows)
-            stop = min(stop, first + max(DECLARED, ROWS // max(1, alike)))
+            # The last round but one is the one that is continued.
+            rows_a_round = sum(relations[r].round == self.base.round - 1 for r in part.rows)
+            stop = min(stop, first + max(DECLARED, ROWS // max(1, rows_a_round)))
         longer = self._protocol.continued(part.rows, range(first, stop))
         return longer, range(len(longer.relations))
 
     def _heard(self, declared: Relations, rows: Iterable[int]) -> Knowledge:
         """Return what the view holds of these vectors."""
-        known = frozenset(k for k, v in enumerate(declared.vectors) if self._holds(v))
-        return Knowledge(declared, known, tuple(rows))
+        known: set[int] = set()
+        for k, vector in enumerate(declared.vectors):
+            if self._holds(vector):
+                known.add(k)
+        return Knowledge(declared, frozenset(known), tuple(rows))
 
     def _holds(self, vector: Vector) -> bool:
         if vector.kind == "public":
             return self.view.knows(vector.name)
         if vector.kind != "message" or vector.round not in self.view.rounds:
             return False
-        return any(
-            self.view.has(vector.round, vector.owner or 0, j, vector.name)
-            for j in self._receivers(vector)
-        )
+        for receiver in self._receivers(vector):
+            if self.view.has(vector.round, vector.owner or 0, receiver, vector.name):
+                return True
+        return False
 
     def _receivers(self, message: Vector) -> Sequence[int]:
-        return range(self.view.graph.nodes) if message.dst is None else message.dst
+        if message.dst is None:
+            return range(self.view.graph.nodes)
+        return message.dst
 
     @cached_property
     def _open(self) -> Knowledge:
@@ -236,5 +248,5 @@ class Deduction:
 def _ball(graph: Graph, node: int, reach: int) -> frozenset[int]:
     ball = frozenset({node})
     for _ in range(reach):
-        ball |= {j for i in ball for j in graph.neighbours[i]}
+        ball = ball.union(*(graph.neighbours[i] for i in ball))
     return ball

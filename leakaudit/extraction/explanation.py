@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+from leakaudit._util.plain import Plain
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, NotDetermined
 from leakaudit.extraction import gradient_values, hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.progress import step
-from leakaudit.trace import Json, Trace
+from leakaudit.relations import Expression
+from leakaudit.trace import Trace
 
 GRADIENTS = 16  # of a node that are explained
 
 
 @dataclass(frozen=True)
-class Row:
+class ExplainedRow:
     """One combination of a node's gradients that is determined.
 
     Attributes:
@@ -36,6 +38,12 @@ class Row:
     std: float
     amplification: float
     size: float
+
+    @property
+    def is_of_one_round(self) -> bool:
+        """Whether all its gradients are of one round."""
+        rounds = {round_ for round_, _, _ in self.weights}
+        return len(rounds) == 1
 
     @property
     def formal(self) -> bool:
@@ -59,7 +67,7 @@ class Explanation:
     node: int
     adversary: str
     gradients: int
-    rows: tuple[Row, ...]
+    rows: tuple[ExplainedRow, ...]
     scope: str = ""
     reason: str = ""
 
@@ -68,31 +76,33 @@ class Explanation:
         """One sentence."""
         if not self.rows:
             return f"node {self.node}: {self.reason}"
-        single = sum(len({w[0] for w in r.weights}) == 1 for r in self.rows)
-        noisy = sum(r.noisy for r in self.rows)
-        formal = sum(r.formal for r in self.rows)
-        kinds = [
-            f"{n} {what}"
-            for n, what in (
-                (single, "gradients"),
-                (len(self.rows) - single, "combinations of several"),
-            )
-            if n
-        ]
-        also = [
-            f"{n} {what}"
-            for n, what in ((noisy, "up to the protocol's noise"), (formal, "lost in noise"))
-            if n
-        ]
-        return (
+        single = 0
+        noisy = 0
+        formal = 0
+        for row in self.rows:
+            single += row.is_of_one_round
+            noisy += row.noisy
+            formal += row.formal
+        kinds = _counts((single, "gradients"), (len(self.rows) - single, "combinations of several"))
+        also = _counts((noisy, "up to the protocol's noise"), (formal, "lost in noise"))
+        text = (
             f"node {self.node}: of {self.gradients} gradients, {' and '.join(kinds)} are determined"
-            + (f" ({', '.join(also)})" if also else "")
         )
+        if also:
+            text += f" ({', '.join(also)})"
+        return text
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, Plain]:
         """Plain values."""
-        rows = [{**asdict(r), "formal": r.formal} for r in self.rows]
+        rows: list[Plain] = []
+        for row in self.rows:
+            rows.append({**asdict(row), "formal": row.formal})
         return {**asdict(self), "rows": rows, "summary": self.summary}
+
+
+def _counts(*counted: tuple[int, str]) -> list[str]:
+    """Return what there is any of, each with its number."""
+    return [f"{number} {what}" for number, what in counted if number]
 
 
 def explain(
@@ -115,7 +125,9 @@ def explain(
     """
     heard = Deduction(trace, adversary)
     said = []
-    todo = list(hearing.targets(trace, adversary) if nodes is None else nodes)
+    if nodes is None:
+        nodes = hearing.targets(trace, adversary)
+    todo = list(nodes)
     for k, node in enumerate(todo):
         if not 0 <= node < trace.graph.nodes:
             raise LeakauditError(
@@ -133,22 +145,30 @@ def _node(heard: Deduction, node: int, gradients: int) -> Explanation:
         found = heard.of(node, gradients)
     except NotDetermined as e:
         return Explanation(node, who, 0, (), reason=str(e))
-    quietest = gradient_values.quietest(heard, found.knowledge, found.rows)
-    vectors = found.knowledge.declared.vectors
-    size = quietest.apply(heard.fetch).square().mean(1).sqrt().tolist()
-    rows = [
-        Row(
-            combination=str(row),
-            weights=tuple(
-                (vectors[k].round, vectors[k].index, str(v)) for k, v in row.terms.items()
-            ),
-            formula=str(found.formula(row)),
-            noisy=at >= len(found.rows) - found.noisy,
-            std=float(quietest.std[at]),
-            amplification=float(quietest.amplification[at]),
-            size=size[at],
+    estimated = gradient_values.minimum_variance(heard, found.knowledge, found.rows)
+    sizes = estimated.apply(heard.fetch).square().mean(1).sqrt().tolist()
+    exact = len(found.rows) - found.noisy
+    rows = []
+    for k, row in enumerate(found.rows):
+        rows.append(
+            ExplainedRow(
+                combination=str(row),
+                weights=_weights(row),
+                formula=str(found.formula(row)),
+                noisy=k >= exact,
+                std=float(estimated.std[k]),
+                amplification=float(estimated.amplification[k]),
+                size=sizes[k],
+            )
         )
-        for at, row in enumerate(found.rows)
-    ]
-    looked = sum(g.vector in found.knowledge.used for g in found.knowledge.declared.gradients(node))
-    return Explanation(node, who, looked, tuple(rows), scope=found.scope)
+    looked_at = len(found.knowledge.gradients(node))
+    return Explanation(node, who, looked_at, tuple(rows), scope=found.scope)
+
+
+def _weights(row: Expression) -> tuple[tuple[int, int | None, str], ...]:
+    """Return (round, index, coefficient as text) of each gradient in a combination."""
+    weights = []
+    for k, coefficient in row.terms.items():
+        vector = row.home[k]
+        weights.append((vector.round, vector.index, str(coefficient)))
+    return tuple(weights)

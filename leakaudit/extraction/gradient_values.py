@@ -14,7 +14,7 @@ from torch import Tensor
 from leakaudit.adversary import View
 from leakaudit.extraction.deduction import Deduction, Determined
 from leakaudit.leak import GradientLeak
-from leakaudit.relations import Expression, Knowledge, determined, estimate
+from leakaudit.relations import Expression, Knowledge, Vector, determined, estimate
 from leakaudit.relations.estimate import Estimate
 
 SAMPLES = 6  # messages of a kind whose size is looked at
@@ -25,7 +25,7 @@ UNIT = 0.5
 
 
 @dataclass(frozen=True)
-class _Gradients:
+class _GradientColumns:
     """Gradients of a node as columns of a leak.
 
     A column is a single gradient, or the weighted sum of a round if all rows hold the same sum.
@@ -55,20 +55,23 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
         found: What is determined of the node.
     """
     view = deduction.view
-    knowledge = found.knowledge
+    declared = found.knowledge.declared
     rows = _single(found) or found.rows
     columns = _gradients(rows)
-    whole = view.columns == (0, view.layout.size)
-    points = _points(knowledge, columns.first) if whole else None
-    unknown = list(dict.fromkeys(p for p in points or () if not p.terms.keys() <= knowledge.known))
-    estimated = quietest(deduction, knowledge, [*rows, *unknown])
+    points = None
+    if view.columns == (0, view.layout.size):
+        points = _points(found.knowledge, columns.first)
+    # One formula of least variance for each combination, then for each model that is not known.
+    unknown = _unknown(found.knowledge, points or ())
+    estimated = minimum_variance(deduction, found.knowledge, [*rows, *unknown])
     values = estimated.apply(deduction.fetch)
     m = len(rows)
-    declared = knowledge.declared
+    theta = None
+    if points is not None:
+        solved = dict(zip(unknown, values[m:], strict=True))
+        theta = _models(deduction, points, solved)
     rounds = [declared.vectors[g].round for g in columns.first]
-    models = [
-        max(declared.vectors[k].round for k in declared.points[g].at.terms) for g in columns.first
-    ]
+    model_rounds = [max(declared.points[g].at.rounds) for g in columns.first]
     return GradientLeak(
         node=found.node,
         rounds=torch.tensor(rounds),
@@ -77,23 +80,21 @@ def leak(deduction: Deduction, found: Determined) -> GradientLeak:
         std=torch.from_numpy(estimated.std[:m]),
         columns=view.columns,
         noise=torch.from_numpy(estimated.noise[:m]),
-        theta=None
-        if points is None
-        else _models(deduction, points, dict(zip(unknown, values[m:], strict=True))),
+        theta=theta,
         theta_std=float(estimated.std[m:].max(initial=0.0)),
         batch=_count(view, "batch", "samples"),
         records=_count(view, "samples", "batch"),
         wire=torch.finfo(view.dtype).eps,
-        inner=max(len(places) for places in columns.places),
-        step=_step(knowledge, columns.places[0]),
+        inner=max(map(len, columns.places)),
+        step=_step(found.knowledge, columns.places[0]),
         adversary=str(view.adversary),
         formula=formula(found, rows[len(rows) // 2]),
         scope=found.scope,
-        theta_rounds=torch.tensor(models),
+        theta_rounds=torch.tensor(model_rounds),
     )
 
 
-def quietest(
+def minimum_variance(
     deduction: Deduction, knowledge: Knowledge, combinations: Sequence[Expression]
 ) -> Estimate:
     """Return the formula of least variance of every combination.
@@ -107,16 +108,18 @@ def quietest(
     """
     sizes = _sizes(deduction, knowledge)
     wire = UNIT * torch.finfo(deduction.view.dtype).eps
+    rounding = {name: wire * size for name, size in sizes.items()}
+    found = estimate(knowledge, combinations, rounding=rounding)
+    # Applying a formula in float64 rounds each of its terms, and leaves what is missed.
+    size_of_each = np.array([sizes.get(vector.name, 0.0) for vector in found.vectors])
     ours = torch.finfo(torch.float64).eps
-    found = estimate(
-        knowledge, combinations, rounding={name: wire * size for name, size in sizes.items()}
-    )
-    applied = ours * np.linalg.norm(
-        found.weights * [sizes.get(v.name, 0.0) for v in found.vectors], axis=1
-    )
-    applied = np.hypot(applied, found.miss * max(sizes.values(), default=0.0))
+    rounded = ours * np.linalg.norm(found.weights * size_of_each, axis=1)
+    missed = found.miss * max(sizes.values(), default=0.0)
+    applied = np.hypot(rounded, missed)
     return replace(
-        found, std=np.hypot(found.std, applied), noise=np.hstack([found.noise, np.diag(applied)])
+        found,
+        std=np.hypot(found.std, applied),
+        noise=np.hstack([found.noise, np.diag(applied)]),
     )
 
 
@@ -136,21 +139,30 @@ def formula(found: Determined, row: Expression) -> str:
 
 
 def _single(found: Determined) -> tuple[Expression, ...]:
-    """Rows that hold gradients of one round alone."""
-    vectors = found.knowledge.declared.vectors
-    return tuple(row for row in found.rows if len({vectors[k].round for k in row.terms}) == 1)
+    """Rows that hold gradients of one round only."""
+    return tuple(row for row in found.rows if len(row.rounds) == 1)
 
 
-def _gradients(rows: Sequence[Expression]) -> _Gradients:
+def _gradients(rows: Sequence[Expression]) -> _GradientColumns:
     """Put the gradients of a round into one column if every row holds the same multiple of all."""
-    rounds = defaultdict[int, list[int]](list)
-    for k in sorted({k for row in rows for k in row.terms}):
-        rounds[rows[0].home[k].round].append(k)
-    places = [tuple(ks) for ks in rounds.values()]
-    if not all(_alike(rows, ks) for ks in places):
-        places = [(k,) for ks in places for k in ks]
-    entries = [[float(row.terms.get(ks[-1], 0)) for ks in places] for row in rows]
-    return _Gradients(tuple(places), torch.tensor(entries, dtype=torch.float64))
+    vectors = rows[0].home
+    occurring: set[int] = set()
+    for row in rows:
+        occurring.update(row.terms)
+    by_round = defaultdict[int, list[int]](list)
+    for k in sorted(occurring):
+        by_round[vectors[k].round].append(k)
+    places: list[tuple[int, ...]] = []
+    for of_round in by_round.values():
+        if not _alike(rows, of_round):
+            places = [(k,) for some in by_round.values() for k in some]
+            break
+        places.append(tuple(of_round))
+    combination = torch.zeros(len(rows), len(places), dtype=torch.float64)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(places):
+            combination[i, j] = float(row.terms.get(column[-1], 0))
+    return _GradientColumns(tuple(places), combination)
 
 
 def _alike(rows: Sequence[Expression], places: Sequence[int]) -> bool:
@@ -160,25 +172,34 @@ def _alike(rows: Sequence[Expression], places: Sequence[int]) -> bool:
     """
     shapes = set[tuple[Fraction, ...]]()
     for row in rows:
-        if held := [row.terms.get(k, Fraction(0)) for k in places if k in row.terms]:
-            if places[-1] not in row.terms or len(held) < len(places):
-                return len(places) == 1
-            shapes.add(tuple(v / held[-1] for v in held))
+        held = [row.terms[k] for k in places if k in row.terms]
+        if not held:
+            continue
+        if places[-1] not in row.terms or len(held) < len(places):
+            return len(places) == 1
+        shapes.add(tuple(coefficient / held[-1] for coefficient in held))
     return len(shapes) == 1
 
 
 def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] | None:
-    """Return the models at which gradients were taken, None where one of them is not determined."""
+    """Return the models at which gradients were taken; None if one of them is not determined."""
     points = [knowledge.declared.points[g].at for g in gradients]
-    unknown = [p for p in points if not p.terms.keys() <= knowledge.known]
-    if any(len(p.terms) != 1 or not p.terms.keys() <= knowledge.used for p in unknown):
-        return None
-    given: list[Expression] = []
+    unknown = _unknown(knowledge, points)
+    for point in unknown:
+        if len(point.terms) != 1 or not point.terms.keys() <= knowledge.used:
+            return None
     if unknown:
-        distinct = list(dict.fromkeys(unknown))
-        given = determined(knowledge, distinct, up_to_noise=True, form="echelon")
-    single = {next(iter(row.terms)) for row in given if len(row.terms) == 1}
-    return points if all(p.vector in single for p in unknown) else None
+        given = determined(knowledge, unknown, up_to_noise=True, form="echelon")
+        single = {row.vector for row in given if len(row.terms) == 1}
+        if not single.issuperset(point.vector for point in unknown):
+            return None
+    return points
+
+
+def _unknown(knowledge: Knowledge, points: Sequence[Expression]) -> list[Expression]:
+    """Return the models, each once, that hold a vector which is not known."""
+    unknown = [point for point in points if not point.terms.keys() <= knowledge.known]
+    return list(dict.fromkeys(unknown))
 
 
 def _count(view: View, *names: str) -> int | None:
@@ -201,8 +222,10 @@ def _step(knowledge: Knowledge, places: Sequence[int]) -> float | None:
     if len(places) < 2 or len(points[places[1]].at.terms) != 1:
         return None
     after = points[places[1]].at.vector
-    moves = (r.terms for r in knowledge.relations if places[0] in r.terms and after in r.terms)
-    return next((float(terms[places[0]] / terms[after]) for terms in moves), None)
+    for relation in knowledge.relations:
+        if places[0] in relation.terms and after in relation.terms:
+            return float(relation.terms[places[0]] / relation.terms[after])
+    return None
 
 
 def _models(
@@ -210,30 +233,33 @@ def _models(
 ) -> Tensor:
     """Return the models (T, d), from what is known and from what was solved for."""
     vectors = points[0].home
-    known = {
-        k: deduction.fetch(vectors[k]).double() for p in points if p not in solved for k in p.terms
-    }
+    known: dict[int, Tensor] = {}
     models = []
-    for p in points:
-        if p in solved:
-            models.append(solved[p])
-        else:
-            parts = [float(v) * known[k] for k, v in p.terms.items()]
-            models.append(torch.stack(parts).sum(0))
+    for point in points:
+        if point in solved:
+            models.append(solved[point])
+            continue
+        parts = []
+        for k, coefficient in point.terms.items():
+            if k not in known:
+                known[k] = deduction.fetch(vectors[k]).double()
+            parts.append(float(coefficient) * known[k])
+        models.append(torch.stack(parts).sum(0))
     return torch.stack(models)
 
 
 def _sizes(deduction: Deduction, knowledge: Knowledge) -> dict[str, float]:
     """Return the root mean square of messages by kind, the largest of some of them."""
-    kinds = defaultdict[str, list[int]](list)
+    by_kind = defaultdict[str, list[Vector]](list)
     for k in sorted(knowledge.used & knowledge.known):
-        if (v := knowledge.declared.vectors[k]).kind == "message":
-            kinds[v.name].append(k)
+        vector = knowledge.declared.vectors[k]
+        if vector.kind == "message":
+            by_kind[vector.name].append(vector)
     sizes = dict[str, float]()
-    for name, places in kinds.items():
-        some = places[:: max(1, len(places) // SAMPLES)]
-        sizes[name] = max(
-            float(deduction.fetch(knowledge.declared.vectors[k]).double().square().mean().sqrt())
-            for k in some
-        )
+    for name, messages in by_kind.items():
+        largest = 0.0
+        for message in messages[:: max(1, len(messages) // SAMPLES)]:
+            value = deduction.fetch(message).double()
+            largest = max(largest, float(value.square().mean().sqrt()))
+        sizes[name] = largest
     return sizes

@@ -53,7 +53,9 @@ def deduce(
         rounds = max(4, min(MOST, MEMORY // (8 * (trace.columns[1] - trace.columns[0]))))
     found: list[GradientLeak] = []
     reasons: dict[int, str] = {}
-    for node in targets(trace, heard.view.adversary) if nodes is None else nodes:
+    if nodes is None:
+        nodes = targets(trace, heard.view.adversary)
+    for node in nodes:
         if not 0 <= node < trace.graph.nodes:
             raise LeakauditError(
                 f"there is no node {node}: the trace has nodes 0 to {trace.graph.nodes - 1}"
@@ -72,7 +74,7 @@ def targets(trace: Trace, adversary: Adversary) -> tuple[int, ...]:
         trace: The recording.
         adversary: Who observes it.
     """
-    server = (
-        {trace.graph.nodes - 1} if registry.get("victims", trace.protocol).centralised else set()
-    )
-    return tuple(n for n in range(trace.graph.nodes) if n not in adversary.corrupt | server)
+    holders = trace.graph.nodes
+    if registry.get("victims", trace.protocol).centralised:
+        holders -= 1  # the server, which is the last node
+    return tuple(n for n in range(holders) if n not in adversary.corrupt)

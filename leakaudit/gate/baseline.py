@@ -8,30 +8,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
-import msgspec
+from msgspec import Struct
 
+from leakaudit._util.decoding import Misfit, Sha256, decoded
 from leakaudit._util.files import replacing
-from leakaudit._util.schema import Pattern, departure
 from leakaudit.errors import LeakauditError
 from leakaudit.gate import measures
 
 FORMAT = "leakaudit.baseline"
 VERSION = 1
 DIGITS = 6  # significant ones of a sample
-_CELL = {
-    "digest": Pattern("a sha256 in hexadecimal", r"[0-9a-f]{64}"),
-    "seeds": [int],
-    "samples": {str: [float]},
-}
-_SCHEMA = {
-    "format": frozenset({FORMAT}),
-    "version": frozenset({VERSION}),
-    "updated": str,
-    "reason": str,
-    "versions": {str: (str, None)},
-    "cells": {str: _CELL},
-}
 
 
 @dataclass(frozen=True)
@@ -39,14 +27,35 @@ class Block:
     """What one cell measured.
 
     Attributes:
+        check: of which it is.
         digest: sha256 of how it was measured.
         seeds: of its runs.
         samples: measure -> one number per seed.
     """
 
+    check: str
     digest: str
     seeds: tuple[int, ...]
     samples: Mapping[str, tuple[float, ...]]
+
+
+class _StoredCell(Struct, frozen=True, forbid_unknown_fields=True):
+    """A cell as the file holds it, under its name."""
+
+    digest: Sha256
+    seeds: tuple[int, ...]
+    samples: dict[str, tuple[float, ...]]
+
+
+class _Stored(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the file holds."""
+
+    format: Literal["leakaudit.baseline"]
+    version: Literal[1]
+    updated: str
+    reason: str
+    versions: dict[str, str | None]
+    cells: dict[str, _StoredCell]
 
 
 @dataclass(frozen=True)
@@ -147,19 +156,26 @@ def read(path: Path) -> Baseline:
         raise _unreadable(path, "it is not there") from None
     except (OSError, ValueError, RecursionError) as error:
         raise _unreadable(path, str(error)[:200] or type(error).__name__) from None
-    wrong = departure(values, _SCHEMA)
-    if wrong:
+    try:
+        stored = decoded(values, _Stored)
+    except Misfit as error:
         raise LeakauditError(
-            f"baseline {path}: {wrong}; restore it from version control, or update it"
-        )
-    base = msgspec.convert(values, Baseline)
-    for name, cell in base.cells.items():
+            f"baseline {path}: {error}; restore it from version control, or update it"
+        ) from None
+    cells = {}
+    for name, cell in stored.cells.items():
         count = len(cell.seeds)
         if any(len(samples) != count for samples in cell.samples.values()):
             raise LeakauditError(
                 f"baseline {path}: {name}: expected one sample a seed, {count} each"
             )
-    return base
+        cells[name] = Block(_check(name), cell.digest, cell.seeds, cell.samples)
+    return Baseline(cells, stored.reason, stored.updated, stored.versions)
+
+
+def _check(name: str) -> str:
+    """Read the check from a key of the file, ``check/adversary/attack``; its name has no "/"."""
+    return name.partition("/")[0]
 
 
 def _unreadable(path: Path, why: str) -> LeakauditError:
@@ -167,10 +183,13 @@ def _unreadable(path: Path, why: str) -> LeakauditError:
     return LeakauditError(f"baseline {path}: {why}; {hint}")
 
 
-def block(digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]) -> Block:
+def block(
+    check: str, digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[float]]
+) -> Block:
     """Return a cell as it is stored.
 
     Args:
+        check: of which it is.
         digest: sha256 of how it was measured.
         seeds: of its runs.
         samples: measure -> one number per seed.
@@ -179,7 +198,7 @@ def block(digest: str, seeds: Sequence[int], samples: Mapping[str, Sequence[floa
         The cell, its samples rounded to 6 significant digits.
     """
     stored = {measure: tuple(map(rounded, values)) for measure, values in samples.items()}
-    return Block(digest, tuple(seeds), stored)
+    return Block(check, digest, tuple(seeds), stored)
 
 
 def rounded(value: float) -> float:

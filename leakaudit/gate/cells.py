@@ -19,40 +19,12 @@ from leakaudit.gate.runs import Recorded
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Reconstruction
+from leakaudit.results.model import NodeBest
 from leakaudit.results.provenance import digest
 from leakaudit.scoring.scoring import Score, score
 from leakaudit.trace import Truth
 
 Rank = tuple[float, float]  # how near an input is, then the share of the labels; larger is better
-
-
-@dataclass(frozen=True)
-class Worst:
-    """The record that an attack recovered best, of one node or of a whole cell.
-
-    Attributes:
-        seed: of the run.
-        node: to which the record belongs.
-        psnr: in dB; None if the data has none.
-        relative_error: None if no input was recovered.
-        exact: whether it is bit-identical.
-        labels: share of the node's labels that were found; None if there are none.
-        kind: of the leak.
-        first: first round of the leak.
-        last: last round of the leak.
-        formula: of the leak.
-    """
-
-    seed: int
-    node: int
-    psnr: float | None
-    relative_error: float | None
-    exact: bool
-    labels: float | None
-    kind: str
-    first: int
-    last: int
-    formula: str
 
 
 @dataclass
@@ -83,9 +55,9 @@ class Cell:
     found: list[tuple[Reconstruction, Truth]] = field(default_factory=list)
     planted: list[tuple[Reconstruction, Truth]] = field(default_factory=list)
     leak: GradientLeak | None = None
-    nodes: dict[int, Worst] = field(default_factory=dict)
+    nodes: dict[int, NodeBest] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
-    worst: Worst | None = None
+    worst: NodeBest | None = None
     tried: int = 0
     seconds: float = 0.0
     _ranks: dict[int, Rank] = field(default_factory=dict)  # node -> rank of its record in `nodes`
@@ -118,14 +90,13 @@ class Cell:
         if self.attack != "auto":
             configured = registry.configure(registry.get("attacks", self.attack), settings)
             settings = registry.values(configured)
-        nodes = None if self.check.nodes is None else list(self.check.nodes)
         return digest(
             {
                 "attack": self.attack,
                 "settings": settings,
                 "adversary": str(self.adversary),
                 "gradients": self.check.gradients,
-                "nodes": nodes,
+                "nodes": self.check.nodes,
                 "measures": measures.VERSION,
             }
         )
@@ -176,7 +147,7 @@ class Cell:
         gains = _gains(scored)
         at = gains.index(max(gains))
         rank = gains[at], scored.labels_found or 0.0
-        made = Worst(
+        made = NodeBest(
             seed=seed,
             node=leak.node,
             psnr=_at(scored.psnr, at),
@@ -198,14 +169,20 @@ class Cell:
 
 def _gains(scored: Score) -> list[float]:
     """Return how near each record is, larger is nearer: its PSNR, else minus its relative error."""
+    gains = []
     if scored.psnr is not None:
-        return [-math.inf if value is None else float(value) for value in scored.psnr]
-    errors = scored.relative_error or (None,)
-    return [-math.inf if error is None else float(-error) for error in errors]
+        for psnr in scored.psnr:
+            gains.append(-math.inf if psnr is None else float(psnr))
+        return gains
+    for error in scored.relative_error or (None,):
+        gains.append(-math.inf if error is None else float(-error))
+    return gains
 
 
 def _at(column: Sequence[float | None] | None, place: int) -> float | None:
-    return None if column is None else column[place]
+    if column is None:
+        return None
+    return column[place]
 
 
 def empty(check: Check) -> list[Cell]:

@@ -5,14 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import date
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
+from msgspec import Meta
+
+from leakaudit._util.config import Wrong
+from leakaudit._util.forms import Day, Growth, Nodes, Real, Settings, Words
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.gate.measures import AGGREGATES, MEASURES
 
 LEVELS = ("off", "warn", "error")
 LINT = (*LEVELS, "strict")
+# Words that editors offer; which words there are is checked below, with the nearest one.
+Level: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": list(LEVELS)})]
+Lint: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": list(LINT)})]
+Aggregate: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": list(AGGREGATES)})]
+Limited: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": [*MEASURES, "epsilon"]})]
 
 Function = Callable[[int, Path], object]  # a program under test, called with a seed and a path
 
@@ -51,25 +60,23 @@ class Check:
     name: str
     run: str | Function = ""
     scenario: str | Mapping[str, object] = ""
-    adversaries: tuple[str, ...] = ("eavesdropper",)
-    attacks: tuple[str, ...] = ("auto",)
-    set: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    nodes: tuple[int, ...] | None = None
+    adversaries: Words = ("eavesdropper",)
+    attacks: Words = ("auto",)
+    set: Settings = field(default_factory=dict)
+    nodes: Nodes | None = None
     gradients: int | None = None
-    sensitivity: float = 1.0
-    delta: float = 1e-5
-    smoothness: float | None = None
-    lint: str = "error"
-    secure: tuple[str, ...] = ()
-    undetermined: tuple[str, ...] = ()
-    timeout: float = 3600.0
+    sensitivity: Real = 1.0
+    delta: Real = 1e-5
+    smoothness: Real | None = None
+    lint: Lint = "error"
+    secure: Words = ()
+    undetermined: Words = ()
+    timeout: Real = 3600.0
 
     def __post_init__(self) -> None:
         where = f"check {self.name}"
         if self.smoothness is not None and not 0 <= self.smoothness < math.inf:
-            raise LeakauditError(
-                f"{where}: smoothness: expected a number >= 0, got {self.smoothness}"
-            )
+            raise Wrong(where, f"expected a number >= 0, got {self.smoothness}", "smoothness")
         self._check_numbers(where)
         self._check_nodes(where)
         _one_of(where, "lint", self.lint, LINT)
@@ -77,53 +84,47 @@ class Check:
         if "/" in self.name or not self.name:
             raise LeakauditError(f"check {self.name!r}: expected a name without '/'")
         if not self.timeout > 0:
-            raise LeakauditError(f"{where}: timeout: expected seconds > 0, got {self.timeout:g}")
+            raise Wrong(where, f"expected seconds > 0, got {self.timeout:g}", "timeout")
         for who in self.undetermined:
             if who not in self.adversaries:
                 near = suggest(who, self.adversaries)
-                raise LeakauditError(f"{where}: undetermined: no adversary {who!r} here{near}")
+                raise Wrong(where, f"no adversary {who!r} here{near}", "undetermined")
         if not self.adversaries or not self.attacks:
-            raise LeakauditError(f"{where}: expected at least one adversary and one attack")
+            raise Wrong(where, "expected at least one adversary and one attack")
         for attack in self.set:
             if attack not in self.attacks:
                 near = suggest(attack, self.attacks)
-                raise LeakauditError(f"{where}: set.{attack}: no such attack in this check{near}")
+                raise Wrong(where, f"no such attack in this check{near}", "set", attack)
 
     def _check_numbers(self, where: str) -> None:
         """Reject values for which epsilon would mean nothing, or nothing would be attacked."""
         if not 0 < self.sensitivity < math.inf:
-            raise LeakauditError(
-                f"{where}: sensitivity: expected a number > 0, got {self.sensitivity:g}"
-            )
+            raise Wrong(where, f"expected a number > 0, got {self.sensitivity:g}", "sensitivity")
         if not 0 < self.delta < 1:
-            raise LeakauditError(f"{where}: delta: expected 0 < delta < 1, got {self.delta:g}")
+            raise Wrong(where, f"expected 0 < delta < 1, got {self.delta:g}", "delta")
         if self.gradients is not None and self.gradients < 1:
-            raise LeakauditError(
-                f"{where}: gradients: expected a number from 1 on, got {self.gradients}"
-            )
+            raise Wrong(where, f"expected a number from 1 on, got {self.gradients}", "gradients")
 
     def _check_nodes(self, where: str) -> None:
         if self.nodes is None:
             return
         if not self.nodes:
-            raise LeakauditError(
-                f"{where}: nodes: expected at least one node, got none; leave it out for all"
-            )
+            expected = "expected at least one node, got none; leave it out for all"
+            raise Wrong(where, expected, "nodes")
         if len(set(self.nodes)) < len(self.nodes) or min(self.nodes) < 0:
-            raise LeakauditError(
-                f"{where}: nodes: expected different numbers from 0 on, got {list(self.nodes)}"
-            )
+            expected = f"expected different numbers from 0 on, got {list(self.nodes)}"
+            raise Wrong(where, expected, "nodes")
 
     def _check_program(self, where: str) -> None:
         """Require one program, either a function or a scenario."""
         if bool(self.run) == bool(self.scenario):
             expected = "expected either run = 'module:function' or scenario = 'file.toml'"
-            raise LeakauditError(f"{where}: {expected}")
+            raise Wrong(where, expected)
         if not isinstance(self.run, str) or not self.run:
             return
         module, colon, function = self.run.partition(":")
         if not (module and colon and function):
-            raise LeakauditError(f"{where}: run: expected 'module:function', got {self.run!r}")
+            raise Wrong(where, f"expected 'module:function', got {self.run!r}", "run")
 
     @property
     def cells(self) -> list[str]:
@@ -149,18 +150,6 @@ def cell_name(check: str, adversary: str, attack: str) -> str:
     return f"{check}/{adversary}/{attack}"
 
 
-def check_of(cell: str) -> str:
-    """Return the name of the check in the name of a cell, the inverse of `cell_name`.
-
-    Args:
-        cell: such as a key of a baseline's file.
-
-    Returns:
-        The name before the first "/", which is in no check's name.
-    """
-    return cell.split("/")[0]
-
-
 @dataclass(frozen=True)
 class Budget:
     """The largest allowed value of a measure; the last budget that fits a cell and a measure holds.
@@ -176,15 +165,15 @@ class Budget:
         LeakauditError: a value is unknown, or `most` is not finite.
     """
 
-    measure: str
-    most: float
+    measure: Limited
+    most: Real
     cells: str = "*"
-    level: str = "error"
-    aggregate: str = "worst"
+    level: Level = "error"
+    aggregate: Aggregate = "worst"
 
     def __post_init__(self) -> None:
         _one_of("budget", "measure", self.measure, (*MEASURES, "epsilon"))
-        _finite("budget", "most", self.most)
+        _finite("budget", self.most, "most")
         _one_of("budget", "level", self.level, LEVELS)
         _one_of("budget", "aggregate", self.aggregate, AGGREGATES)
 
@@ -209,14 +198,14 @@ class Acceptance:
     id: str
     reason: str
     owner: str
-    expires: date
+    expires: Day
     cells: str = "*"
     measure: str = "*"
-    most: float | None = None
+    most: Real | None = None
 
     def __post_init__(self) -> None:
         if self.most is not None:
-            _finite(f"accept {self.id}", "most", self.most)
+            _finite(f"accept {self.id}", self.most, "most")
 
 
 @dataclass(frozen=True)
@@ -243,22 +232,23 @@ class Gate:
     budgets: tuple[Budget, ...] = ()
     accepted: tuple[Acceptance, ...] = ()
     seeds: int = 16
-    alpha: float = 0.01
+    alpha: Real = 0.01
     baseline: str = "leakage-baseline.json"
-    compare: tuple[str, ...] = ("gain", "exact", "identified", "labels")
-    tolerance: Mapping[str, int | float] = field(default_factory=dict)
+    compare: Words = ("gain", "exact", "identified", "labels")
+    tolerance: Growth = field(default_factory=dict)
     folder: Path = Path()
     source: str = "leakaudit.toml"
 
     def __post_init__(self) -> None:
         if self.seeds < 1 or not 0 < self.alpha < 1:
-            raise LeakauditError(
-                f"gate: expected seeds >= 1 and 0 < alpha < 1, got {self.seeds} and {self.alpha}"
-            )
+            expected = "expected seeds >= 1 and 0 < alpha < 1"
+            raise Wrong("gate", f"{expected}, got {self.seeds} and {self.alpha}")
         for name, growth in self.tolerance.items():
-            _finite("gate", f"tolerance.{name}", growth)
-        for name in (*self.compare, *self.tolerance):
-            _one_of("gate", "compare and tolerance", name, MEASURES)
+            _finite("gate", growth, "tolerance", name)
+        for name in self.compare:
+            _one_of("gate", "compare", name, MEASURES)
+        for name in self.tolerance:
+            _one_of("gate", "tolerance", name, MEASURES)
         ids = [acceptance.id for acceptance in self.accepted]
         repeated = sorted(one for one in set(ids) if ids.count(one) > 1)
         if repeated:
@@ -288,12 +278,12 @@ class Gate:
         return replace(self, checks=tuple(check for check in self.checks if check.name in wanted))
 
 
-def _finite(where: str, key: str, value: float) -> None:
+def _finite(where: str, value: float, *at: str) -> None:
     if not math.isfinite(value):
-        raise LeakauditError(f"{where}: {key}: expected a finite number, got {value:g}")
+        raise Wrong(where, f"expected a finite number, got {value:g}", *at)
 
 
 def _one_of(where: str, key: str, value: str, known: Iterable[str]) -> None:
     options = list(known)
     if value not in options:
-        raise LeakauditError(f"{where}: {key}: unknown {value!r}{suggest(value, options)}")
+        raise Wrong(where, f"unknown {value!r}{suggest(value, options)}", key)

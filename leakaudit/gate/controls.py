@@ -13,11 +13,11 @@ from leakaudit._util.seeds import generator
 from leakaudit.errors import AttackError
 from leakaudit.gate import measures
 from leakaudit.gate.cells import Cell
-from leakaudit.gate.rule import Kind
 from leakaudit.gate.runs import Recorded
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Reconstruction
+from leakaudit.results.model import RuleKind
 from leakaudit.scoring.scoring import score
 from leakaudit.trace import Truth
 
@@ -53,7 +53,7 @@ class Control:
         about: which of several of a kind.
     """
 
-    kind: Kind
+    kind: RuleKind
     ok: bool | None
     says: str
     about: str = ""
@@ -81,17 +81,17 @@ def positive(cell: Cell, run: Recorded, nodes: tuple[int, ...]) -> Control:
             found = _attack(cell, run, leak)
         except AttackError as error:
             says = f"{cell.attack} cannot use this leak, so it tells nothing: {error}"
-            return Control(Kind.POSITIVE, False, says)
+            return Control(RuleKind.POSITIVE, False, says)
         ok, says = _solved(found, truth)
         if not ok:
             what = f"{cell.attack} on gradients of a planted record without noise"
-            return Control(Kind.POSITIVE, False, f"{what}: {says}")
+            return Control(RuleKind.POSITIVE, False, f"{what}: {says}")
         cell.planted.append((found, truth))
         guessed = run.trace.task.classes ** -(number + 1.0)  # probability of guessing all labels
         if number + 1 >= TWO and (len(found.x) or guessed <= CHANCE):
             break
     solved = f"{cell.attack} solves {len(cell.planted)} leaks that were planted without noise"
-    return Control(Kind.POSITIVE, True, f"{solved}, the last: {says}")
+    return Control(RuleKind.POSITIVE, True, f"{solved}, the last: {says}")
 
 
 def batched(cell: Cell, run: Recorded, nodes: tuple[int, ...], hidden: bool) -> Control | None:
@@ -125,11 +125,11 @@ def batched(cell: Cell, run: Recorded, nodes: tuple[int, ...], hidden: bool) -> 
         found = _attack(cell, run, leak)
     except AttackError as error:
         says = f"{what}: it cannot use this leak, so it tells nothing: {error}"
-        return Control(Kind.POSITIVE, weak, says, BATCH)
+        return Control(RuleKind.POSITIVE, weak, says, BATCH)
     guess = Recorded(run.seed, run.trace, truth, run.task).guess(leak.node)
     gain = max(measures.values(guess, score(found, truth)[0])["gain"])
     says = f"{what}: {gain:.1f} dB nearer to the best one than a guess, expected {GAIN:g} dB"
-    return Control(Kind.POSITIVE, True if gain >= GAIN else weak, says, BATCH)
+    return Control(RuleKind.POSITIVE, True if gain >= GAIN else weak, says, BATCH)
 
 
 def _attack(cell: Cell, run: Recorded, leak: GradientLeak) -> Reconstruction:
@@ -171,30 +171,21 @@ def planted(
     x = others[rows].to(run.truth.x)
     y = _labels(run, number, size)
 
-    rounds = torch.arange(1, ROUNDS + 1) if like is None else like.rounds
-    columns = run.trace.columns if like is None else like.columns
-    dtype = run.trace.dtype if like is None else like.value.dtype
-    if like is None:
-        combination = torch.eye(len(rounds), dtype=torch.float64)
-    else:
-        combination = like.combination
-    if like is None or like.theta is None:
-        models = _models(run, len(rounds))
-    else:
-        models = like.theta.double()
-
-    gradients = [run.task.gradient(model, x.to(model), y) for model in models.to(run.task.device)]
-    value = combination.double() @ torch.stack(gradients)[:, slice(*columns)].double().cpu()
+    pattern = _pattern(like, run)
+    models = pattern.models.to(run.task.device)
+    gradients = torch.stack([run.task.gradient(model, x.to(model), y) for model in models])
+    recorded = gradients[:, slice(*pattern.columns)].double().cpu()
+    value = pattern.combination.double() @ recorded
     # Without noise only rounding is left, as of a message in float32.
     rounding = float(value.square().mean().sqrt()) * torch.finfo(torch.float32).eps
     made = GradientLeak(
         node,
-        rounds,
-        combination,
-        value.to(dtype),
+        pattern.rounds,
+        pattern.combination,
+        value.to(pattern.dtype),
         torch.full((len(value),), rounding, dtype=torch.float64),
-        columns,
-        theta=models if like is None or like.theta is not None else None,
+        pattern.columns,
+        theta=pattern.models if pattern.known else None,
         batch=size,
         formula="planted",
     )
@@ -208,6 +199,52 @@ def planted(
         pool=torch.cat([others[unused].to(x), run.truth.x]),
     )
     return made, truth
+
+
+@dataclass(frozen=True)
+class _Pattern:
+    """What a planted leak is like: everything but its records.
+
+    Attributes:
+        rounds: (T,) of its gradients.
+        columns: of the model that are recorded.
+        dtype: of its values.
+        combination: (m, T) of its gradients.
+        models: (T, d) at which the gradients are taken, in double precision.
+        known: whether the adversary knows these models.
+    """
+
+    rounds: Tensor
+    columns: tuple[int, int]
+    dtype: torch.dtype
+    combination: Tensor
+    models: Tensor
+    known: bool
+
+
+def _pattern(like: GradientLeak | None, run: Recorded) -> _Pattern:
+    """Return the pattern of a leak; of single gradients if there is none."""
+    if like is None:
+        return _Pattern(
+            rounds=torch.arange(1, ROUNDS + 1),
+            columns=run.trace.columns,
+            dtype=run.trace.dtype,
+            combination=torch.eye(ROUNDS, dtype=torch.float64),
+            models=_models(run, ROUNDS),
+            known=True,
+        )
+    if like.theta is None:
+        models = _models(run, len(like.rounds))
+    else:
+        models = like.theta.double()
+    return _Pattern(
+        rounds=like.rounds,
+        columns=like.columns,
+        dtype=like.value.dtype,
+        combination=like.combination,
+        models=models,
+        known=like.theta is not None,
+    )
 
 
 def _labels(run: Recorded, number: int, size: int) -> Tensor:
@@ -270,7 +307,7 @@ def negative(cell: Cell) -> Control:
             chance = max(chance, scored.chance or 0.0)
     if not trials:
         says = "nothing to score against the records of others"
-        return Control(Kind.NEGATIVE, None, f"{says}: {cell.attack} reconstructed no input")
+        return Control(RuleKind.NEGATIVE, None, f"{says}: {cell.attack} reconstructed no input")
     # The probability of so many matches or more, if each had the largest chance.
     likely = float(binom.sf(hits - 1, trials, chance)) >= CHANCE
     says = (
@@ -278,9 +315,9 @@ def negative(cell: Cell) -> Control:
         f"(chance {chance:.2g}) and {bits} identical"
     )
     if bits == 0 and likely:
-        return Control(Kind.NEGATIVE, True, says)
+        return Control(RuleKind.NEGATIVE, True, says)
     why = "expected chance: the attack or the scores do not depend on the leak"
-    return Control(Kind.NEGATIVE, False, f"{says}; {why}")
+    return Control(RuleKind.NEGATIVE, False, f"{says}; {why}")
 
 
 def _shuffled(

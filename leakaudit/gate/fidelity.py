@@ -32,11 +32,12 @@ from leakaudit.gate.deviation import Deviation
 from leakaudit.gate.draws import Draws, Run
 from leakaudit.gate.expected import Expected, differences
 from leakaudit.gate.fit import CLOSE, Fit
-from leakaudit.gate.rule import Kind, Rule, Status
+from leakaudit.gate.rule import Rule
 from leakaudit.gate.runs import Recorded
 from leakaudit.gate.substitute import Left, Noise, left
 from leakaudit.lint import NAMES, noise
 from leakaudit.lint.samples import Sample
+from leakaudit.results.model import RuleKind, RuleStatus
 from leakaudit.trace import Trace
 
 # Recordings of a check, its own among them, up to which more are made if fewer do not tell. A
@@ -61,7 +62,7 @@ LEVEL = 1e-5
 # the guess.
 HALF = 0.5
 
-# The sentence of a rule begins with its title; a redacted report shows only this.
+# The sentence of a rule begins with its title.
 TITLES = {
     "empty": "nothing was recorded",
     "undeclared": "messages of another protocol",
@@ -89,7 +90,7 @@ TITLES = {
 class _Complaint:
     """A deviation with its outcome; its sentence has a title, and the seed that showed it."""
 
-    status: Status
+    status: RuleStatus
     says: str
     nodes: tuple[int, ...]
 
@@ -129,9 +130,9 @@ class Fidelity:
         adversaries = [Adversary.parse(name) for name in self.check.adversaries]
         declared = self._declared(trace)
         for one in differences(trace, declared, adversaries, self.check.secure):
-            self._complain(one, Status.VOID, made.seed)
+            self._complain(one, RuleStatus.VOID, made.seed)
         for one in self._untold(made):
-            self._complain(one, Status.VOID, made.seed)
+            self._complain(one, RuleStatus.VOID, made.seed)
         if not self._wrong:
             self._values(made)
 
@@ -157,7 +158,7 @@ class Fidelity:
         cell = f"{self.check.name}/recording"
         if self._wrong:
             return [
-                Rule(Kind.RECORDING, cell, about, one.status, one.says, nodes=one.nodes)
+                Rule(RuleKind.RECORDING, cell, about, one.status, one.says, nodes=one.nodes)
                 for about, one in self._wrong.items()
                 if about not in linted
             ]
@@ -167,7 +168,7 @@ class Fidelity:
             says += f", and {values}{self._sharpness()}"
         elif self._skipped:
             says += f"; values were not compared: {self._skipped}"
-        return [Rule(Kind.RECORDING, cell, "", Status.OK, says)]
+        return [Rule(RuleKind.RECORDING, cell, "", RuleStatus.OK, says)]
 
     @property
     def compared(self) -> bool:
@@ -205,12 +206,14 @@ class Fidelity:
         odd = any(one.chance < ODD / len(self._nodes) for one in self._nodes.values())
         return odd or abs(fit.shift) + SURE * fit.error > AWAY
 
-    def _complain(self, one: Deviation, status: Status, seed: int | None = None) -> None:
+    def _complain(self, one: Deviation, status: RuleStatus, seed: int | None = None) -> None:
         """Keep the first complaint about a subject; seed: None if it took several recordings."""
-        title = f"{TITLES[one.about]}: " if one.about in TITLES else ""
-        shown_by = "" if seed is None else f" (seed {seed})"
-        complaint = _Complaint(status, f"{title}{one.says}{shown_by}", one.nodes)
-        self._wrong.setdefault(one.about, complaint)
+        says = one.says
+        if one.about in TITLES:
+            says = f"{TITLES[one.about]}: {says}"
+        if seed is not None:
+            says = f"{says} (seed {seed})"
+        self._wrong.setdefault(one.about, _Complaint(status, says, one.nodes))
 
     def _declared(self, trace: Trace) -> Expected:
         """Return what the protocol sends; kept for recordings that agree in all that matters."""
@@ -252,14 +255,14 @@ class Fidelity:
         self._compared = True
         if found.broken:
             says = f"the messages do not fit together as declared: {found.broken} does not hold"
-            self._complain(Deviation("messages", says), Status.VOID, made.seed)
+            self._complain(Deviation("messages", says), RuleStatus.VOID, made.seed)
         elif found.missed > CLOSE * found.size:
             share = found.missed / max(found.size, 1e-300)
             says = (
                 f"what is recorded differs by {share:.1%} from the gradients of the truth, "
                 "and no noise is declared; check truth, labels, constants, model and what is sent"
             )
-            self._complain(Deviation("gradients", says), Status.VOID, made.seed)
+            self._complain(Deviation("gradients", says), RuleStatus.VOID, made.seed)
         for one in found.noise:
             self._nodes.setdefault(one.node, Fit()).add(one)
             if one.gaussian:
@@ -282,11 +285,11 @@ class Fidelity:
         if self._wrong or not self._compared:
             return
         strict = self.check.lint in ("error", "strict")
-        status = Status.CONTRADICTED if strict else Status.WARNING
+        status = RuleStatus.CONTRADICTED if strict else RuleStatus.WARNING
         tests = (
-            (self._signal, Status.VOID),
+            (self._signal, RuleStatus.VOID),
             (self._draws.shared, status),
-            (self._excess, Status.VOID),
+            (self._excess, RuleStatus.VOID),
             (self._noise, status),
         )
         for test, outcome in tests:
@@ -355,7 +358,9 @@ class Fidelity:
         fit = self.fit
         if not fit.power:
             return ""
-        recordings = f" in {len(self.seeds)} recordings" if len(self.seeds) > 1 else ""
+        recordings = ""
+        if len(self.seeds) > 1:
+            recordings = f" in {len(self.seeds)} recordings"
         return f" (coefficient {1 + fit.shift:.2f} +- {fit.error:.2g}{recordings})"
 
 

@@ -11,9 +11,9 @@ from leakaudit.gate import baseline, judge, record
 from leakaudit.gate.baseline import Baseline
 from leakaudit.gate.config import Gate
 from leakaudit.gate.judge import Judged, Options
-from leakaudit.gate.tables import load
-from leakaudit.results import record_file
-from leakaudit.trace import Json
+from leakaudit.gate.tables import SCHEMA, load
+from leakaudit.results import model, record_file
+from leakaudit.results.model import CheckRecord
 
 
 def configured(folder: Path) -> Gate:
@@ -49,7 +49,7 @@ def compared(gate: Gate) -> Baseline | None:
     return baseline.read(path)
 
 
-def write(judged: Judged, folder: Path) -> dict[str, Json]:
+def write(judged: Judged, folder: Path) -> CheckRecord:
     """Write results.json, whole or not at all.
 
     Args:
@@ -63,7 +63,7 @@ def write(judged: Judged, folder: Path) -> dict[str, Json]:
         LeakauditError: nothing was recorded, or the file cannot be written.
     """
     made = record.build(judged)
-    record_file.write(folder / "results.json", made)
+    record_file.write(folder / "results.json", model.plain(made))
     return made
 
 
@@ -107,16 +107,16 @@ def from_results(path: Path) -> Baseline:
     """
     if _is_baseline(path):
         return baseline.read(path)
-    made = record_file.read(path)
-    if made["kind"] != "check":
+    made = model.of(record_file.read(path))
+    if not isinstance(made, CheckRecord):
         expected = "expected the results.json of 'leakaudit check' or a baseline"
-        raise LeakauditError(f"{path}: {expected}, got one of '{made['kind']}'")
+        raise LeakauditError(f"{path}: {expected}, got one of '{model.kind_of(made)}'")
     cells = {}
-    for cell in made["gate"]["cells"]:
-        samples = {name: list(column["samples"]) for name, column in cell["measures"].items()}
-        cells[cell["name"]] = baseline.block(cell["digest"], cell["seeds"], samples)
-    origin = made["provenance"]
-    return Baseline(cells, made["summary"], origin["started"], origin["versions"])
+    for cell in made.gate.cells:
+        samples = {name: column.samples for name, column in cell.measures.items()}
+        cells[cell.name] = baseline.block(cell.check, cell.digest, cell.seeds, samples)
+    origin = made.provenance
+    return Baseline(cells, made.summary, origin.started, origin.versions)
 
 
 def _is_baseline(path: Path) -> bool:
@@ -140,3 +140,13 @@ def starter(path: Path, text: str) -> None:
         raise LeakauditError(f"{path} is there already; edit it, or move it away first")
     with replacing(path) as file:
         file.write(text.encode())
+
+
+def schema(path: Path) -> None:
+    """Write the JSON schema of leakaudit.toml, by which editors complete and check it.
+
+    Args:
+        path: of the file, which is replaced: what stands in it is never edited.
+    """
+    with replacing(path) as file:
+        file.write(SCHEMA.read_bytes())

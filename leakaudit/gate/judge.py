@@ -16,17 +16,17 @@ from leakaudit.errors import LeakauditError
 from leakaudit.gate import baseline, controls, linted, rules
 from leakaudit.gate.baseline import Baseline, Block
 from leakaudit.gate.cells import Cell, attack_all, empty, held
-from leakaudit.gate.config import Check, Gate, check_of
+from leakaudit.gate.config import Check, Gate
 from leakaudit.gate.fidelity import MOST, Fidelity
 from leakaudit.gate.priced import Priced
 from leakaudit.gate.pricing import price_views
 from leakaudit.gate.program import staying
-from leakaudit.gate.rule import CONTROLS, UNSOUND, Kind, Rule
+from leakaudit.gate.rule import CONTROLS, UNSOUND, Rule
 from leakaudit.gate.runs import Recorded, Runner, ready
 from leakaudit.progress import expired, remaining, step
 from leakaudit.results import provenance
 from leakaudit.results.findings import about
-from leakaudit.trace import Json
+from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, TraceSummary, fitted
 
 # Seconds that further recordings of a check may take if its own seeds took less. A choice: a check
 # of a second or two may grow to this without anybody minding.
@@ -78,13 +78,13 @@ class Judged:
     priced: dict[View, Priced] = field(default_factory=dict)
     rounds: dict[str, int] = field(default_factory=dict)
     rules: list[Rule] = field(default_factory=list)
-    acceptances: dict[str, str] = field(default_factory=dict)
+    acceptances: dict[str, AcceptanceState] = field(default_factory=dict)
     stale: list[str] = field(default_factory=list)
     first: Recorded | None = None
-    networks: dict[str, dict[str, Json]] = field(default_factory=dict)
+    networks: dict[str, TraceSummary] = field(default_factory=dict)
     complete: bool = True
     interrupted: bool = False
-    code: int = 3
+    code: ExitCode = 3
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     seconds: float = 0.0
 
@@ -92,7 +92,7 @@ class Judged:
     def blocks(self) -> dict[str, Block]:
         """Name of a cell -> what a baseline stores of it."""
         return {
-            cell.name: baseline.block(cell.digest(), cell.seeds, cell.samples)
+            cell.name: baseline.block(cell.check.name, cell.digest(), cell.seeds, cell.samples)
             for cell in self.cells
         }
 
@@ -191,7 +191,7 @@ def _close(check: Check, cells: Sequence[Cell], shown: Fidelity, out: Judged) ->
     pitfalls = {
         rule.measure
         for rule in out.rules
-        if rule.kind is Kind.LINT and rule.cell == f"{check.name}/lint"
+        if rule.kind is RuleKind.LINT and rule.cell == f"{check.name}/lint"
     }
     out.rules += [*shown.rules(pitfalls), *rules.attacked(cells)]
     for cell in cells:
@@ -203,7 +203,7 @@ def _close(check: Check, cells: Sequence[Cell], shown: Fidelity, out: Judged) ->
 
 def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged, hidden: bool) -> None:
     """Lint one recording and plant leaks like its own; hidden: whether it declares noise."""
-    out.networks[check.name] = about(made.trace)
+    out.networks[check.name] = fitted(about(made.trace), TraceSummary)
     out.rules += linted.rules(check, made)
     for cell in cells:
         nodes = held(cell, made)
@@ -304,7 +304,9 @@ def _stale(gate: Gate, base: Baseline) -> list[str]:
     """Return the cells of a baseline that the checks of the gate no longer have."""
     checks = {check.name for check in gate.checks}
     known = {cell for check in gate.checks for cell in check.cells}
-    return sorted(name for name in base.cells if check_of(name) in checks and name not in known)
+    return sorted(
+        name for name, block in base.cells.items() if block.check in checks and name not in known
+    )
 
 
 def sound(judged: Judged) -> None:
@@ -317,7 +319,7 @@ def sound(judged: Judged) -> None:
         LeakauditError: a control or the lint failed, nothing was measured, or the run is not
             complete.
     """
-    kinds = (*CONTROLS, Kind.LINT)
+    kinds = (*CONTROLS, RuleKind.LINT)
     for rule in judged.rules:
         if rule.status in UNSOUND and rule.kind in kinds:
             raise LeakauditError(f"the baseline is not changed: {rule.cell}: {rule.says}")
@@ -340,7 +342,7 @@ def update(judged: Judged, old: Baseline, reason: str) -> Baseline:
     """
     sound(judged)
     checks = {check.name for check in judged.gate.checks}
-    kept = {name: block for name, block in old.cells.items() if check_of(name) not in checks}
+    kept = {name: block for name, block in old.cells.items() if block.check not in checks}
     return Baseline(kept).merged(judged.blocks, reason, provenance.versions())
 
 

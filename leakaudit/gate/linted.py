@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from leakaudit.gate.config import Check
-from leakaudit.gate.rule import Kind, Rule, Status
+from leakaudit.gate.rule import Rule
 from leakaudit.gate.runs import Recorded
 from leakaudit.lint import Pitfall, lint
+from leakaudit.results.model import RuleKind, RuleStatus
 from leakaudit.verdict import Verdict
 
-SEEDS = (
-    19  # the pitfall of a known seed: a gate gives its program the seed, so every run would have it
-)
+# The pitfall of a known seed. A gate gives its program the seed, so every run would have it.
+SEEDS = 19
 
 
 def rules(check: Check, made: Recorded) -> list[Rule]:
@@ -29,17 +29,19 @@ def rules(check: Check, made: Recorded) -> list[Rule]:
     found = [one for one in lint(made.trace, made.truth) if one.bad and one.number != SEEDS]
     if not found:
         claims = f"nothing that the recording of seed {made.seed} declares or claims"
-        return [Rule(Kind.LINT, cell, "", Status.OK, f"{claims} is refuted by it")]
-    return [
-        Rule(Kind.LINT, cell, one.code, _status(one, check.lint), _sentence(one)) for one in found
-    ]
+        return [Rule(RuleKind.LINT, cell, "", RuleStatus.OK, f"{claims} is refuted by it")]
+    rules = []
+    for one in found:
+        status = _status(one, check.lint)
+        rules.append(Rule(RuleKind.LINT, cell, one.code, status, _sentence(one)))
+    return rules
 
 
 def _sentence(found: Pitfall) -> str:
     return f"{found.name}, {found.verdict.words}: {found.says}; {found.fix}"
 
 
-def _status(found: Pitfall, level: str) -> Status:
+def _status(found: Pitfall, level: str) -> RuleStatus:
     if level == "strict" or (level == "error" and found.verdict is Verdict.REFUTED):
-        return Status.CONTRADICTED
-    return Status.WARNING
+        return RuleStatus.CONTRADICTED
+    return RuleStatus.WARNING

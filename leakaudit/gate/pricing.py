@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from leakaudit.accounting.pricing import Price, price
+from leakaudit.accounting.basis import Unit
+from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
 from leakaudit.gate.priced import Doubt, Epsilon, Priced
@@ -73,15 +74,15 @@ def _prices(
     adversary: Adversary,
     nodes: Sequence[int],
     sensitivity: float,
-) -> list[Price]:
-    return list(price(protocol, adversary, nodes, sensitivity, check.delta, check.smoothness))
+) -> list[ViewBound]:
+    return list(view_bounds(protocol, adversary, nodes, sensitivity, check.delta, check.smoothness))
 
 
-def _epsilon(price: Price) -> float:
-    return math.inf if price.epsilon is None else price.epsilon
+def _epsilon(bound: ViewBound) -> float:
+    return math.inf if bound.epsilon is None else bound.epsilon
 
 
-def _largest(prices: Iterable[Price]) -> float:
+def _largest(prices: Iterable[ViewBound]) -> float:
     return max(map(_epsilon, prices), default=math.inf)
 
 
@@ -143,7 +144,7 @@ def _too_small(check: Check, made: Recorded, clip: float) -> str:
     )
 
 
-def _unpriced(missing: Price, check: Check) -> str:
+def _unpriced(missing: ViewBound, check: Check) -> str:
     """Say why a node has no epsilon for records, and what to add."""
     if missing.refused:
         return f"node {missing.node}: {missing.refused}"
@@ -154,5 +155,5 @@ def _unpriced(missing: Price, check: Check) -> str:
     if check.smoothness is None:
         constant = "a Lipschitz constant of a node's gradients"
         return f"{says}; add smoothness = L, {constant}, to [check.{check.name}]"
-    level = missing.level.partition(":")[0]
-    return f"{says}, and smoothness = {check.smoothness:g} does not bound them ({level} level only)"
+    unit = missing.unit or Unit.NONE
+    return f"{says}, and smoothness = {check.smoothness:g} does not bound them ({unit} level only)"

@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, StrEnum
 
-
-class Status(Enum):
-    """The outcome of one rule; the value says what it means for the gate."""
-
-    OK = "within the limit"
-    OVER = "over the budget"
-    REGRESSION = "grew over the baseline"
-    CONTRADICTED = "the recording contradicts what it declares"
-    ACCEPTED = "over the limit, and accepted until a date"
-    WARNING = "over a budget of level warn, or a warning of the lint"
-    INCONCLUSIVE = "too few samples to tell"
-    NOT_COMPARABLE = "the baseline was measured in another way, or is not there"
-    VOID = "a control failed: the gate cannot tell"
-    UNTESTED = "nothing to test: it counts neither for nor against"
-
-
-class Kind(StrEnum):
-    """What a rule tests; the value is its name in the record."""
-
-    BUDGET = "budget"
-    BASELINE = "baseline"
-    LINT = "lint"
-    RECORDING = "recording"
-    ATTACKED = "attacked"
-    POSITIVE = "positive"
-    NEGATIVE = "negative"
-
+from leakaudit.results.model import RuleKind, RuleStatus
 
 # Kinds of rules that tell whether the others can be believed.
-CONTROLS = (Kind.POSITIVE, Kind.NEGATIVE, Kind.RECORDING, Kind.ATTACKED)
+CONTROLS = (RuleKind.POSITIVE, RuleKind.NEGATIVE, RuleKind.RECORDING, RuleKind.ATTACKED)
 # Outcomes of a control for which nothing that was measured becomes a baseline.
-UNSOUND = (Status.VOID, Status.CONTRADICTED)
-FOUND = (Status.OVER, Status.REGRESSION, Status.CONTRADICTED)
-CANNOT_TELL = (Status.VOID, Status.NOT_COMPARABLE)
+UNSOUND = (RuleStatus.VOID, RuleStatus.CONTRADICTED)
+FOUND = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.CONTRADICTED)
+CANNOT_TELL = (RuleStatus.VOID, RuleStatus.NOT_COMPARABLE)
 
 
 @dataclass(frozen=True)
@@ -60,10 +33,10 @@ class Rule:
             name more.
     """
 
-    kind: Kind
+    kind: RuleKind
     cell: str
     measure: str
-    status: Status
+    status: RuleStatus
     says: str
     value: float | None = None
     limit: float | None = None

@@ -9,18 +9,22 @@ from fnmatch import fnmatchcase
 from statistics import fmean
 
 from leakaudit._util import holm
-from leakaudit.gate import compare, measures
+from leakaudit.gate import baseline, compare, measures
 from leakaudit.gate.baseline import Baseline, Block
-from leakaudit.gate.cells import Cell, Worst
+from leakaudit.gate.cells import Cell
 from leakaudit.gate.config import Acceptance, Budget, Gate
 from leakaudit.gate.controls import BATCH, Control
 from leakaudit.gate.priced import Priced
-from leakaudit.gate.rule import CANNOT_TELL, FOUND, Kind, Rule, Status
+from leakaudit.gate.rule import CANNOT_TELL, FOUND, Rule
+from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, RuleStatus
+from leakaudit.results.wording import reconstructed
 
-# Growth that rounding alone can show: a baseline stores 6 significant digits, which is within 5e-7
-# of a share and 5e-6 of a number below 10. A gain of 100 dB is rounded by up to 5e-4, which counts
-# nothing beside its tolerance of 1 dB.
-_NOISE = 1e-5
+# Rounding to d significant digits moves a number by at most half a unit of its last digit, which is
+# 10^(1 - d) / 2 of its size. Growth up to this can be the rounding of the baseline alone.
+_ROUNDED = 0.5 * 10.0 ** (1 - baseline.DIGITS)
+# The least growth that counts at all, whatever the numbers are. A choice, far below what a reader
+# would call growth: a thousandth of a percent of a share.
+_LEAST = 1e-5
 _UPDATE = "'leakaudit baseline update --reason TEXT' measures it anew"
 
 
@@ -33,33 +37,7 @@ def whom(cell: Cell) -> str:
     Args:
         cell: after its runs were attacked.
     """
-    return outcome(cell.worst, str(cell.adversary), cell.attack)
-
-
-def outcome(worst: Worst | None, adversary: str, attack: str) -> str:
-    """Return a sentence that says what leaked of one record.
-
-    Args:
-        worst: the record that was recovered best, None if there is none.
-        adversary: in words.
-        attack: its name.
-    """
-    if worst is None:
-        return f"{adversary} reconstructs nothing by {attack}"
-    if worst.relative_error is None:
-        what = f"{worst.labels or 0:.0%} of the labels"
-        how = ""
-    else:
-        what = "the training input"
-        how = f"with relative error {worst.relative_error:.2g}"
-    if worst.exact:
-        how = "bit for bit"
-    near = "" if worst.psnr is None else f" ({worst.psnr:.1f} dB PSNR)"
-    rounds = f"rounds {worst.first} to {worst.last}"
-    if worst.first == worst.last:
-        rounds = f"round {worst.first}"
-    said = f"{adversary} reconstructs {what} of node {worst.node} {how}{near}".rstrip()
-    return f"{said}, by {attack} from the {worst.kind}s of {rounds} (seed {worst.seed})"
+    return reconstructed(cell.worst, str(cell.adversary), cell.attack)
 
 
 def _named(cell: Cell) -> tuple[int, ...]:
@@ -119,7 +97,7 @@ def _epsilon_budget(cell: Cell, budget: Budget, priced: Priced) -> Rule:
     if doubt is not None and value <= budget.most < doubt.value:
         figures = f"{value:.4g} as declared, but {doubt.value:.4g} {doubt.why}"
         says = f"a budget on epsilon cannot be judged: {figures}"
-        return _budget_rule(cell, budget, Status.VOID, says, value)
+        return _budget_rule(cell, budget, RuleStatus.VOID, says, value)
     says = f"epsilon of one record {_limits(budget, value)}"
     nodes: tuple[int, ...] = ()
     if value > budget.most:
@@ -135,27 +113,29 @@ def _limits(budget: Budget, value: float) -> str:
     return f"{measures.text(name, value)}, at most {measures.text(name, budget.most)}"
 
 
-def _level(budget: Budget, value: float) -> Status:
-    if value > budget.most:
-        return Status.OVER if budget.level == "error" else Status.WARNING
-    return Status.OK
+def _level(budget: Budget, value: float) -> RuleStatus:
+    if value <= budget.most:
+        return RuleStatus.OK
+    if budget.level == "error":
+        return RuleStatus.OVER
+    return RuleStatus.WARNING
 
 
 def _unjudged(cell: Cell, budget: Budget, why: str, nodes: tuple[int, ...] = ()) -> Rule:
     says = f"a budget on {budget.measure} cannot be judged: {why}"
-    return _budget_rule(cell, budget, Status.VOID, says, None, nodes)
+    return _budget_rule(cell, budget, RuleStatus.VOID, says, None, nodes)
 
 
 def _budget_rule(
     cell: Cell,
     budget: Budget,
-    status: Status,
+    status: RuleStatus,
     says: str,
     value: float | None,
     nodes: tuple[int, ...] = (),
 ) -> Rule:
     return Rule(
-        kind=Kind.BUDGET,
+        kind=RuleKind.BUDGET,
         cell=cell.name,
         measure=budget.measure,
         status=status,
@@ -179,7 +159,7 @@ class _Comparison:
         new: samples of this run.
         old: samples of the baseline.
         paired: whether they are of the same seeds, in the same order.
-        tolerance: growth that is not counted.
+        tolerance: growth that the configuration does not count.
     """
 
     cell: Cell
@@ -188,6 +168,12 @@ class _Comparison:
     old: Sequence[float]
     paired: bool
     tolerance: float
+
+    @property
+    def ignored(self) -> float:
+        """Growth that is not counted: the tolerance, and what rounding the baseline may show."""
+        rounding = _ROUNDED * max(map(abs, self.old))
+        return self.tolerance + max(rounding, _LEAST)
 
     @classmethod
     def of(cls, cell: Cell, measure: str, block: Block, gate: Gate) -> _Comparison:
@@ -205,25 +191,25 @@ class _Comparison:
     def p_value(self) -> float:
         """Return the p-value of "it did not grow by more than the tolerance"."""
         test = compare.paired if self.paired else compare.unpaired
-        return test(self.new, self.old, self.tolerance + _NOISE)
+        return test(self.new, self.old, self.ignored)
 
     def rule(self, p: float, count: int, gate: Gate) -> Rule:
         """Judge it. p: adjusted for all comparisons; count: how many these are."""
         now = fmean(self.new)
         was = fmean(self.old)
-        grown = now - was > self.tolerance + _NOISE
-        status = Status.OK
+        grown = now - was > self.ignored
+        status = RuleStatus.OK
         says = self._figures(now, was, p)
         nodes: tuple[int, ...] = ()
         if grown and p <= gate.alpha:
-            status = Status.REGRESSION
+            status = RuleStatus.REGRESSION
             says = f"{says}: {whom(self.cell)}"
             nodes = _named(self.cell)
         elif grown:
-            status = Status.INCONCLUSIVE
+            status = RuleStatus.INCONCLUSIVE
             says = f"{says}; {self._needs(count, gate.alpha)}"
         return Rule(
-            kind=Kind.BASELINE,
+            kind=RuleKind.BASELINE,
             cell=self.cell.name,
             measure=self.measure,
             status=status,
@@ -284,14 +270,13 @@ def growth(cells: Sequence[Cell], base: Baseline, gate: Gate) -> list[Rule]:
                 says = f"the baseline has no {name}; {_UPDATE}"
                 out.append(_not_comparable(cell, name, says))
     adjusted = holm.adjusted([comparison.p_value() for comparison in comparisons])
-    count = len(comparisons)
-    return out + [
-        comparison.rule(p, count, gate) for comparison, p in zip(comparisons, adjusted, strict=True)
-    ]
+    for comparison, p in zip(comparisons, adjusted, strict=True):
+        out.append(comparison.rule(p, len(comparisons), gate))
+    return out
 
 
 def _not_comparable(cell: Cell, measure: str, says: str) -> Rule:
-    return Rule(Kind.BASELINE, cell.name, measure, Status.NOT_COMPARABLE, says)
+    return Rule(RuleKind.BASELINE, cell.name, measure, RuleStatus.NOT_COMPARABLE, says)
 
 
 # --- controls -------------------------------------------------------------------------------------
@@ -304,7 +289,7 @@ def controls(cell: Cell, found: Iterable[Control]) -> list[Rule]:
         cell: that was controlled.
         found: the outcomes.
     """
-    told = {True: Status.OK, False: Status.VOID, None: Status.UNTESTED}
+    told = {True: RuleStatus.OK, False: RuleStatus.VOID, None: RuleStatus.UNTESTED}
     return [Rule(one.kind, cell.name, one.about, told[one.ok], one.says) for one in found]
 
 
@@ -328,14 +313,14 @@ def _unattacked(cell: Cell) -> Rule:
         says = f"nothing was attacked, so nothing was measured: node {node}: {reason}"
         nodes = (node,)
     if cell.who in cell.check.undetermined:
-        status = Status.UNTESTED
+        status = RuleStatus.UNTESTED
         says = f"{says}; as the check expects of {cell.who}"
     else:
-        status = Status.VOID
+        status = RuleStatus.VOID
         setting = f'undetermined = ["{cell.who}"] in [check.{cell.check.name}]'
         says = f"{says}; if the protocol promises that, say {setting}"
     nodes = tuple(sorted({*nodes, *cell.adversary.corrupt}))
-    return Rule(Kind.ATTACKED, cell.name, "", status, says, nodes=nodes)
+    return Rule(RuleKind.ATTACKED, cell.name, "", status, says, nodes=nodes)
 
 
 # --- acceptances and exit codes -------------------------------------------------------------------
@@ -343,7 +328,7 @@ def _unattacked(cell: Cell) -> Rule:
 
 def accept(
     rules: Sequence[Rule], accepted: Sequence[Acceptance], today: date
-) -> tuple[list[Rule], dict[str, str]]:
+) -> tuple[list[Rule], dict[str, AcceptanceState]]:
     """Apply acceptances to what was found.
 
     Args:
@@ -354,20 +339,24 @@ def accept(
     Returns:
         The rules, and id -> ``used``, ``unused`` or ``expired`` for each acceptance.
     """
-    state = {one.id: "expired" if one.expires < today else "unused" for one in accepted}
+    state: dict[str, AcceptanceState] = {}
+    for one in accepted:
+        state[one.id] = "unused"
+        if one.expires < today:
+            state[one.id] = "expired"
     out = []
     for rule in rules:
-        one = _cover(rule, accepted)
-        if one is None:
+        cover = _cover(rule, accepted)
+        if cover is None:
             out.append(rule)
-        elif one.expires < today:
-            says = f"{rule.says}; acceptance {one.id} of {one.owner} expired on {one.expires}"
-            out.append(replace(rule, says=says))
+        elif cover.expires < today:
+            expired = f"acceptance {cover.id} of {cover.owner} expired on {cover.expires}"
+            out.append(replace(rule, says=f"{rule.says}; {expired}"))
         else:
-            state[one.id] = "used"
-            until = f"accepted until {one.expires} by {one.owner}: {one.reason} ({one.id})"
+            state[cover.id] = "used"
+            until = f"accepted until {cover.expires} by {cover.owner}: {cover.reason} ({cover.id})"
             says = f"{rule.says}; {until}"
-            out.append(replace(rule, status=Status.ACCEPTED, accepted=one.id, says=says))
+            out.append(replace(rule, status=RuleStatus.ACCEPTED, accepted=cover.id, says=says))
     return out, state
 
 
@@ -384,7 +373,7 @@ def _covers(one: Acceptance, rule: Rule) -> bool:
     return one.most is None or (rule.value is not None and rule.value <= one.most)
 
 
-def code(rules: Sequence[Rule], complete: bool, strict: bool) -> int:
+def code(rules: Sequence[Rule], complete: bool, strict: bool) -> ExitCode:
     """Return the exit code of a gate.
 
     Args:
@@ -400,7 +389,7 @@ def code(rules: Sequence[Rule], complete: bool, strict: bool) -> int:
         return 1
     if not complete or any(rule.status in CANNOT_TELL for rule in rules):
         return 3
-    if strict and any(rule.status is Status.INCONCLUSIVE for rule in rules):
+    if strict and any(rule.status is RuleStatus.INCONCLUSIVE for rule in rules):
         return 3
     return 0
 
@@ -411,6 +400,6 @@ def _distrusted(rules: Sequence[Rule]) -> Iterator[str]:
     An attack that is too weak for planted batches is still believed if it finds something.
     """
     for rule in rules:
-        control = rule.kind in (Kind.POSITIVE, Kind.NEGATIVE) and rule.measure != BATCH
-        if control and rule.status is Status.VOID:
+        control = rule.kind in (RuleKind.POSITIVE, RuleKind.NEGATIVE) and rule.measure != BATCH
+        if control and rule.status is RuleStatus.VOID:
             yield rule.cell

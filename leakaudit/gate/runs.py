@@ -6,22 +6,23 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from leakaudit.errors import LeakauditError, ProgramError, suggest
+from leakaudit._util import config
+from leakaudit.errors import ProgramError
 from leakaudit.gate.config import Check
 from leakaudit.gate.program import Program, rehearse
 from leakaudit.protocols.recording import Plan, plan, record
-from leakaudit.protocols.scenario import Scenario
+from leakaudit.protocols.scenario import FORM, Scenario
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.scoring import scoring
 from leakaudit.scoring.scoring import Score
 from leakaudit.tasks.task import Task
-from leakaudit.trace import Json, TaskSpec, Trace, Truth
+from leakaudit.trace import TaskSpec, Trace, Truth
 from leakaudit.traces import trace_file
 
 # By how much a recording may be older than the call that made it: its time is cut to whole seconds,
@@ -137,13 +138,8 @@ class _Scenario:
 def _read(check: Check, folder: Path) -> Scenario:
     if isinstance(check.scenario, str):
         return Scenario.from_toml(folder / check.scenario)
-    values: Mapping[str, Json] = check.scenario
-    known = [one.name for one in fields(Scenario)]
-    for key in values:
-        if key not in known:
-            near = suggest(key, known)
-            raise LeakauditError(f"check {check.name}: scenario: unknown key {key!r}{near}")
-    return Scenario(**values)
+    table = config.Table(check.scenario, f"check {check.name}").named("scenario")
+    return table.decode(FORM, Scenario)
 
 
 class _Function:

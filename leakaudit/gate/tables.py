@@ -1,55 +1,40 @@
 """The tables of leakaudit.toml, or of ``[tool.leakaudit]``, as a gate.
 
-The classes in `leakaudit.gate.config` are the schema. Each value of a table is decoded by msgspec
-as the type of its field, strictly: text is not read as a number, and true is not 1. msgspec's own
-messages name types ("Expected `array`, got `str`"), so a value that cannot be decoded is reported
-with the words of `_EXPECTED` instead.
+The classes in `leakaudit.gate.config` are the schema: msgspec decodes each value of a table as the
+type of its field. ``schema.json`` beside this file, for editors, is generated from the same types.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, replace
-from datetime import date
+from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
-from typing import TypeVar, get_type_hints
+from typing import Annotated
 
-import msgspec
+from msgspec import Meta
 
-from leakaudit._util import toml_file
+from leakaudit._util import config
+from leakaudit._util.forms import form
 from leakaudit._util.settings import TABLES
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.errors import LeakauditError
 from leakaudit.gate.config import Acceptance, Budget, Check, Gate
 
 FILES = ("leakaudit.toml", "pyproject.toml")
+SCHEMA = Path(__file__).with_name("schema.json")  # JSON schema of leakaudit.toml
 
-T = TypeVar("T", Check, Budget, Acceptance, Gate)
-Table = Mapping[str, object]
-
-# Fields that are no keys of a table: they come from the table's own name, from other tables, or
-# from the file.
-_OURS = ("name", "checks", "budgets", "accepted", "folder", "source")
-# What a value of a field should be, as a reader would call it.
-_EXPECTED: dict[object, str] = {
-    str: "text",
-    int: "a whole number",
-    int | None: "a whole number",
-    float: "a number",
-    float | None: "a number",
-    date: "a date like 2030-01-31, without quotes",
-    tuple[str, ...]: "a list of words",
-    tuple[int, ...] | None: "a list of node numbers",
-    str | Mapping[str, object]: "a file name or a table",
-    Mapping[str, int | float]: "a table",
-    Mapping[str, Mapping[str, object]]: "a table",
-}
-# The same of what is in a table that holds one kind of value.
-_INSIDE: dict[object, str] = {
-    Mapping[str, int | float]: "a table of numbers",
-    Mapping[str, Mapping[str, object]]: "a table of tables",
-}
+GATE = form(Gate, "checks", "budgets", "accepted", "folder", "source")
+# A function can only be named in a file.
+CHECK = form(
+    Check,
+    "name",
+    run=str,
+    scenario=Annotated[str | Mapping[str, object], Meta(description="a file name or a table")],
+)
+BUDGET = form(Budget)
+ACCEPTANCE = form(Acceptance)
 
 
 def load(folder: Path) -> Gate:
@@ -64,8 +49,8 @@ def load(folder: Path) -> Gate:
     """
     for name in FILES:
         found = _tables(folder / name)
-        if found:
-            return parse(found, folder, name)
+        if found.values:
+            return parse(found, folder)
     hint = "'leakaudit init' writes a first leakaudit.toml"
     raise LeakauditError(f"no check is configured in {folder.resolve()}: {hint}")
 
@@ -76,129 +61,65 @@ def present(folder: Path) -> bool:
     Args:
         folder: of the configuration.
     """
-    return any(_tables(folder / name) for name in FILES)
+    return any(_tables(folder / name).values for name in FILES)
 
 
-def parse(tables: Table, folder: Path, source: str) -> Gate:
+def parse(file: config.Table, folder: Path) -> Gate:
     """Turn the tables gate, check, budget and accept into a gate.
 
     Args:
-        tables: by name.
+        file: that holds them.
         folder: of the configuration.
-        source: name of its file, for messages.
 
     Raises:
         LeakauditError: as `load`.
     """
-    top = toml_file.table(tables, "gate", what=source)
-    checks = _checks(tables, source)
-    budgets = _all(Budget, tables, "budget", source)
-    accepted = _all(Acceptance, tables, "accept", source)
-    gate = replace(
-        _build(Gate, top, f"{source}: gate"),
-        checks=checks,
-        budgets=budgets,
-        accepted=accepted,
-        folder=folder,
-        source=source,
-    )
+    gate = file.table("gate").named("gate").decode(GATE, Gate)
+    checks = _checks(file)
+    budgets = [one.named("budget").decode(BUDGET, Budget) for one in file.tables("budget")]
+    accepted = [one.named("accept").decode(ACCEPTANCE, Acceptance) for one in file.tables("accept")]
     cells = [cell for check in checks for cell in check.cells]
-    for budget in budgets:
-        _fits(budget.cells, cells, source)
+    for budget, table in zip(budgets, file.tables("budget"), strict=True):
+        _fits(budget.cells, cells, table)
     recordings = [f"{check.name}/{kind}" for check in checks for kind in ("lint", "recording")]
-    for acceptance in accepted:
-        _fits(acceptance.cells, [*cells, *recordings], source)
-    return gate
+    for acceptance, table in zip(accepted, file.tables("accept"), strict=True):
+        _fits(acceptance.cells, [*cells, *recordings], table)
+    return replace(
+        gate,
+        checks=checks,
+        budgets=tuple(budgets),
+        accepted=tuple(accepted),
+        folder=folder,
+        source=file.file,
+    )
 
 
-def _tables(path: Path) -> Table:
+def _tables(path: Path) -> config.Table:
     """Return the gate's tables of a file; none if there is no such file."""
     if not path.is_file():
-        return {}
-    values: Table = toml_file.read(path, path.name)
+        return config.Table({}, path.name, path.name)
+    file = config.read(path, path.name)
     if path.name == "pyproject.toml":
-        values = toml_file.table(values, "tool", "leakaudit", what=path.name)
-    return {key: value for key, value in values.items() if key in TABLES}
+        file = file.table("tool", "leakaudit")
+    return file.only(*TABLES)
 
 
-def _checks(tables: Table, source: str) -> tuple[Check, ...]:
+def _checks(file: config.Table) -> tuple[Check, ...]:
     """Read the tables ``[check.NAME]``."""
-    found: Table = toml_file.table(tables, "check", what=source)
+    found = file.table("check").values
     if not found:
-        raise LeakauditError(f"{source}: expected at least one table [check.NAME]")
+        raise file.error("expected at least one table [check.NAME]")
     checks = []
-    for name, value in found.items():
-        where = f"{source}: check.{name}"
-        checks.append(_build(Check, {"name": name, **_table(value, where)}, where))
+    for name, values in found.items():
+        if not isinstance(values, Mapping):
+            says = f"check.{name}: expected a table, got {values!r:.60}"
+            raise file.error(says, "check", name)
+        table = file.table("check", name).named(f"check.{name}")
+        checks.append(table.decode(CHECK, partial(Check, name)))
     return tuple(checks)
 
 
-def _all(kind: type[T], tables: Table, name: str, source: str) -> tuple[T, ...]:
-    """Read the tables ``[[name]]``."""
-    found = tables.get(name, [])
-    where = f"{source}: {name}"
-    if not isinstance(found, list):
-        raise LeakauditError(f"{where}: expected tables [[{name}]], got {found!r:.60}")
-    return tuple(_build(kind, _table(value, where), where) for value in found)
-
-
-def _build(kind: type[T], values: Table, where: str) -> T:
-    """Build a value from a table.
-
-    Raises:
-        LeakauditError: a key is unknown or missing, or a value is of another type.
-    """
-    types = _types(kind)
-    known = [name for name in types if name not in _OURS]
-    for key in values:
-        if key not in known and key != "name":
-            raise LeakauditError(f"{where}: unknown key {key!r}{suggest(key, known)}")
-    read = {
-        key: _read(value, types.get(key, str), f"{where}: {key}") for key, value in values.items()
-    }
-    missing = [key for key in _needed(kind) if key not in read]
-    if missing or not read.keys() <= types.keys():
-        raise LeakauditError(f"{where}: expected the keys {', '.join(missing)}")
-    make: Callable[..., T] = kind
-    return make(**read)
-
-
-def _types(kind: type[T]) -> dict[str, object]:
-    """Return the type of each field, as a file may give it: a function can only be named."""
-    types: dict[str, object] = get_type_hints(kind)
-    if kind is Check:
-        types["run"] = str
-    return types
-
-
-def _needed(kind: type[T]) -> list[str]:
-    """Return the fields without a default."""
-    return [
-        one.name
-        for one in fields(kind)
-        if one.default is MISSING and one.default_factory is MISSING
-    ]
-
-
-def _read(value: object, kind: object, where: str) -> object:
-    """Decode one value; lists become tuples, and whole numbers real ones if expected."""
-    try:
-        decoded: object = msgspec.convert(value, kind, builtin_types=(date,))
-    except msgspec.ValidationError:
-        expected = _EXPECTED[kind]
-        if isinstance(value, Mapping):
-            expected = _INSIDE.get(kind, expected)
-        raise LeakauditError(f"{where}: expected {expected}, got {value!r:.60}") from None
-    return decoded
-
-
-def _table(value: object, where: str) -> Table:
-    if not isinstance(value, Mapping):
-        raise LeakauditError(f"{where}: expected a table, got {value!r:.60}")
-    return value
-
-
-def _fits(pattern: str, cells: list[str], source: str) -> None:
+def _fits(pattern: str, cells: list[str], table: config.Table) -> None:
     """Reject a glob that matches no cell: a budget on it would never be tested."""
     if any(fnmatchcase(cell, pattern) for cell in cells):
         return
@@ -207,4 +128,4 @@ def _fits(pattern: str, cells: list[str], source: str) -> None:
         hint = f"; did you mean {near[0]!r}?"
     else:
         hint = f" (cells: {', '.join(cells)})"
-    raise LeakauditError(f"{source}: cells = {pattern!r} fits no cell{hint}")
+    raise table.error(f"cells = {pattern!r} fits no cell{hint}", "cells")

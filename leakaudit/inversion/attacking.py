@@ -15,6 +15,7 @@ import torch
 from torch import Generator
 
 from leakaudit import registry
+from leakaudit._util import declarations
 from leakaudit.errors import AttackError, LeakauditError
 from leakaudit.leak import GradientLeak, Leaks
 from leakaudit.progress import expired, sharing
@@ -160,6 +161,8 @@ def attack_together(
             left[settled.place].add(settled)
             if settled.found.certificate is not Certificate.FAILED or settled.late:
                 yield left.pop(settled.place).end(settled.place, leaks, task)
+        if not left:  # before the next attack is imported
+            return
     for k, course in left.items():
         yield course.end(k, leaks, task)
 
@@ -249,9 +252,18 @@ def _run(
 
 
 def in_order() -> Iterator[tuple[str, Attack]]:
-    """Return all attacks with their defaults, exact ones first, then by rank."""
-    known = [(name, _configured(name, {})) for name in registry.names("attacks")]
-    return iter(sorted(known, key=lambda pair: (not pair[1].exact, pair[1].rank, pair[0])))
+    """Yield all attacks with their defaults, exact ones first, then by rank.
+
+    The file of an attack is loaded when its turn comes: `auto` often ends with the first one.
+    """
+    known = []
+    for name in registry.names("attacks"):
+        if registry.unloaded("attacks", name) is None:
+            _configured(name, {})  # refuses a plug-in's class that is no attack
+        said = declarations.of("attacks", name, ("exact", "rank")).attributes
+        known.append((not said["exact"], said["rank"], name))
+    for _, _, name in sorted(known):
+        yield name, _configured(name, {})
 
 
 def _configured(name: str, settings: Mapping[str, Any]) -> Attack:

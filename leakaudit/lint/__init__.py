@@ -5,7 +5,7 @@ The checks look at parameters, declared relations, messages and, if it is given,
 
 from __future__ import annotations
 
-from leakaudit.lint import bounded, gradients, noise, promises, seeds, views, wire
+from leakaudit.lint import bounded, claimed, gradients, noise, seeds, views, wire
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import NAMES, Pitfall, order
 from leakaudit.progress import step
@@ -17,7 +17,7 @@ from leakaudit.verdict import Verdict
 __all__ = ["NAMES", "Case", "Pitfall", "lint"]
 
 CHECKS = (
-    promises.check,
+    claimed.check,
     bounded.check,
     views.check,
     wire.check,

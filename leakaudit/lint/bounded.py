@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterator
 
 from leakaudit._util.bisection import crossing
+from leakaudit._util.plain import Figures
 from leakaudit.bounds.mechanisms import Additive, truncated_laplace
+from leakaudit.claim import Claim
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
-from leakaudit.victim import Claim
 
 MORE = 1 + 1e-6  # a claim is exceeded by more than rounding
 ROUNDING = 1e-6  # relative, of a recorded standard deviation
@@ -50,7 +51,7 @@ def _judge(noise: Additive, claim: Claim, moved: float, coordinates: int) -> Ite
     spread = noise.escape([moved / math.sqrt(coordinates)] * coordinates)
     if max(alone, spread) <= delta * MORE:
         return
-    figures = {
+    figures: Figures = {
         "epsilon": epsilon,
         "delta": delta,
         "one_coordinate": alone,

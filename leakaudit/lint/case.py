@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from leakaudit import registry
+from leakaudit.claim import Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import loops
 from leakaudit.protocols.declared import Protocol, protocol_of
 from leakaudit.relations import Relations
-from leakaudit.trace import Json, Trace, Truth
+from leakaudit.trace import Trace, Truth
 from leakaudit.verdict import Verdict
-from leakaudit.victim import Claim
 
 FEW = 64  # rounds that are declared, a choice; what they show holds for longer runs
 
@@ -32,7 +32,7 @@ class Case:
     truth: Truth | None = None
 
     @property
-    def params(self) -> Mapping[str, Json]:
+    def params(self) -> Mapping[str, object]:
         """Constants as they are recorded."""
         return self.trace.params
 
@@ -63,7 +63,7 @@ class Case:
             found = victim.claims(self.trace.graph, self.trace.rounds, self.trace.public)
         except LeakauditError:
             return ()
-        return tuple(claim for claim in found if claim.epsilon is not None and claim.met)
+        return tuple(_read(claim) for claim in found if claim.epsilon is not None and claim.met)
 
     def number(self, name: str) -> float:
         """Return a recorded constant.
@@ -115,3 +115,10 @@ class Case:
         if recorded <= 0:
             return {}
         return dict.fromkeys(self.holders, recorded)
+
+
+def _read(claim: Claim) -> Claim:
+    """Return a claim with its adjacency as a value, also if a plug-in gave words only."""
+    if claim.neighbours is not None:
+        return claim
+    return replace(claim, neighbours=loops.named_adjacency(claim.adjacency))

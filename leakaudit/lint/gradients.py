@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ import torch
 from scipy.stats import chi2
 from torch import Tensor
 
+from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary, View
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import loops
@@ -26,7 +26,6 @@ from leakaudit.verdict import Verdict
 MORE = 1 + 1e-6  # a norm exceeds its bound by more than rounding
 GRADIENTS = 200  # gradients that are taken record by record: a choice that bounds the time
 NUMBERS = 1 << 26  # of the records' gradients that are held at once: 512 MiB
-NORM = re.compile(r"(?:norm at most|Lipschitz constant) (?:G = )?([0-9.]+(?:e-?[0-9]+)?)")
 
 
 @dataclass(frozen=True)
@@ -79,11 +78,9 @@ def _bound(case: Case) -> _Bound | None:
         source = f"lipschitz={lipschitz:g} (assumed by the claim)"
         return _Bound(lipschitz, source, clipped=False)
     for claim in case.claims:
-        for assumed in claim.assumes:
-            said = NORM.search(assumed)
-            if said and "features" not in assumed:
-                size = float(said[1].rstrip("."))
-                return _Bound(size, f"the claim's assumption ({assumed})", clipped=False)
+        assumed = claim.gradient_norm
+        if assumed is not None:
+            return _Bound(assumed.limit, f"the claim's assumption ({assumed})", clipped=False)
     return None
 
 
@@ -108,7 +105,7 @@ def _by_trace(case: Case, bound: _Bound) -> Iterator[Pitfall]:
             f"{sample.norm[k]:.4g}; {bound.source} and noise of about {noise:.3g} "
             f"do not reach that (chance {chance_text(chance)})"
         )
-        figures = {
+        figures: Figures = {
             "node": sample.node,
             "norm": float(sample.norm[k]),
             "bound": bound.size,
@@ -149,7 +146,7 @@ def _by_record(case: Case, bound: _Bound) -> Iterator[Pitfall]:
     if not taken:
         return
     worst = max(taken, key=lambda one: one.largest)
-    figures = {
+    figures: Figures = {
         "bound": bound.size,
         "largest": worst.largest,
         "gradients": len(taken),

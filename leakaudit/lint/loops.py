@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from leakaudit.bounds import gaussian
-from leakaudit.bounds.guarantee import Adjacency
+from leakaudit.claim import Adjacency, Claim
 from leakaudit.lint.pitfall import Pitfall
-from leakaudit.trace import Json, Trace
+from leakaudit.trace import Trace
 from leakaudit.verdict import Verdict
-from leakaudit.victim import Claim
 
 NAMES = {  # constant -> its usual names, of which the first that is recorded counts
     "epsilon": ("epsilon", "eps", "target_epsilon"),
@@ -27,7 +26,7 @@ NAMES = {  # constant -> its usual names, of which the first that is recorded co
     "rounds": ("horizon", "claimed_rounds"),
 }
 
-# Words by which papers and users name an adjacency; the first that is found decides, so the
+# Words by which users and plug-ins name an adjacency; the first that is found decides, so the
 # narrower meanings come first.
 WORDS = (
     (Adjacency.NODE, ("node's clipped", "node level", "all records", "user level")),
@@ -37,7 +36,7 @@ WORDS = (
 )
 
 
-def number(params: Mapping[str, Json], what: str) -> float | None:
+def number(params: Mapping[str, object], what: str) -> float | None:
     """Return a constant by any of its usual names.
 
     Args:
@@ -54,7 +53,7 @@ def number(params: Mapping[str, Json], what: str) -> float | None:
     return None
 
 
-def noise(params: Mapping[str, Json]) -> float:
+def noise(params: Mapping[str, object]) -> float:
     """Return the declared standard deviation per coordinate.
 
     Args:
@@ -71,11 +70,13 @@ def noise(params: Mapping[str, Json]) -> float:
     return multiplier * clip
 
 
-def adjacency(text: str) -> Adjacency | None:
-    """Read an adjacency from the words of a claim.
+def named_adjacency(text: str) -> Adjacency | None:
+    """Read an adjacency that a user or a plug-in wrote in words.
+
+    Our own victims name theirs as a value (`Claim.neighbours`), which is never read from words.
 
     Args:
-        text: in the words of a paper or a user.
+        text: from outside, such as the constant ``adjacency`` of a user's loop.
 
     Returns:
         The adjacency; None if the words name none.
@@ -102,12 +103,14 @@ def claims(trace: Trace) -> tuple[Claim, ...]:
         return ()
     rounds = number(params, "rounds")
     rate = number(params, "rate") or 1.0
+    words = str(params.get("adjacency", ""))
     claim = Claim(
         source="the recorded constants",
         promise="everything that is sent is differentially private",
         epsilon=epsilon,
         delta=delta,
-        adjacency=str(params.get("adjacency", "")),
+        adjacency=words,
+        neighbours=named_adjacency(words),
         std=noise(params) or None,
         rounds=None if rounds is None else int(rounds),
         sampled=0 < rate < 1,
@@ -150,7 +153,7 @@ def costs(trace: Trace, claim: Claim) -> Costs | None:
         return None
     delta = claim.delta
     times = 1.0
-    if adjacency(claim.adjacency) in (Adjacency.REPLACE, Adjacency.NODE):
+    if claim.neighbours in (Adjacency.REPLACE, Adjacency.NODE):
         times = 2.0
     mu = times * clip / std
     total = math.sqrt(trace.rounds)
@@ -161,7 +164,7 @@ def costs(trace: Trace, claim: Claim) -> Costs | None:
     )
 
 
-def uncovered(params: Mapping[str, Json]) -> Iterator[Pitfall]:
+def uncovered(params: Mapping[str, object]) -> Iterator[Pitfall]:
     """Yield what a claim about clipped gradients does not cover: momentum, several local steps.
 
     Args:
@@ -184,7 +187,7 @@ def uncovered(params: Mapping[str, Json]) -> Iterator[Pitfall]:
         yield Pitfall(5, Verdict.UNSUPPORTED, says)
 
 
-def _local_steps(params: Mapping[str, Json]) -> int:
+def _local_steps(params: Mapping[str, object]) -> int:
     for name in ("local_steps", "local_epochs"):
         value = params.get(name)
         if isinstance(value, int):

@@ -14,11 +14,11 @@ import numpy as np
 from scipy.special import betaincc, ndtr
 from scipy.stats import binom, chi2, kstest
 
+from leakaudit._util.plain import Figures
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall, chance_text
 from leakaudit.lint.samples import Floats, Sample, of_trace, of_truth, pick
 from leakaudit.lint.variance import LowVariance, low_variance
-from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
 LEVEL = 1e-5  # chance of a false alarm of each kind of test on one trace: a choice
@@ -100,7 +100,7 @@ def _size(samples: list[Sample]) -> Iterator[Pitfall]:
         f"(measured {worst.size:.3g}{condition}; {worst.numbers} numbers, "
         f"chance {chance_text(worst.chance)})"
     )
-    figures: dict[str, Json] = {
+    figures: Figures = {
         "nodes": [sample.node for sample in group],
         "declared": declared,
         "ratio": worst.size,
@@ -120,7 +120,7 @@ def _interval(std: float, numbers: int) -> list[float]:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _RowPair:
     """Rows that are compared with as many other rows.
 
     Attributes:
@@ -153,7 +153,7 @@ def _shared(samples: list[Sample]) -> Iterator[Pitfall]:
         f"the noise on {one} and on {other} is not independent (chance {chance_text(chance)}); "
         f"so are {len(found)} of {len(pairs)} pairs that were compared"
     )
-    figures: dict[str, Json] = {
+    figures: Figures = {
         "first": one,
         "again": other,
         "chance": chance,
@@ -171,7 +171,7 @@ def _where(sample: Sample, rows: Sequence[int]) -> str:
     return f"{label} and {len(rows) - 1} later ones"
 
 
-def _pairs(samples: list[Sample]) -> Iterator[_Pair]:
+def _pairs(samples: list[Sample]) -> Iterator[_RowPair]:
     """Yield what is compared.
 
     These are rounds of one node at small distances, pooled; single rounds of one node; and the same
@@ -182,18 +182,18 @@ def _pairs(samples: list[Sample]) -> Iterator[_Pair]:
         for lag in range(1, min(LAGS, count - 1) + 1):
             # Blocks of `lag` rows against the next `lag` rows, so that no row is on both sides.
             first = [k for k in range(count - lag) if k % (2 * lag) < lag]
-            yield _Pair(sample, first, sample, [k + lag for k in first])
+            yield _RowPair(sample, first, sample, [k + lag for k in first])
         for i, j in itertools.combinations(range(min(count, SINGLE)), 2):
-            yield _Pair(sample, [i], sample, [j])
+            yield _RowPair(sample, [i], sample, [j])
     for a, b in itertools.combinations(samples, 2):
         common = sorted(set(a.rounds) & set(b.rounds))
         if common and a.alone and b.alone:
             rows_a = [a.rounds.index(t) for t in common]
             rows_b = [b.rounds.index(t) for t in common]
-            yield _Pair(a, rows_a, b, rows_b)
+            yield _RowPair(a, rows_a, b, rows_b)
 
 
-def _alike(pair: _Pair, level: float, most: float) -> float:
+def _alike(pair: _RowPair, level: float, most: float) -> float:
     """Return the chance, at most, that independent noise looks as much alike.
 
     Alike means equal up to a common factor of either sign.
@@ -237,7 +237,7 @@ def _alike(pair: _Pair, level: float, most: float) -> float:
     return chance
 
 
-def _correlated(pair: _Pair) -> float:
+def _correlated(pair: _RowPair) -> float:
     """Return the chance that independent noise, seen itself, has as large a correlation.
 
     Two independent normal vectors of n numbers have a squared cosine of law Beta(1/2, (n - 1)/2).
@@ -292,7 +292,7 @@ def _tails(samples: list[Sample]) -> Iterator[Pitfall]:
         f"deviations, where normal noise puts {expected:.0f} or more "
         f"(chance {chance_text(worst.chance)}): the noise has a boundary"
     )
-    figures: dict[str, Json] = {
+    figures: Figures = {
         "node": node,
         "beyond": worst.above,
         "numbers": n,
@@ -323,7 +323,7 @@ def _law(samples: list[Sample]) -> Iterator[Pitfall]:
                 f"the noise of node {sample.node} is not normal, as declared "
                 f"(Kolmogorov-Smirnov: {chance_text(chance)}, {len(numbers)} numbers)"
             )
-            figures: dict[str, Json] = {
+            figures: Figures = {
                 "node": sample.node,
                 "numbers": len(numbers),
                 "chance": chance,

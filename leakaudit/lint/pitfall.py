@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from leakaudit.trace import Json
+from leakaudit._util.plain import Figures, Plain, extended
 from leakaudit.verdict import Verdict
 
 BAD = (Verdict.REFUTED, Verdict.UNSUPPORTED)
@@ -93,7 +92,7 @@ class Pitfall:
     number: int
     verdict: Verdict
     says: str
-    figures: Mapping[str, Json] = field(default_factory=dict)
+    figures: Mapping[str, Plain] = field(default_factory=dict)
 
     @property
     def code(self) -> str:
@@ -115,11 +114,13 @@ class Pitfall:
         """Whether a claim or a declared constant does not hold."""
         return self.verdict in BAD
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, Plain]:
         """Return plain values; infinity is the text ``inf``."""
-        figures = {}
+        figures: Figures = {}
         for name, value in self.figures.items():
-            figures[name] = "inf" if value == math.inf else value
+            figures[name] = value
+            if isinstance(value, float):
+                figures[name] = extended(value)
         return {
             "code": self.code,
             "name": self.name,

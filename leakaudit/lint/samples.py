@@ -13,7 +13,7 @@ from torch import Tensor
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.extraction.deduction import Deduction, Determined
-from leakaudit.extraction.gradient_values import quietest
+from leakaudit.extraction.gradient_values import minimum_variance
 from leakaudit.lint.case import Case
 from leakaudit.relations import Vector
 
@@ -94,7 +94,7 @@ def _estimated(deduction: Deduction, found: Determined, rounds: int) -> Sample:
     vectors = found.knowledge.declared.vectors
     noisy = found.rows[len(found.rows) - found.noisy :]
     rows = noisy[:rounds]
-    estimate = quietest(deduction, found.knowledge, rows)
+    estimate = minimum_variance(deduction, found.knowledge, rows)
     value = estimate.apply(deduction.fetch)
     noise = [vectors[k] for k in found.knowledge.noise]
     last = [max(vectors[k].round for k in row.terms) for row in rows]

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import norm
 
+from leakaudit._util.plain import Figures
 from leakaudit.errors import LeakauditError
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall, chance_text
@@ -89,7 +90,7 @@ def _guessed(case: Case) -> Iterator[Pitfall]:
             f"seed {found.seed} (correlation {cosines[best]:.2f}, chance {chance_text(chance)} "
             f"over {len(GUESSES)} seeds): the noise can be taken away"
         )
-        figures = {"seed": found.seed, "generator": found.name, "chance": chance}
+        figures: Figures = {"seed": found.seed, "generator": found.name, "chance": chance}
         verdict = Verdict.REFUTED if case.claims else Verdict.UNCLAIMED
         yield Pitfall(19, verdict, says, figures)
 
@@ -173,5 +174,5 @@ def _redrawn(case: Case) -> Iterator[Pitfall]:
             f"seed {told.get('seed')} of the truth file gives all noise of this run again, bit for "
             "bit: what is claimed holds only against those who do not have that file"
         )
-        figures = {"seed": told.get("seed"), "nodes": len(same)}
+        figures: Figures = {"seed": told.get("seed"), "nodes": len(same)}
         yield Pitfall(19, Verdict.UNCLAIMED, says, figures)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.errors import LeakauditError
@@ -59,7 +60,7 @@ def _without_noise(case: Case, relations: Relations, nodes: list[int]) -> Iterat
                 f"the protocol draws noise, and {_some(leaking)} of node {node} can be computed "
                 "without any: mu is infinite"
             )
-            figures = {"node": node, "leaking": [str(one) for one in leaking]}
+            figures: Figures = {"node": node, "leaking": [str(one) for one in leaking]}
             yield Pitfall(6, case.broken, says, figures)
             return
 
@@ -90,7 +91,7 @@ def _neighbours(case: Case, relations: Relations, nodes: list[int]) -> Iterator[
             f"{neighbour:.4g} with neighbour {near[0]}, at sensitivity 1 over {relations.round} "
             "rounds: one epsilon of the protocol does not exist"
         )
-        figures = {
+        figures: Figures = {
             "node": node,
             "neighbour": near[0],
             "mu_outsider": outsider,
@@ -130,5 +131,5 @@ def _pairs(case: Case, relations: Relations) -> Iterator[Pitfall]:
             f"{node}; an outsider on all wires has {total:.4g} over {relations.round} rounds, "
             "of which it says nothing"
         )
-        figures = {"node": node, "claimed": claim.epsilon, "outsider": total}
+        figures: Figures = {"node": node, "claimed": claim.epsilon, "outsider": total}
         yield Pitfall(4, Verdict.UNCLAIMED, says, figures)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 from torch import Tensor
 
+from leakaudit._util.plain import Figures
 from leakaudit.lint import loops
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall
@@ -74,7 +75,11 @@ def _undeclared(case: Case, sent: Counter[Key]) -> Iterator[Pitfall]:
             f"the first is {kind!r} {i} -> {j} in round {t}: "
             "participation, schedule or rounds are not as declared"
         )
-        figures = {"undeclared": len(extra), "messages": len(sent), "first": [t, i, j, kind]}
+        figures: Figures = {
+            "undeclared": len(extra),
+            "messages": len(sent),
+            "first": [t, i, j, kind],
+        }
         yield Pitfall(7, case.broken, says, figures)
 
 
@@ -119,7 +124,7 @@ def _credited(case: Case, counts: list[int], rate: float) -> Iterator[Pitfall]:
         f"shows which {min(counts)} to {max(counts)} of {case.trace.graph.nodes} nodes take part "
         f"in a round; without that credit it is {costs.all:.4g}"
     )
-    figures = {
+    figures: Figures = {
         "rate": rate,
         "claimed": claim.epsilon,
         "epsilon": costs.all,
@@ -159,7 +164,7 @@ def _coarse(case: Case) -> Iterator[Pitfall]:
                 f"a message of {values.numel()} numbers has {share:.1%} distinct ones: "
                 "no continuous noise is on it"
             )
-            figures = {"distinct": share, "coordinates": values.numel()}
+            figures: Figures = {"distinct": share, "coordinates": values.numel()}
             yield Pitfall(10, case.broken, says, figures)
             return
 

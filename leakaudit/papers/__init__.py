@@ -20,10 +20,20 @@ from leakaudit.papers import (
     secured,
     tabletwo,
 )
-from leakaudit.papers.row import Finding, Judged, Quality, Quote, Row
+from leakaudit.papers.row import JudgedClaim, Judgement, PublishedClaim, Quality, Quote
 from leakaudit.progress import step
 
-__all__ = ["PAPERS", "ROWS", "Finding", "Judged", "Quality", "Quote", "Row", "judge", "select"]
+__all__ = [
+    "PAPERS",
+    "ROWS",
+    "JudgedClaim",
+    "Judgement",
+    "PublishedClaim",
+    "Quality",
+    "Quote",
+    "judge",
+    "select",
+]
 
 FILES = (
     dpnorm,
@@ -39,13 +49,15 @@ FILES = (
     defences,
     others,
 )
-ROWS: tuple[Row, ...] = tuple(
+ROWS: tuple[PublishedClaim, ...] = tuple(
     sorted((row for file in FILES for row in file.ROWS), key=lambda row: row.number)
 )
 PAPERS = tuple(sorted({row.paper for row in ROWS}))
 
 
-def select(papers: Collection[str] = (), numbers: Collection[int] = ()) -> tuple[Row, ...]:
+def select(
+    papers: Collection[str] = (), numbers: Collection[int] = ()
+) -> tuple[PublishedClaim, ...]:
     """Return the rows of some papers and numbers.
 
     Args:
@@ -80,7 +92,7 @@ def _refuse_unknown(
             )
 
 
-def judge(rows: Sequence[Row]) -> Iterator[Judged]:
+def judge(rows: Sequence[PublishedClaim]) -> Iterator[JudgedClaim]:
     """Yield each row with its findings, computed now.
 
     Args:
@@ -90,5 +102,5 @@ def judge(rows: Sequence[Row]) -> Iterator[Judged]:
         step("claims", k, len(rows))
         start = time.perf_counter()
         findings = row.judge()
-        yield Judged(row, findings, time.perf_counter() - start)
+        yield JudgedClaim(row, findings, time.perf_counter() - start)
     step("claims", len(rows), len(rows))

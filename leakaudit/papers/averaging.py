@@ -11,7 +11,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from leakaudit.papers.row import Finding, Quote
+from leakaudit._util.plain import Figures
+from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import fresh
 from leakaudit.papers.sources import secured_row
 from leakaudit.verdict import Verdict, against
@@ -75,7 +76,7 @@ def _models(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return w.to(dtype), lam.to(dtype)
 
 
-def _sums() -> tuple[Finding, ...]:
+def _sums() -> tuple[Judgement, ...]:
     made = average(*_models(), rho=0.5, iterations=20)
     sums = made.lam.sum(1).abs().amax(1)
     start = float(sums[0])
@@ -85,7 +86,7 @@ def _sums() -> tuple[Finding, ...]:
         f"{start:.1f} at the start"
     )
     return (
-        Finding(
+        Judgement(
             "from the first iteration on",
             against(later > ROUNDING),
             says,
@@ -94,22 +95,22 @@ def _sums() -> tuple[Finding, ...]:
     )
 
 
-def _linear_rate() -> tuple[Finding, ...]:
+def _linear_rate() -> tuple[Judgement, ...]:
     rho = 0.5
     rate = rho / (rho + 2)
     off = average(*_models(), rho=rho, iterations=12).off()
     ratios = [later / earlier for earlier, later in pairwise(off)]
     worst = max(ratios[1:])
-    figures = {"rate": rate, "ratios": ratios}
+    figures: Figures = {"rate": rate, "ratios": ratios}
     return (
-        Finding(
+        Judgement(
             "from the second iteration on",
             against(worst > rate * (1 + ROUNDING)),
             f"rho = {rho:g}: the error falls by at most {worst:.9f} an iteration, rho / (rho + 2) "
             f"= {rate:g}",
             figures,
         ),
-        Finding(
+        Judgement(
             "the first iteration, as the proof has it",
             against(ratios[0] > rate * (1 + ROUNDING)),
             f"the error of z^1 is {ratios[0]:.1f} times that of z^0: the proof uses Lemma II.1 "
@@ -119,7 +120,7 @@ def _linear_rate() -> tuple[Finding, ...]:
     )
 
 
-def _figure_4() -> tuple[Finding, ...]:
+def _figure_4() -> tuple[Judgement, ...]:
     found = {}
     for name, dtype in (("float64", torch.float64), ("float32", torch.float32)):
         found[name] = {
@@ -134,13 +135,13 @@ def _figure_4() -> tuple[Finding, ...]:
         if small
         else "no rho that was tried has an error so small"
     )
-    figures = {}
+    figures: Figures = {}
     for name, errors in found.items():
         figures[name] = {f"{rho:g}": error for rho, error in errors.items()}
-    return (Finding("mean squared error after 4 iterations", Verdict.UNSUPPORTED, says, figures),)
+    return (Judgement("mean squared error after 4 iterations", Verdict.UNSUPPORTED, says, figures),)
 
 
-def _two_iterations() -> tuple[Finding, ...]:
+def _two_iterations() -> tuple[Judgement, ...]:
     shifts = {}
     better = True
     for rho in PENALTIES:
@@ -150,7 +151,7 @@ def _two_iterations() -> tuple[Finding, ...]:
         shifts[f"{rho:g}"] = float((made.z[2] - made.mean).mean())
     listed = ", ".join(f"{shift:.3f} at rho = {rho}" for rho, shift in shifts.items())
     return (
-        Finding(
+        Judgement(
             "test accuracy after training with 2 iterations",
             Verdict.INCONCLUSIVE,
             "FEMNIST is not trained here and rho is not printed. Since duals from [0, 1) have "
@@ -158,7 +159,7 @@ def _two_iterations() -> tuple[Finding, ...]:
             f"{listed}",
             {"shift": shifts},
         ),
-        Finding(
+        Judgement(
             "2 iterations come closer than 1",
             against(not better),
             f"so they do for each of {len(PENALTIES)} rho, by the factor rho / (rho + 2)",

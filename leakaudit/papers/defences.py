@@ -8,11 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
 from leakaudit.papers.pdmm import EXACT, LISTENS, PLANE, input_error
-from leakaudit.papers.row import Finding, Quote
-from leakaudit.papers.runs import Run, fresh, planned, protocol, run
+from leakaudit.papers.row import Judgement, Quote
+from leakaudit.papers.runs import FinishedRun, fresh, planned, protocol, run
 from leakaudit.papers.sources import pdmm_row
 from leakaudit.relations import determined, know
 from leakaudit.trace import Graph
@@ -33,7 +34,7 @@ SQUARINGS = 21
 VANISHED = 1e-6
 
 
-def _trained(rounds: int, **settings: float) -> Run:
+def _trained(rounds: int, **settings: float) -> FinishedRun:
     """Run the thesis' example: logistic regression of 60 nodes with one sample each.
 
     The graph is random and geometric.
@@ -41,12 +42,12 @@ def _trained(rounds: int, **settings: float) -> Run:
     return run(nodes=60, rounds=rounds, set={**CONSTANTS, **settings}, **PLANE)
 
 
-def _inputs(done: Run) -> float:
+def _inputs(done: FinishedRun) -> float:
     """Return the median relative error of the inputs that one-step differences give."""
     return input_error(done, list(hearing.leaks(done.trace, nodes=ATTACKED, rounds=6)))
 
 
-def _quantisation() -> tuple[Finding, ...]:
+def _quantisation() -> tuple[Judgement, ...]:
     found = {f"{cell:g}": _inputs(_trained(HEARD, quantize=cell)) for cell in CELLS}
     listed = ", ".join(f"{error:.2g} with cells of {cell}" for cell, error in found.items())
     says = (
@@ -54,10 +55,10 @@ def _quantisation() -> tuple[Finding, ...]:
         f"first {HEARD} rounds give the inputs with a median error of {listed}. Small cells leave "
         "nothing that further rounds would have to improve"
     )
-    return (Finding("error of the inputs", Verdict.UNSUPPORTED, says, {"error": found}),)
+    return (Judgement("error of the inputs", Verdict.UNSUPPORTED, says, {"error": found}),)
 
 
-def _inexact() -> tuple[Finding, ...]:
+def _inexact() -> tuple[Judgement, ...]:
     found = {str(steps): _inputs(_trained(HEARD, k_max=steps)) for steps in STEPS}
     listed = ", ".join(f"{error:.1e} at k_max = {steps}" for steps, error in found.items())
     says = (
@@ -65,7 +66,7 @@ def _inexact() -> tuple[Finding, ...]:
         "gradients, and with one sample each of them is a multiple of the same input"
     )
     return (
-        Finding(
+        Judgement(
             "logistic regression, one sample a node",
             against(max(found.values()) < EXACT),
             says,
@@ -74,7 +75,7 @@ def _inexact() -> tuple[Finding, ...]:
     )
 
 
-def _accuracy(done: Run) -> float:
+def _accuracy(done: FinishedRun) -> float:
     """Return the share of all samples that a model classifies correctly, averaged over nodes."""
     x = done.problem.x.flatten(0, 1)
     y = done.problem.y.flatten(0, 1)
@@ -82,7 +83,7 @@ def _accuracy(done: Run) -> float:
     return sum(done.plan.task.accuracy(model, x, y) for model in models) / len(models)
 
 
-def _unaffected() -> tuple[Finding, ...]:
+def _unaffected() -> tuple[Judgement, ...]:
     whole = _accuracy(_trained(200))
     cells = {f"{cell:g}": _accuracy(_trained(200, quantize=cell)) for cell in CELLS}
     steps = {str(count): _accuracy(_trained(200, k_max=count)) for count in STEPS}
@@ -91,16 +92,16 @@ def _unaffected() -> tuple[Finding, ...]:
     def listed(accuracies: dict[str, float]) -> str:
         return ", ".join(f"{accuracy:.3f} at {value}" for value, accuracy in accuracies.items())
 
-    figures = {"undefended": whole, "cells": cells, "k_max": steps, "t_max": stops}
+    figures: Figures = {"undefended": whole, "cells": cells, "k_max": steps, "t_max": stops}
     return (
-        Finding(
+        Judgement(
             "quantisation and inexact updates",
             against(min([*cells.values(), *steps.values()]) < whole - LOST),
             f"training accuracy {whole:.3f} without them; with cells {listed(cells)}; with k_max "
             f"{listed(steps)}",
             figures,
         ),
-        Finding(
+        Judgement(
             "early stopping",
             Verdict.UNSUPPORTED,
             f"no t_max is named; the accuracy is {listed(stops)} rounds",
@@ -109,7 +110,7 @@ def _unaffected() -> tuple[Finding, ...]:
     )
 
 
-def _against_a_server() -> tuple[Finding, ...]:
+def _against_a_server() -> tuple[Judgement, ...]:
     rounds = 6
     server = protocol(victim="fedsgd", nodes=5, graph="star", rounds=rounds, **PLANE)
     heard = know(server.whole, Adversary())
@@ -124,7 +125,7 @@ def _against_a_server() -> tuple[Finding, ...]:
     own = len(told)
     error = _inputs(_trained(HEARD))
     return (
-        Finding(
+        Judgement(
             "no more information than with a server (Corollary 1)",
             against(own > central or not differences),
             f"of {rounds} gradients of a node an eavesdropper determines {central} combinations "
@@ -132,7 +133,7 @@ def _against_a_server() -> tuple[Finding, ...]:
             "less tells no more",
             {"server": central, "pdmm": own},
         ),
-        Finding(
+        Judgement(
             "strictly less in any practical case",
             against(error < EXACT),
             "logistic regression with one sample a node: differences already give the inputs to "
@@ -182,7 +183,7 @@ def contracts(graph: Graph, curvatures: Tensor, mu: float, rho: float) -> float:
     return float(step[: graph.nodes].abs().max())
 
 
-def _quadratic_condition() -> tuple[Finding, ...]:
+def _quadratic_condition() -> tuple[Judgement, ...]:
     graph = planned(nodes=8, graph="ring", rounds=1, **PLANE).graph
     random = fresh()
     above = {}
@@ -205,14 +206,14 @@ def _quadratic_condition() -> tuple[Finding, ...]:
     shown = ", ".join(f"{left:.0e} at beta / m = {condition}" for condition, left in above.items())
     worst = max(below, key=float)
     return (
-        Finding(
+        Judgement(
             "enough: mu above beta^2 / (2 m) converges (Theorem 2)",
             against(not max(above.values()) < VANISHED),
             f"a ring of 8, {TRIALS} sets of quadratics each, mu 1 % above the limit: after "
             f"2^{SQUARINGS} rounds at most {shown} is left",
             {"left": above},
         ),
-        Finding(
+        Judgement(
             "needed: mu must be above it (section 4.3)",
             against(below[worst] < VANISHED),
             f"at beta / m = {worst} the limit is {float(worst) ** 2 / 2:g} m, and mu = beta = "

@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 
 from leakaudit._util.bisection import crossing, geometric
+from leakaudit._util.plain import Figures
 from leakaudit.bounds.empirical import lower, upper
 from leakaudit.bounds.mechanisms import Additive, truncated_laplace
-from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import finish, fresh, planned, run
 from leakaudit.papers.sources import dkm_row
 from leakaudit.protocols import recording
@@ -77,7 +78,7 @@ def _measured(epsilon: float, delta: float) -> float:
     )
 
 
-def _truncated_gaussian() -> tuple[Finding, ...]:
+def _truncated_gaussian() -> tuple[Judgement, ...]:
     table = []
     for epsilon, delta in SETTINGS:
         noise = _theorem_6(epsilon, delta)
@@ -101,9 +102,9 @@ def _truncated_gaussian() -> tuple[Finding, ...]:
         f"{first['A']:.2f} Delta; {first['needed_variance']:.1f} times the variance would do"
     )
     beyond = all(t["true_delta"] > t["delta"] for t in table)
-    figures = {"table": table, "measured_delta": measured}
+    figures: Figures = {"table": table, "measured_delta": measured}
     return (
-        Finding("one coordinate", against(beyond and measured > SETTINGS[0][1]), says, figures),
+        Judgement("one coordinate", against(beyond and measured > SETTINGS[0][1]), says, figures),
     )
 
 
@@ -126,7 +127,7 @@ def _vector_delta(noise: Additive, epsilon: float, size: int) -> tuple[float, fl
     return total / DRAWS, total / DRAWS - math.sqrt(math.log(len(SIZES) / ALPHA) / (2 * DRAWS))
 
 
-def _truncated_laplace() -> tuple[Finding, ...]:
+def _truncated_laplace() -> tuple[Judgement, ...]:
     epsilon = 0.5
     delta = 1e-3
     noise = truncated_laplace(epsilon, delta, 1.0)
@@ -140,7 +141,7 @@ def _truncated_laplace() -> tuple[Finding, ...]:
         f"{listed} coordinates (at least {limits} at confidence {1 - ALPHA:g}); a shift of 1 in "
         f"each of 1000 has {support:.3f}"
     )
-    figures = {
+    figures: Figures = {
         "delta": {str(k): v[0] for k, v in found.items()},
         "lower": {str(k): v[1] for k, v in found.items()},
         "support": support,
@@ -150,19 +151,19 @@ def _truncated_laplace() -> tuple[Finding, ...]:
         "sensitivity"
     )
     return (
-        Finding(
+        Judgement(
             "vectors with a Euclidean bound",
             against(min(v[1] for v in found.values()) > delta),
             vectors,
             figures,
         ),
-        Finding(
+        Judgement(
             "one coordinate", against(single > delta * (1 + 1e-9)), one, {"true_delta": single}
         ),
     )
 
 
-def _sensitivity() -> tuple[Finding, ...]:
+def _sensitivity() -> tuple[Judgement, ...]:
     rounds = 40
     alpha = 0.1
     records = 20
@@ -210,7 +211,7 @@ def _sensitivity() -> tuple[Finding, ...]:
     moved = float((w[-1].mean(0) - other[-1].mean(0)).norm())
     trivial = 2 * bound * total
     shown = float((w[1:] - other[1:]).norm(dim=2).max())
-    figures = {
+    figures: Figures = {
         "theorem": theorem,
         "trivial": trivial,
         "measured": moved,
@@ -226,13 +227,13 @@ def _sensitivity() -> tuple[Finding, ...]:
         "the theorem has no word on it"
     )
     return (
-        Finding(
+        Judgement(
             "the final average",
             against(moved > theorem),
             f"{says}: {theorem / trivial:.1f} times the trivial one",
             figures,
         ),
-        Finding("what is broadcast", Verdict.UNCLAIMED, about, {"broadcast": shown}),
+        Judgement("what is broadcast", Verdict.UNCLAIMED, about, {"broadcast": shown}),
     )
 
 

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
+from leakaudit._util.plain import Figures
 from leakaudit.bounds import gaussian
 from leakaudit.bounds.approximate import approximate
 from leakaudit.bounds.composition import compose
 from leakaudit.bounds.guarantee import Adjacency
-from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import planned
 from leakaudit.papers.sources import dkm_row
 from leakaudit.protocols.mixing import matrix, metropolis
@@ -64,7 +65,7 @@ def memorised(delta: float, loss: float, items: int, records: int) -> float:
     return delta * loss * math.exp(records * math.log1p(-1 / items))
 
 
-def _generalisation() -> tuple[Finding, ...]:
+def _generalisation() -> tuple[Judgement, ...]:
     gap = memorised(DELTA, LOSS, ITEMS, AGENTS * RECORDS)
     allowed = bound(0.0, DELTA, AGENTS, LOSS)
     repaired = LOSS * DELTA  # R delta in place of M delta, at epsilon = 0
@@ -74,7 +75,7 @@ def _generalisation() -> tuple[Finding, ...]:
     usual = bound(EPSILON, DELTA, AGENTS, LOSS)
     until = -math.log1p(-(gap - allowed) / (LOSS - allowed))  # where the bound reaches the gap
     return (
-        Finding(
+        Judgement(
             "as printed, for losses up to R above the number of agents M",
             against(gap > allowed * SURE),
             f"M = {AGENTS}, N = {RECORDS}, delta = {DELTA:g}, R = {LOSS:g}: memorising with "
@@ -83,13 +84,13 @@ def _generalisation() -> tuple[Finding, ...]:
             f"R; this example exceeds the bound only for epsilon below about {until:.1e}",
             {"gap": gap, "allowed": allowed, "below_epsilon": until},
         ),
-        Finding(
+        Judgement(
             "with R delta in place of M delta",
             against(gap > repaired * SURE),
             f"the same gap of {gap:.5f} against {repaired:.5f}",
             {"gap": gap, "allowed": repaired},
         ),
-        Finding(
+        Judgement(
             "at the paper's epsilon and delta",
             against(farthest > usual * SURE),
             f"({EPSILON:g}, {DELTA:g}): no algorithm has a gap above R (e^epsilon - 1 + 2 delta) "
@@ -99,7 +100,7 @@ def _generalisation() -> tuple[Finding, ...]:
     )
 
 
-def _finite_sample() -> tuple[Finding, ...]:
+def _finite_sample() -> tuple[Judgement, ...]:
     def margin(delta: float, loss: float) -> tuple[float, float]:
         """Return the chance that L <= empirical L + a, and that of Theorem 3, at the worst a."""
         largest = loss * math.exp(
@@ -115,13 +116,13 @@ def _finite_sample() -> tuple[Finding, ...]:
     shown = ", ".join(f"{true:.3f} against {said:.3f}" for true, said in usual)
     true, said = margin(0.9, 20 * LOSS)
     return (
-        Finding(
+        Judgement(
             "delta up to 1/2",
             against(any(true < said for true, said in usual)),
             f"memorising with chance {DELTA:g}, .1 and .5: a chance of {shown} promised",
             {"true": [true for true, _ in usual], "promised": [said for _, said in usual]},
         ),
-        Finding(
+        Judgement(
             "delta above 1/2, as printed for any delta",
             against(true * SURE < said),
             f"delta = .9, R = {20 * LOSS:g}: a chance of {true:.2f} where {said:.2f} is promised, "
@@ -150,7 +151,7 @@ def composed(epsilons: Sequence[float], deltas: Sequence[float]) -> tuple[float,
     return math.fsum(epsilons), 2 * lost
 
 
-def _two_agents() -> Finding:
+def _two_agents() -> Judgement:
     """Judge two agents that iterate twice with W = 1/2.
 
     A record moves T(x) - x of its agent by a vector of length 1 / alpha.
@@ -159,8 +160,8 @@ def _two_agents() -> Finding:
     the second also by half of agent 2's (standard deviation 125), which agent 1's broadcasts do not
     show and agent 2's do. Linear losses have T(x) - x constant.
     """
-    quiet = 2.5
-    loud = 125.0
+    low = 2.5
+    high = 125.0
     share = 0.5
 
     def own(std: float, other: float) -> float:
@@ -175,31 +176,31 @@ def _two_agents() -> Finding:
         return share / math.hypot(share * std, other)
 
     marginal = [
-        max(own(quiet, loud), passed(loud, quiet)),
-        max(own(loud, quiet), passed(quiet, loud)),
+        max(own(low, high), passed(high, low)),
+        max(own(high, low), passed(low, high)),
     ]
-    joint = math.sqrt(2) / quiet
+    joint = math.sqrt(2) / low
     epsilons = [1.0, 0.05]
     deltas = [gaussian.delta(epsilon, mu) for epsilon, mu in zip(epsilons, marginal, strict=True)]
     total, promised = composed(epsilons, deltas)
     true = gaussian.delta(total, joint)
     says = (
-        f"two agents, two rounds, Gaussian noise of {quiet:g} and {loud:g}: agent by agent "
+        f"two agents, two rounds, Gaussian noise of {low:g} and {high:g}: agent by agent "
         f"({epsilons[0]:g}, {deltas[0]:.1e}) and ({epsilons[1]:g}, {deltas[1]:.1e}), together "
         f"delta {true:.1e} at {total:g} where the theorem says at most {promised:.1e}: one "
         "agent's broadcasts remove the other's noise"
     )
-    figures = {
+    figures: Figures = {
         "marginal": marginal,
         "joint": joint,
         "deltas": deltas,
         "true_delta": true,
         "claimed_delta": promised,
     }
-    return Finding("two agents of the iteration", against(true > promised * SURE), says, figures)
+    return Judgement("two agents of the iteration", against(true > promised * SURE), says, figures)
 
 
-def _composition() -> tuple[Finding, ...]:
+def _composition() -> tuple[Judgement, ...]:
     total, promised = composed([EPSILON] * AGENTS, [DELTA] * AGENTS)
     released = [approximate(EPSILON, DELTA, Adjacency.REPLACE)] * AGENTS
     # Kairouz, Oh, Viswanath 2015: randomised response that leaks with chance delta reaches the
@@ -212,10 +213,10 @@ def _composition() -> tuple[Finding, ...]:
         f"it says ({alone:g}, {single:.6f}), less than the ({EPSILON:g}, {DELTA:g}) that it "
         "starts from"
     )
-    figures = {"true_delta": true, "claimed_delta": promised, "claimed_of_one": single}
+    figures: Figures = {"true_delta": true, "claimed_delta": promised, "claimed_of_one": single}
     return (
         _two_agents(),
-        Finding(
+        Judgement(
             "independent releases",
             against(true > promised * SURE and single < DELTA),
             says,
@@ -224,7 +225,7 @@ def _composition() -> tuple[Finding, ...]:
     )
 
 
-def _mixed_noise() -> tuple[Finding, ...]:
+def _mixed_noise() -> tuple[Judgement, ...]:
     size = 10
     plan = planned(
         victim="dkm", nodes=AGENTS, graph="ring", rounds=1, data="gaussians", model="logistic"
@@ -244,14 +245,14 @@ def _mixed_noise() -> tuple[Finding, ...]:
     moved, allowed = norms(1.0, 1.0)
     centred, enough = norms(1.0, 0.0)
     return (
-        Finding(
+        Judgement(
             "noise with a mean, as printed",
             against(moved > allowed * SURE),
             f"a ring of {AGENTS} in {size} dimensions, mean 1 and variance 1: {moved:.2f}, the "
             f"bound says {allowed:.2f}. A mean that all agents share passes through W undamped",
             {"exact": moved, "bound": allowed, "lambda": second},
         ),
-        Finding(
+        Judgement(
             "noise without a mean, as it is used",
             against(centred > enough * SURE),
             f"{centred:.2f} against {enough:.2f}",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
-from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import protocol
 from leakaudit.papers.sources import dpnorm_row
 from leakaudit.protocols.declared import Protocol
@@ -72,13 +73,10 @@ def _levels(nominal: float) -> dict[str, float]:
     """Return the noise of Theorem 1 in both forms, ``printed`` and ``eq8``, in units of Delta_2."""
     made = setting(nominal)
     claims = made.victim.claims(made.graph, ROUNDS)
-    return {
-        "printed" if "printed" in c.source else "eq8": (c.std or 0.0) / _sensitivity()
-        for c in claims
-    }
+    return {claim.variant: (claim.std or 0.0) / _sensitivity() for claim in claims}
 
 
-def _theorem_1() -> tuple[Finding, ...]:
+def _theorem_1() -> tuple[Judgement, ...]:
     levels = {nominal: _levels(nominal) for nominal in NOMINAL}
     true = {}
     for form in ("printed", "eq8"):
@@ -89,14 +87,14 @@ def _theorem_1() -> tuple[Finding, ...]:
     share = levels[1.0]["eq8"] / least
     used = max(true["eq8"][n] / n for n in NOMINAL)
     return (
-        Finding(
+        Judgement(
             "in the form of its proof, eq. (8), with Lemma 1's sensitivity",
             against(used > 1),
             f"the true epsilon is at most {used:.2f} times the nominal one; at epsilon = 1 the "
             f"noise is {share:.2f} times what exact composition of {ROUNDS} rounds needs",
             {"noise": levels[1.0]["eq8"], "needed": least, "times": share},
         ),
-        Finding(
+        Judgement(
             "as printed in our copy, with Lemma 1's sensitivity",
             against(any(true["printed"][n] > n for n in NOMINAL)),
             f"true epsilon {low}; our copy, a text extraction, has epsilon below the root",
@@ -106,7 +104,7 @@ def _theorem_1() -> tuple[Finding, ...]:
     )
 
 
-def _in_a_run(printed: Mapping[float, float], declared: float) -> Finding:
+def _in_a_run(printed: Mapping[float, float], declared: float) -> Judgement:
     """Judge the printed noise levels by what a record moves.
 
     declared: the level of the view that is computed.
@@ -120,7 +118,7 @@ def _in_a_run(printed: Mapping[float, float], declared: float) -> Finding:
         for nominal, level in printed.items()
     }
     shown = ", ".join(f"{reached[nominal]:.3f} at {nominal:g}" for nominal in NOMINAL[-3:])
-    return Finding(
+    return Judgement(
         "as printed in our copy, in a run",
         against(any(true > nominal for nominal, true in reached.items())),
         "Lemma 1 overestimates what a record moves; linear losses with a record in every batch "
@@ -150,7 +148,7 @@ def record(view: Knowledge, every: int) -> float:
     return drift(view, steps, moves, smoothest()).mu
 
 
-def _claimed_one() -> tuple[Finding, ...]:
+def _claimed_one() -> tuple[Judgement, ...]:
     view = view_of_a_node(setting(1.0))
     limit = smoothest()
     steps = view.declared.gradients(0)
@@ -162,8 +160,8 @@ def _claimed_one() -> tuple[Finding, ...]:
         f"gradients of a Lipschitz constant of at most {limit:.3f}, the theorem's own condition "
         "on the step; without it only changes of the whole node are bounded"
     )
-    figures = {"epsilon": found, "smoothness": limit, "gradients": len(steps)}
-    return (Finding("records", against(max(found.values()) > 1), says, figures),)
+    figures: Figures = {"epsilon": found, "smoothness": limit, "gradients": len(steps)}
+    return (Judgement("records", against(max(found.values()) > 1), says, figures),)
 
 
 A1 = "(A1) gradients of a record have norm at most G = 1"

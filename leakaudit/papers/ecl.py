@@ -7,9 +7,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from leakaudit._util.plain import Figures
 from leakaudit.papers.dpnorm import RING
-from leakaudit.papers.row import Finding, Quote
-from leakaudit.papers.runs import Run, optimum, run
+from leakaudit.papers.row import Judgement, Quote
+from leakaudit.papers.runs import FinishedRun, optimum, run
 from leakaudit.papers.sources import dpnorm_row
 from leakaudit.verdict import Verdict, against
 
@@ -39,7 +40,7 @@ def _reached(graph: str, eta: str = "node") -> tuple[float, float]:
     return float((model - plain).abs().max()), float((model - weighted).abs().max())
 
 
-def _fixed_point() -> tuple[Finding, ...]:
+def _fixed_point() -> tuple[Judgement, ...]:
     ring, _ = _reached("ring")
     star, weighted = _reached("star")
     common, _ = _reached("star", "common")
@@ -47,19 +48,19 @@ def _fixed_point() -> tuple[Finding, ...]:
         f"the models end {star:.3f} off the optimum, and {weighted:.1e} off argmin sum_i E_i f_i; "
         f"the paper assumes equal degrees. One eta for all repairs it ({common:.1e})"
     )
-    figures = {"off": star, "off_weighted": weighted, "off_common": common}
+    figures: Figures = {"off": star, "off_weighted": weighted, "off_common": common}
     return (
-        Finding(
+        Judgement(
             "equal degrees (a ring)",
             against(ring > ROUNDING),
             f"the models end {ring:.1e} off the optimum",
             {"off": ring},
         ),
-        Finding("unequal degrees (a star)", Verdict.UNCLAIMED, says, figures),
+        Judgement("unequal degrees (a star)", Verdict.UNCLAIMED, says, figures),
     )
 
 
-def _divergence(done: Run, rounds: int) -> float:
+def _divergence(done: FinishedRun, rounds: int) -> float:
     """Return (1/N) sum_i D_{f_i}(w_i^out, w*), the left side of eq. (9) at alpha = 0.
 
     w_i^out is the mean of the first rounds' models.
@@ -75,7 +76,7 @@ def _divergence(done: Run, rounds: int) -> float:
     return float((losses(out) - losses(best) - (slope * (out - best)).sum(1)).mean())
 
 
-def _rate() -> tuple[Finding, ...]:
+def _rate() -> tuple[Judgement, ...]:
     settings = {"sigma": 0.0, "mu": 0.2, "inner": 1, "l2": 0.01}
     done = run(
         victim="dpnorm",
@@ -94,14 +95,14 @@ def _rate() -> tuple[Finding, ...]:
     )
     listed = ", ".join(f"{value:.1e} at R = {stop}" for stop, value in found.items())
     return (
-        Finding(
+        Judgement(
             "without noise (epsilon infinite)",
             against(slower),
             "a ring of 6, logistic regression, one class a node, K = 1: the divergence is "
             f"{listed}; (9) allows it to fall as 1 / sqrt(R)",
             {"divergence": {str(stop): value for stop, value in found.items()}},
         ),
-        Finding(
+        Judgement(
             "the terms in epsilon",
             Verdict.UNSUPPORTED,
             "the constants, the logarithms and the appropriate mu are hidden in the order, and "
@@ -110,7 +111,7 @@ def _rate() -> tuple[Finding, ...]:
     )
 
 
-def _norms() -> tuple[Finding, ...]:
+def _norms() -> tuple[Judgement, ...]:
     def dual(sigma: float, alpha: float) -> list[float]:
         """Return the norm of the dual messages after 200 and 800 rounds.
 
@@ -124,25 +125,32 @@ def _norms() -> tuple[Finding, ...]:
         return [float(norm[stop * 3 // 4 : stop].square().mean().sqrt()) for stop in (200, 800)]
 
     sigma = 0.1
-    quiet = dual(0.0, 0.0)
+    noiseless = dual(0.0, 0.0)
     plain = dual(sigma, 0.0)
     damped = dual(sigma, 0.2)
-    louder = dual(2 * sigma, 0.0)
+    doubled = dual(2 * sigma, 0.0)
     shown = (
-        f"{quiet[1]:.2f} without noise, {plain[1]:.2f} with sigma = {sigma:g}, {louder[1]:.2f} "
+        f"{noiseless[1]:.2f} without noise, {plain[1]:.2f} with sigma = {sigma:g}, "
+        f"{doubled[1]:.2f} "
         "with twice that"
     )
     growth = plain[1] / plain[0]
-    figures = {"quiet": quiet, "plain": plain, "louder": louder, "damped": damped, "growth": growth}
+    figures: Figures = {
+        "quiet": noiseless,
+        "plain": plain,
+        "louder": doubled,
+        "damped": damped,
+        "growth": growth,
+    }
     return (
-        Finding(
+        Judgement(
             "noise raises the norm, alpha > 0 lowers it",
-            against(not quiet[1] < plain[1] < louder[1] or damped[1] >= plain[1]),
+            against(not noiseless[1] < plain[1] < doubled[1] or damped[1] >= plain[1]),
             f"norm of the dual messages at alpha = 0: {shown}; {damped[1]:.2f} at alpha = .2 and "
             f"sigma = {sigma:g}",
             figures,
         ),
-        Finding(
+        Judgement(
             "growth with the rounds",
             Verdict.UNCLAIMED,
             f"from round 200 to 800 the norm at alpha = 0 grows by a factor of {growth:.2f}: with "

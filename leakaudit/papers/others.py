@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import torch
 
+from leakaudit._util.plain import Figures
 from leakaudit.adversary import Adversary
-from leakaudit.papers.row import Finding
+from leakaudit.papers.row import Judgement
 from leakaudit.papers.runs import fresh, protocol
 from leakaudit.papers.sources import other_row
 from leakaudit.protocols.prox import prox
@@ -24,7 +25,7 @@ LOSS = 1.0
 TRIALS = 400
 
 
-def _pairwise() -> tuple[Finding, ...]:
+def _pairwise() -> tuple[Judgement, ...]:
     gossips = 4
     clip = 1.0
     sigma = 1.0
@@ -51,16 +52,16 @@ def _pairwise() -> tuple[Finding, ...]:
     mean = sum(exact) / 8
     total = float(said.sum()) / 8
     others = float(said[1:].sum()) / 8
-    figures = {"said": said[1:].tolist(), "exact": exact, "determined_up_to_noise": far}
+    figures: Figures = {"said": said[1:].tolist(), "exact": exact, "determined_up_to_noise": far}
     return (
-        Finding(
+        Judgement(
             "one pair",
             against(exact[3] > float(said[4]) * (1 + 1e-9)),
             f"mu^2 on a ring of eight, {gossips} exchanges: {listed}. All messages share one "
             "noise; the proof's restriction may differ from the formula of the public code",
             figures,
         ),
-        Finding(
+        Judgement(
             "the mean over senders",
             against(mean > total * (1 + 1e-9)),
             f"mu^2 of {mean:.3f} exact, where the theorem's T d_v / n is {total:.3f}; without the "
@@ -128,7 +129,7 @@ def _farthest() -> float:
     return float((ends[0] - ends[1]).norm(dim=1).max())
 
 
-def _primal() -> tuple[Finding, ...]:
+def _primal() -> tuple[Judgement, ...]:
     rate = _rate()
     moved = _farthest()
     degree = 2
@@ -140,14 +141,19 @@ def _primal() -> tuple[Finding, ...]:
         f"{most:.4f} (measured {moved:.4f}), so the loss is at most {rate * most:.3f} (measured "
         f"{rate * moved:.3f}): {times:.3g} = (rho + 2 eta N) / rho times too much noise"
     )
-    figures = {"claimed": LOSS, "bound": rate * most, "measured": rate * moved, "times": times}
+    figures: Figures = {
+        "claimed": LOSS,
+        "bound": rate * most,
+        "measured": rate * moved,
+        "times": times,
+    }
     total = (
         f"not composed by the paper: {rounds} iterations are {rounds * LOSS:g} by its figure, "
         f"{rounds * rate * most:.3g} by the bound above"
     )
     return (
-        Finding("one iteration", against(rate * moved > LOSS), says, figures),
-        Finding(
+        Judgement("one iteration", against(rate * moved > LOSS), says, figures),
+        Judgement(
             "all iterations",
             Verdict.UNCLAIMED,
             total,

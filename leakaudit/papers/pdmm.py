@@ -16,8 +16,8 @@ from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
 from leakaudit.inversion import attacking
 from leakaudit.leak import GradientLeak
-from leakaudit.papers.row import Finding, Quote
-from leakaudit.papers.runs import Run, fresh, protocol, run
+from leakaudit.papers.row import Judgement, Quote
+from leakaudit.papers.runs import FinishedRun, fresh, protocol, run
 from leakaudit.papers.sources import pdmm_row
 from leakaudit.reconstruction import Certificate
 from leakaudit.relations import is_determined, know
@@ -31,7 +31,7 @@ BATCHES = (4, 8)
 PLANE = {"data": "gaussians", "model": "logistic"}
 
 
-def two_steps(done: Run, leak: GradientLeak) -> GradientLeak:
+def two_steps(done: FinishedRun, leak: GradientLeak) -> GradientLeak:
     """Return g^1 - g^3 by eq. (4.3) with all last models taken as equal.
 
     Args:
@@ -64,7 +64,7 @@ def two_steps(done: Run, leak: GradientLeak) -> GradientLeak:
     )
 
 
-def input_error(done: Run, leaks: list[GradientLeak]) -> float:
+def input_error(done: FinishedRun, leaks: list[GradientLeak]) -> float:
     """Return the median relative error of the inputs that the analytic attack makes of leaks.
 
     Args:
@@ -75,7 +75,7 @@ def input_error(done: Run, leaks: list[GradientLeak]) -> float:
     return median(float((s.relative_error or (1.0,))[0] or 1.0) for s in score(found, done.truth))
 
 
-def _early_stopping() -> tuple[Finding, ...]:
+def _early_stopping() -> tuple[Judgement, ...]:
     one = dict[str, float]()
     two = dict[str, float]()
     for stop in STOPS:
@@ -89,7 +89,7 @@ def _early_stopping() -> tuple[Finding, ...]:
         f"one-step differences: {listed}"
     )
     return (
-        Finding(
+        Judgement(
             "gradient differences",
             against(max(one.values()) < EXACT),
             says,
@@ -98,7 +98,7 @@ def _early_stopping() -> tuple[Finding, ...]:
     )
 
 
-def _true_difference(done: Run, node: int, t: int, by: int) -> Tensor:
+def _true_difference(done: FinishedRun, node: int, t: int, by: int) -> Tensor:
     w = done.truth.states["w"]
     x, y = done.truth.of(node)
     return done.plan.task.gradient(w[t, node], x.double(), y) - done.plan.task.gradient(
@@ -106,7 +106,7 @@ def _true_difference(done: Run, node: int, t: int, by: int) -> Tensor:
     )
 
 
-def _printed(done: Run) -> float:
+def _printed(done: FinishedRun) -> float:
     """Return the largest relative error of eq. (2.13), with the models known.
 
     Its right side is rho d (w^t + w^{t+2}) - 2 rho sum_j w_j^{t+1}.
@@ -125,7 +125,7 @@ def _printed(done: Run) -> float:
     return max(errors)
 
 
-def _one_step(done: Run) -> float:
+def _one_step(done: FinishedRun) -> float:
     """Return the largest relative error of an eavesdropper's one-step differences."""
     errors = []
     for leak in hearing.leaks(done.trace):
@@ -138,7 +138,7 @@ def _one_step(done: Run) -> float:
     return max(errors)
 
 
-def _what_is_learnt() -> tuple[Finding, ...]:
+def _what_is_learnt() -> tuple[Judgement, ...]:
     thetas = (1.0, 0.5, 0.3)
     runs = [
         run(
@@ -156,13 +156,13 @@ def _what_is_learnt() -> tuple[Finding, ...]:
     listed = ", ".join(f"{e:.1e} for theta = {t:g}" for t, e in zip(thetas, two, strict=True))
     better = ", ".join(f"{e:.1e} for theta = {t:g}" for t, e in zip(thetas, one, strict=True))
     return (
-        Finding(
+        Judgement(
             "two-step differences",
             against(two[0] > EXACT),
             f"relative error of eq. (2.13): {listed}; it needs theta = 1",
             {"error": two},
         ),
-        Finding(
+        Judgement(
             "one-step differences",
             Verdict.UNCLAIMED,
             f"they are on the wire, too, and need no models: {better}",
@@ -201,10 +201,10 @@ def _images(samples: int, rounds: int, attack: str) -> tuple[int, int, bool]:
     return exact, right, all(f.certificate is Certificate.EXACT for f in found)
 
 
-def _batches() -> tuple[Finding, ...]:
+def _batches() -> tuple[Judgement, ...]:
     faces, labels, _ = _images(1, 10, "analytic")
     findings = [
-        Finding(
+        Judgement(
             "labels from differences",
             against(labels == 4),
             f"{labels} of 4 labels of one-sample nodes, and {faces} of 4 faces bit for bit, "
@@ -220,7 +220,7 @@ def _batches() -> tuple[Finding, ...]:
         )
         findings.insert(
             0,
-            Finding(
+            Judgement(
                 f"a batch of {size}",
                 against(whole == size),
                 says,
@@ -250,7 +250,7 @@ def _taps(shares: tuple[float, ...]) -> list[dict[str, int]]:
     return found
 
 
-def _subspace() -> tuple[Finding, ...]:
+def _subspace() -> tuple[Judgement, ...]:
     settings = {
         "nodes": 8,
         "graph": "ring",
@@ -273,20 +273,20 @@ def _subspace() -> tuple[Finding, ...]:
         f"{t['edges']} of {t['of']} directed edges give {t['nodes']} of 10 nodes" for t in taps
     )
     return (
-        Finding(
+        Judgement(
             "single gradients",
             against(told),
             f"a ring of 8 (E = N), all wires heard, z^0 random and unheard: {says}",
             {"determined": told},
         ),
-        Finding(
+        Judgement(
             "differences of gradients",
             Verdict.UNCLAIMED,
             f"every one-step difference comes back to {error:.1e}, as the thesis' own Theorem 1 "
             "lets expect",
             {"relative_error": error},
         ),
-        Finding(
+        Judgement(
             "differences, some wires heard",
             Verdict.UNCLAIMED,
             f"a grid of 10: {listed}",

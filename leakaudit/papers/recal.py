@@ -13,10 +13,11 @@ import math
 
 import torch
 
+from leakaudit._util.plain import Figures, extended
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.extraction import hearing
-from leakaudit.papers.row import Finding, Quote, plain
+from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import protocol, run
 from leakaudit.papers.sources import recal_row
 from leakaudit.protocols.declared import Protocol
@@ -54,7 +55,7 @@ def _bound(made: Protocol) -> Bound:
     return account(know(made.whole, Adversary()), made.whole.gradients(_busiest(made)[0]), 1.0)
 
 
-def _against_claim(about: str, **settings: object) -> Finding:
+def _against_claim(about: str, **settings: object) -> Judgement:
     """Compare the exact epsilon of the busiest node with Theorem 4 at the schedule's PLF."""
     made = _declared(**settings)
     (claim,) = made.victim.claims(made.graph, ROUNDS, made.public)
@@ -67,14 +68,14 @@ def _against_claim(about: str, **settings: object) -> Finding:
         f"PLF {plf}: Theorem 4 says ({claimed:.4g}, {delta:g}); the exact view has mu = "
         f"{bound.mu:.4g}, epsilon {true:.4g}"
     )
-    figures = {
+    figures: Figures = {
         "plf": plf,
-        "mu": plain(bound.mu),
-        "epsilon": plain(true),
+        "mu": extended(bound.mu),
+        "epsilon": extended(true),
         "claimed_epsilon": claimed,
         "node": node,
     }
-    return Finding(about, against(true > claimed), says, figures)
+    return Judgement(about, against(true > claimed), says, figures)
 
 
 def _recovered() -> float:
@@ -107,23 +108,23 @@ def _recovered() -> float:
     return float(error.abs().max() / true.abs().max()) if len(exact) else 1.0
 
 
-def _theorem_4() -> tuple[Finding, ...]:
+def _theorem_4() -> tuple[Judgement, ...]:
     error = _recovered()
     active = _against_claim("noise on lam", noise_on="lam")
     full = _against_claim("noise on lam", noise_on="lam", baton="full")
     says = f"{active.says}; on a run with noise of .5 the gradients come back to {error:.1e}"
-    figures = {**active.figures, "relative_error": error}
+    figures: Figures = {**active.figures, "relative_error": error}
     reading = "if the noise were on lam"
     return (
         _against_claim("noise on x, the reading under which the sensitivity is tau_i C"),
-        Finding(reading, _unless(active), says, figures),
-        Finding(
+        Judgement(reading, _unless(active), says, figures),
+        Judgement(
             f"{reading}, and the baton added up s_i x_i", _unless(full), full.says, full.figures
         ),
     )
 
 
-def _unless(variant: Finding) -> Verdict:
+def _unless(variant: Judgement) -> Verdict:
     """Return UNSUPPORTED if a reading that the lost formulas allow exceeds the figure.
 
     The paper need not mean it.
@@ -131,7 +132,7 @@ def _unless(variant: Finding) -> Verdict:
     return Verdict.UNSUPPORTED if variant.verdict is Verdict.REFUTED else variant.verdict
 
 
-def _theorem_1() -> tuple[Finding, ...]:
+def _theorem_1() -> tuple[Judgement, ...]:
     made = _declared()
     counts = torch.bincount(made.public["active"][:-1], minlength=NODES)
     view = know(made.whole, Adversary())
@@ -145,14 +146,14 @@ def _theorem_1() -> tuple[Finding, ...]:
     rising = all(exact[a] <= exact[b] * (1 + 1e-8) for a, b in itertools.pairwise(order))
     listed = ", ".join(f"{exact[node]:.2f} for {int(counts[node])}" for node in order)
     return (
-        Finding(
+        Judgement(
             "the budget is the largest sum over an agent's activations",
             against(exceeded),
             f"a ring of {NODES}, {ROUNDS} activations: in zCDP the exact view has rho of "
             f"{max(exact):.4f}, the sums at most {max(said):.4f}",
             {"exact": exact, "said": said},
         ),
-        Finding(
+        Judgement(
             "fewer activations, a lower budget",
             against(not rising),
             f"rho by number of activations: {listed}; every agent has the same steps and the same "
@@ -162,7 +163,7 @@ def _theorem_1() -> tuple[Finding, ...]:
     )
 
 
-def _second_message() -> tuple[Finding, ...]:
+def _second_message() -> tuple[Judgement, ...]:
     def exact(**settings: object) -> tuple[float, float]:
         """Return mu of both messages for the busiest node, and mu of its noisy states alone."""
         made = _declared(**settings)
@@ -173,18 +174,18 @@ def _second_message() -> tuple[Finding, ...]:
     both, alone = exact()
     other, _ = exact(noise_on="lam")
     return (
-        Finding(
+        Judgement(
             "noise on x",
             against(both > alone * (1 + 1e-8)),
             f"both messages together have mu = {both:.4f}, the noisy states alone {alone:.4f}: "
             "the second message adds nothing",
             {"both": both, "alone": alone},
         ),
-        Finding(
+        Judgement(
             "if the noise were on lam",
             Verdict.UNSUPPORTED if other > alone * (1 + 1e-8) else Verdict.NOT_REFUTED,
             f"both messages together have mu = {other:.4f}: the other one carries x without noise",
-            {"both": plain(other)},
+            {"both": extended(other)},
         ),
     )
 
@@ -209,7 +210,7 @@ def _far(active: list[int]) -> int:
     return sum((b - a) % NODES not in (1, NODES - 1) for a, b in itertools.pairwise(active))
 
 
-def _activation() -> tuple[Finding, ...]:
+def _activation() -> tuple[Judgement, ...]:
     rounds = 400
     share = (NODES - 2) / NODES
     walk = _far(_schedule("walk", "ring", rounds))
@@ -228,13 +229,13 @@ def _activation() -> tuple[Finding, ...]:
         f"from {rounds * share:.0f}"
     )
     return (
-        Finding(
+        Judgement(
             "a walk to neighbours",
             Verdict.NOT_REFUTED if independent else Verdict.UNSUPPORTED,
             says,
             {"moves": walk, "log10_chance": log_chance},
         ),
-        Finding(
+        Judgement(
             "independent draws on a complete graph",
             against(abs(free - rounds * share) > 4 * spread),
             about,

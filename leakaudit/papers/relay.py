@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import optimum, planned, protocol, run
 from leakaudit.papers.sources import recal_row
 from leakaudit.verdict import Verdict, against
@@ -36,12 +36,12 @@ def _errors(at: tuple[int, ...], **settings: float) -> list[float]:
     return [float((models[k] - best).abs().max()) for k in at]
 
 
-def _convergence() -> tuple[Finding, ...]:
+def _convergence() -> tuple[Judgement, ...]:
     at = (0, 1000, ACTIVATIONS)
     errors = _errors(at, sigma=0.1, decay=DECAY)
     listed = ", ".join(f"{error:.1e} after {k}" for k, error in zip(at, errors, strict=True))
     return (
-        Finding(
+        Judgement(
             "noise that decays",
             against(errors[-1] > CLOSE),
             f"a ring of {NODES}, variance R = {DECAY:g} times the last one: the models are "
@@ -51,7 +51,7 @@ def _convergence() -> tuple[Finding, ...]:
     )
 
 
-def _linear() -> tuple[Finding, ...]:
+def _linear() -> tuple[Judgement, ...]:
     # each stretch of a linear convergence has about the same slope; half of the first leaves room
     # for the luck of the walk
     at = (500, 1000, 2000, 3000)
@@ -63,7 +63,7 @@ def _linear() -> tuple[Finding, ...]:
     slowing = any(later > 0.5 * slopes[0] for later in slopes[1:])
     listed = ", ".join(f"{slope:.4f}" for slope in slopes)
     return (
-        Finding(
+        Judgement(
             "without noise",
             against(slowing),
             f"a ring of {NODES}: the logarithm of the error falls by {listed} an activation "
@@ -73,16 +73,16 @@ def _linear() -> tuple[Finding, ...]:
     )
 
 
-def _orders() -> tuple[Finding, ...]:
+def _orders() -> tuple[Judgement, ...]:
     says = (
         "the entries of Tables I to III are lost in our copy of the text. They are orders of "
         "growth whose constants depend on step sizes and conditioning, so that no run on one "
         "network could refute them"
     )
-    return (Finding("lower PLF and fewer communications than others", Verdict.UNSUPPORTED, says),)
+    return (Judgement("lower PLF and fewer communications than others", Verdict.UNSUPPORTED, says),)
 
 
-def _communications() -> tuple[Finding, ...]:
+def _communications() -> tuple[Judgement, ...]:
     shape: dict[str, Any] = {"victim": "recal", "nodes": NODES, "rounds": 8 * PLF, "graph": "ring"}
     task: dict[str, Any] = {"data": "gaussians", "model": "logistic"}
     plan = planned(**shape, **task)
@@ -98,13 +98,13 @@ def _communications() -> tuple[Finding, ...]:
     vectors = moves * (plan.victim.messages(plan.graph, 8 * PLF, plan.graph.edges) // (8 * PLF))
     most = int(busiest[-1])
     return (
-        Finding(
+        Judgement(
             "better accuracy at the same budget",
             Verdict.INCONCLUSIVE,
             "the budget, the noise and the steps of Tables IV and V are lost, and their four data "
             "sets are not trained here",
         ),
-        Finding(
+        Judgement(
             "fewer communications at PLF 300",
             against(moves >= broadcasts),
             f"a walk on a ring of {NODES} passes the baton {moves} times until a node has been "
@@ -112,7 +112,7 @@ def _communications() -> tuple[Finding, ...]:
             f"two vectors: {vectors} are sent",
             {"passes": moves, "vectors": vectors, "nids": broadcasts},
         ),
-        Finding(
+        Judgement(
             "2400 communications at PLF 300",
             Verdict.UNSUPPORTED,
             f"they need all {NODES} nodes to be active equally often; 2400 activations of this "

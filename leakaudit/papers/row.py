@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from leakaudit.trace import Json
+from leakaudit._util.plain import Plain
 from leakaudit.verdict import Verdict
-
-Figures = Mapping[str, Json]
 
 
 class Quality(Enum):
@@ -33,13 +30,13 @@ class Quote:
     place: str
     text: str
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, Plain]:
         """Return plain values."""
         return {"place": self.place, "text": self.text}
 
 
 @dataclass(frozen=True)
-class Finding:
+class Judgement:
     """One statement and what was measured of it.
 
     Attributes:
@@ -52,9 +49,9 @@ class Finding:
     about: str
     verdict: Verdict
     says: str
-    figures: Figures = field(default_factory=dict)
+    figures: Mapping[str, Plain] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, Plain]:
         """Return plain values."""
         return {
             "about": self.about,
@@ -65,7 +62,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class PublishedClaim:
     """A published claim.
 
     Attributes:
@@ -87,7 +84,7 @@ class Row:
     quality: Quality
     quotes: tuple[Quote, ...] = ()
     assumes: tuple[str, ...]
-    judge: Callable[[], tuple[Finding, ...]]
+    judge: Callable[[], tuple[Judgement, ...]]
 
     @property
     def command(self) -> str:
@@ -96,7 +93,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedClaim:
     """A row that was judged.
 
     Attributes:
@@ -105,8 +102,8 @@ class Judged:
         seconds: Wall-clock time that it took.
     """
 
-    row: Row
-    findings: tuple[Finding, ...]
+    row: PublishedClaim
+    findings: tuple[Judgement, ...]
     seconds: float
 
     @property
@@ -114,7 +111,7 @@ class Judged:
         """That of the claim as it is published."""
         return self.findings[0].verdict
 
-    def to_json(self) -> dict[str, Json]:
+    def to_json(self) -> dict[str, Plain]:
         """Return plain values."""
         return {
             "row": self.row.number,
@@ -125,16 +122,7 @@ class Judged:
             "quotes": list(map(Quote.to_json, self.row.quotes)),
             "assumes": list(self.row.assumes),
             "verdict": self.verdict.name,
-            "findings": list(map(Finding.to_json, self.findings)),
+            "findings": list(map(Judgement.to_json, self.findings)),
             "command": self.row.command,
             "seconds": round(self.seconds, 2),
         }
-
-
-def plain(value: float) -> float | str:
-    """Return a number for JSON; infinity is the text ``inf``.
-
-    Args:
-        value: The number.
-    """
-    return "inf" if value == math.inf else value

@@ -19,7 +19,7 @@ NEWTON = 30  # steps; quadratic convergence reaches rounding in about ten
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     """A finished run in memory, its private states included.
 
     Attributes:
@@ -55,19 +55,19 @@ def protocol(**changes: Any) -> Protocol:
     )
 
 
-def run(**changes: Any) -> Run:
+def run(**changes: Any) -> FinishedRun:
     """Run a scenario, in float64 where nothing else is asked for."""
     return finish(planned(**{"states": True, **changes}))
 
 
-def finish(plan: Plan) -> Run:
+def finish(plan: Plan) -> FinishedRun:
     """Run a plan.
 
     Args:
         plan: A scenario made ready.
     """
     recorder = recording.record(plan, None)
-    return Run(plan, recorder.trace, recorder.truth_record)
+    return FinishedRun(plan, recorder.trace, recorder.truth_record)
 
 
 def problem(plan: Plan) -> Problem:

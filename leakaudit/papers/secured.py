@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from leakaudit.adversary import Adversary
 from leakaudit.extraction import hearing
-from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import protocol, run
 from leakaudit.papers.sources import secured_row
 from leakaudit.protocols.declared import Protocol
@@ -100,7 +100,7 @@ def _recovered(iterations: int) -> tuple[float, int]:
     return max(errors, default=1.0), len(errors)
 
 
-def _theorem_3_2() -> tuple[Finding, ...]:
+def _theorem_3_2() -> tuple[Judgement, ...]:
     cases = [_case(*case) for case in CASES]
     error, count = _recovered(6)
     nine = cases[0]
@@ -113,13 +113,13 @@ def _theorem_3_2() -> tuple[Finding, ...]:
     )
     two = f"they know a first model at {nine['two_first']} and all at {nine['two_all']}"
     return (
-        Finding(
+        Judgement(
             "one curious peer",
             against(broken),
             says,
             {"cases": cases, "iteration": nine["one_first"], "relative_error": error},
         ),
-        Finding(
+        Judgement(
             "two curious peers",
             Verdict.UNCLAIMED,
             f"{two}; the theorem speaks of one",
@@ -128,7 +128,7 @@ def _theorem_3_2() -> tuple[Finding, ...]:
     )
 
 
-def _lemma_3_1() -> tuple[Finding, ...]:
+def _lemma_3_1() -> tuple[Judgement, ...]:
     settings = {"rho": 0.8, "iterations": 3, "partitions": 1, "group_size": 9, "local_steps": 1}
     made = protocol(
         victim="secured",
@@ -146,7 +146,7 @@ def _lemma_3_1() -> tuple[Finding, ...]:
         f"first at iteration {min(first.values())}"
     )
     return (
-        Finding(
+        Judgement(
             "two consecutive iterations",
             against(not told),
             says,

@@ -11,6 +11,7 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from leakaudit import registry
+from leakaudit._util.plain import Figures
 from leakaudit.bounds import gaussian
 from leakaudit.papers.dpnorm import (
     BATCH,
@@ -24,7 +25,7 @@ from leakaudit.papers.dpnorm import (
     view_of_a_node,
 )
 from leakaudit.papers.dpnorm import setting as dpnorm_setting
-from leakaudit.papers.row import Finding, Quote
+from leakaudit.papers.row import Judgement, Quote
 from leakaudit.papers.runs import protocol
 from leakaudit.papers.sources import dpnorm_row
 from leakaudit.relations import account
@@ -147,7 +148,7 @@ def _public_batches() -> dict[str, float]:
     return found
 
 
-def _sgd_row() -> tuple[Finding, ...]:
+def _sgd_row() -> tuple[Judgement, ...]:
     noise = (
         _sgd_noise() * BATCH / STEP
     )  # in units of mu G / B, by which one record of norm G moves a step
@@ -160,21 +161,21 @@ def _sgd_row() -> tuple[Finding, ...]:
     listed = " and ".join(f"{epsilon:.2f} ({name})" for name, epsilon in public.items())
     common = f"with secret batches of {BATCH} of {RECORDS} records and {STEPS} steps"
     return (
-        Finding(
+        Judgement(
             "one record is replaced (section II-B)",
             against(replaced > NOMINAL),
             f"linear losses reach epsilon {replaced:.2f} at a nominal {NOMINAL:g}, delta "
             f"{DELTA:g}, {common}",
             {"epsilon": replaced, "nominal": NOMINAL, "steps": STEPS, "rate": SHARE},
         ),
-        Finding(
+        Judgement(
             "one record is added or removed (as in the cited DP-SGD)",
             against(joined > NOMINAL),
             f"linear losses reach epsilon {joined:.3f}, {common}; a training of {SHORT} steps "
             f"with its own noise reaches {short:.3f}",
             {"epsilon": joined, "short": short},
         ),
-        Finding(
+        Judgement(
             "batches that everybody knows",
             Verdict.UNCLAIMED,
             f"epsilon {listed} for a record in every second batch; the table relies on secret "
@@ -184,7 +185,7 @@ def _sgd_row() -> tuple[Finding, ...]:
     )
 
 
-def _admm_row() -> tuple[Finding, ...]:
+def _admm_row() -> tuple[Judgement, ...]:
     noise = _admm_noise() * BATCH  # in units of G / B
     secret = reached(STEPS, SHARE, noise, REPLACED, DELTA)
     public = gaussian.epsilon(DELTA, 2 * math.sqrt(STEPS * SHARE) / noise)
@@ -195,7 +196,7 @@ def _admm_row() -> tuple[Finding, ...]:
         f"depends on neither rho nor eta^{{k,r}}"
     )
     return (
-        Finding(
+        Judgement(
             "the printed noise",
             against(secret > NOMINAL or public > NOMINAL),
             says,
@@ -204,10 +205,10 @@ def _admm_row() -> tuple[Finding, ...]:
     )
 
 
-def _total_noise() -> tuple[Finding, ...]:
+def _total_noise() -> tuple[Judgement, ...]:
     made = dpnorm_setting(NOMINAL)
     claims = made.victim.claims(made.graph, ROUNDS)
-    own = next(c.std or 0.0 for c in claims if "eq. (8)" in c.source)
+    own = next(claim.std or 0.0 for claim in claims if claim.variant == "eq8")
     others = {"DP-SGD": _sgd_noise(), "DP-ADMM": _admm_noise() / (2 * PENALTY * 2 + 1 / STEP)}
     sums = {"DP-Norm": ROUNDS * own}
     squares = {"DP-Norm": ROUNDS * own**2}
@@ -219,7 +220,7 @@ def _total_noise() -> tuple[Finding, ...]:
         name: min(sums["DP-Norm"] / sums[name], squares["DP-Norm"] / squares[name])
         for name in others
     }
-    figures = {"sigma": {"DP-Norm": own, **others}, "sums": sums, "squares": squares}
+    figures: Figures = {"sigma": {"DP-Norm": own, **others}, "sums": sums, "squares": squares}
     needed = gaussian.least_mu(NOMINAL, DELTA)
     exact = own * record(view_of_a_node(made), 2) / needed
     sgd = reached(STEPS, SHARE, others["DP-SGD"] * BATCH / STEP, REPLACED, DELTA)
@@ -232,20 +233,20 @@ def _total_noise() -> tuple[Finding, ...]:
     }
     levels = ", ".join(f"{name} {std:.4f}" for name, std in {"DP-Norm": own, **others}.items())
     return (
-        Finding(
+        Judgement(
             "by the levels of Table II: sums of sigma_i and of sigma_i^2",
             against(least["DP-SGD"] > 1 or least["DP-ADMM"] > 1),
             f"Table II at the paper's setting prints sigma_i of {levels}; over all draws of a "
             f"node the sums are {listed}",
             figures,
         ),
-        Finding(
+        Judgement(
             "number of draws",
             against(ROUNDS >= STEPS),
             f"DP-Norm draws noise {ROUNDS} times, the others {STEPS} times",
             {"DP-Norm": ROUNDS, "others": STEPS},
         ),
-        Finding(
+        Judgement(
             "if both had an epsilon of 1 by exact accounting",
             Verdict.UNCLAIMED,
             f"DP-Norm {equal['DP-Norm'][0]:.0f} and {equal['DP-Norm'][1]:.2g} by the bound of row "
@@ -256,7 +257,7 @@ def _total_noise() -> tuple[Finding, ...]:
     )
 
 
-def _ranking() -> tuple[Finding, ...]:
+def _ranking() -> tuple[Judgement, ...]:
     sgd = reached(STEPS, SHARE, _sgd_noise() * BATCH / STEP, REPLACED, DELTA)
     admm = reached(STEPS, SHARE, _admm_noise() * BATCH, REPLACED, DELTA)
     says = (
@@ -266,7 +267,7 @@ def _ranking() -> tuple[Finding, ...]:
         f"of DP-SGD and {admm:.2f} with that of DP-ADMM"
     )
     return (
-        Finding(
+        Judgement(
             "test accuracy at equal epsilon",
             Verdict.INCONCLUSIVE,
             says,

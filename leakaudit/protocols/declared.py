@@ -112,7 +112,7 @@ class Protocol:
 
     @cached_property
     def stronger(self) -> dict[int, tuple[Any, ...]]:
-        """What `pricing` found for adversaries who hear all messages of a node, by node.
+        """What `accounting` found for adversaries who hear all messages of a node, by node.
 
         It is the same for all of them.
         """

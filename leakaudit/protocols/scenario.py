@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from leakaudit import registry
-from leakaudit._util import toml_file
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit._util import config
+from leakaudit._util.forms import form
+from leakaudit.errors import LeakauditError
 from leakaudit.victim import Victim
 
 DTYPES = ("float32", "float64")
-KINDS: dict[str, type] = {"str": str, "int": int, "bool": bool}
-NAMED = {str: "text", int: "a whole number", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -58,19 +57,14 @@ class Scenario:
 
     def __post_init__(self) -> None:
         """Check what needs no other file."""
-        for f in fields(self):
-            kind = KINDS.get(str(f.type))
-            value = getattr(self, f.name)
-            if kind is None:
-                continue
-            truth_for_number = kind is int and isinstance(value, bool)
-            if truth_for_number or not isinstance(value, kind):
-                raise LeakauditError(f"{f.name}: expected {NAMED[kind]}, got {value!r}")
+        config.check(vars(self), FORM)
         if self.dtype not in DTYPES:
-            raise LeakauditError(f"dtype: expected float32 or float64, got {self.dtype!r}")
+            expected = f"expected float32 or float64, got {self.dtype!r}"
+            raise config.Wrong("", expected, "dtype")
         for name in ("rounds", "samples", "nodes"):
             if getattr(self, name) < 1:
-                raise LeakauditError(f"{name}: expected at least 1, got {getattr(self, name)}")
+                expected = f"expected at least 1, got {getattr(self, name)}"
+                raise config.Wrong("", expected, name)
 
     @classmethod
     def from_toml(cls, path: Path) -> Scenario:
@@ -80,37 +74,35 @@ class Scenario:
             path: The file.
 
         Raises:
-            LeakauditError: It cannot be read, or has an unknown key.
+            LeakauditError: It cannot be read, has an unknown key, or a value is of another type.
         """
-        return cls.of(toml_file.read(path, f"scenario {path}"), path)
+        return cls.of(config.read(path, f"scenario {path}"))
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], path: Path) -> Scenario:
-        """Return the scenario of a file's values.
+    def of(cls, file: config.Table) -> Scenario:
+        """Return the scenario of a file.
 
         Args:
-            values: Of the file; its table ``scenario`` counts if it has one, else all but
-                ``audit``.
-            path: The file, for errors.
+            file: Its table ``scenario`` counts if it has one, else all but ``audit``.
 
         Raises:
-            LeakauditError: There is an unknown key.
+            LeakauditError: A key is unknown, or a value is of another type.
         """
-        own = values
-        if "scenario" in values:
-            own = toml_file.table(values, "scenario", what=f"scenario {path}")
-        values = {k: v for k, v in own.items() if k != "audit"}
-        known = {f.name for f in fields(cls)}
-        for key in values:
-            if key not in known:
-                raise LeakauditError(f"scenario {path}: unknown key {key!r}{suggest(key, known)}")
-        return cls(**values)
+        if "scenario" in file.values:
+            file = file.table("scenario")
+        return file.without("audit").decode(FORM, cls)
 
     def to_toml(self) -> str:
-        """Return the text that `from_toml` reads."""
-        top = [f"{k} = {_toml(v)}" for k, v in asdict(self).items() if k != "set"]
-        constants = [f"{k} = {_toml(v)}" for k, v in self.set.items()]
-        return "\n".join([*top, "", "[set]", *constants, ""])
+        """Return the text that `from_toml` reads.
+
+        Returns:
+            TOML. None, which TOML does not have, is the text ``none``, as on the command line.
+
+        Raises:
+            LeakauditError: A constant is something that TOML does not have.
+        """
+        constants = {key: "none" if value is None else value for key, value in self.set.items()}
+        return config.written({**asdict(self), "set": constants})
 
     def parts(self) -> tuple[Victim, dict[str, Any]]:
         """Return the configured victim, and what is left of `set` for the model.
@@ -139,10 +131,4 @@ class Scenario:
         return victim, rest
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+FORM = form(Scenario)

@@ -23,19 +23,22 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.certificate import Past, certificates
 from leakaudit.relations.determine import determined
-from leakaudit.relations.expression import Expression
+from leakaudit.relations.expression import Expression, labels, places
 from leakaudit.relations.kkt import Array, solve, spanning, system
 from leakaudit.relations.knowledge import Knowledge
-from leakaudit.relations.modular import PRIMES, Staircase, echelon, eliminate, residue
+from leakaudit.relations.modular import PRIMES, Row, Staircase, echelon, eliminate, modular
 from leakaudit.relations.semidefinite import supremum
 
 SECRET = {"secret", "gradient"}
 DEFINED = {"state", "message"}
-AT_ONCE = 128  # right sides that are solved for together; fewer stay in faster memory. A choice
+# Right sides that are solved for together. It changes speed only: a block of 128 columns of a few
+# thousand rows stays in the processor's cache, while thousands at once would not. A choice.
+AT_ONCE = 128
 
 
 @dataclass(frozen=True)
@@ -89,15 +92,19 @@ def account(
     """
     limits = sensitivities(targets, sensitivity)
     worst, view = worst_case(knowledge, targets)
-    wanted = [t.vector for t in targets]
+    wanted = set(places(targets))
     certificate: tuple[int, ...] = ()
     if certify:
-        others = knowledge.declared.points.keys() & view.used - set(wanted)
+        others = knowledge.declared.points.keys() & view.used - wanted
         certificate = certificates(worst, targets, others)
     # Targets that do not reach the view, or do not move, have a row of zeros in M.
-    at = [j for j, k in enumerate(wanted) if k in view.used and limits[j] > 0]
-    moving = [targets[j] for j in at]
-    view = replace(view, known=view.known | (set(wanted) - {t.vector for t in moving}))
+    at: list[int] = []
+    moving: list[Expression] = []
+    for j, target in enumerate(targets):
+        if target.vector in view.used and limits[j] > 0:
+            at.append(j)
+            moving.append(target)
+    view = replace(view, known=view.known | (wanted - set(places(moving))))
     leaking = determined(view, moving)
     if leaking:
         return Bound(math.inf, math.inf, tuple(targets), tuple(leaking), certificate, None)
@@ -112,30 +119,31 @@ def account(
 def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Array:
     """Return M (T, T) = A'(Bn Bn')^+ A.
 
+    It needs neither N nor a pseudo-inverse. Let e_t be the least noise shift that hides a unit
+    change of target t alone, B e_t + S s + G_t = 0 for some s. The least shift that hides a
+    combination d is linear in d, namely sum_t d_t e_t, so d'M d = |sum_t d_t e_t|^2 and M_st is the
+    inner product of e_s and e_t.
+
     Args:
         knowledge: Every flat unknown besides the targets must be a state.
         targets: None of their combinations may leak without noise.
     """
     s = system(knowledge, 0.0)
-    own = [s.columns[t.vector] for t in targets]
+    own = list(map(s.columns.__getitem__, places(targets)))
     states = np.setdiff1d(np.arange(s.flat.shape[1]), own)
     scale = float(np.abs(s.noise.data).max(initial=0)) or 1.0
     flat = s.flat[:, states]
     noise = s.noise[:, : len(knowledge.noise)] / scale
-    # For each target d alone, the least e with B e + S s = -G d; then M = e'e, since B was scaled
-    # to 1.
     e = np.empty((noise.shape[1], len(own)))
+
+    def independent_states() -> NDArray[np.int64]:
+        return spanning(knowledge, [knowledge.flat[j] for j in states])
+
     for at in range(0, len(own), AT_ONCE):
         hidden = -s.flat[:, own[at : at + AT_ONCE]].toarray()
         nothing = np.zeros((len(states), hidden.shape[1]))
-        e[:, at : at + AT_ONCE], _ = solve(
-            noise,
-            flat,
-            nothing,
-            hidden,
-            lambda: spanning(knowledge, [knowledge.flat[j] for j in states]),
-        )
-    return np.asarray(e.T @ e / scale**2)
+        e[:, at : at + AT_ONCE], _ = solve(noise, flat, nothing, hidden, independent_states)
+    return np.asarray(e.T @ e / scale**2)  # B was divided by the scale, so e was multiplied by it
 
 
 def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[float]) -> Array:
@@ -176,7 +184,7 @@ def worst_case(knowledge: Knowledge, targets: Sequence[Expression]) -> tuple[Kno
         LeakauditError: As for `account`.
     """
     vectors = knowledge.declared.vectors
-    wanted = {t.vector for t in targets}
+    wanted = set(places(targets))
     owners = {vectors[k].owner for k in wanted}
     kinds = {vectors[k].kind for k in wanted}
     if len(owners) != 1 or len(wanted) < len(targets) or not kinds <= SECRET:
@@ -187,8 +195,8 @@ def worst_case(knowledge: Knowledge, targets: Sequence[Expression]) -> tuple[Kno
             f"account: this adversary knows {vectors[known[0]].label}; there is nothing to bound"
         )
     _no_prior(knowledge, wanted)
-    others = {k for k, v in enumerate(vectors) if v.kind in SECRET} - wanted
-    worst = replace(knowledge, known=knowledge.known | others)
+    secrets = {k for k, vector in enumerate(vectors) if vector.kind in SECRET}
+    worst = replace(knowledge, known=knowledge.known | (secrets - wanted))
     outs = knowledge.declared.opaques.keys()
     view = _reaching(worst)
     _post_processing(worst, view.used & outs)
@@ -202,21 +210,21 @@ def _reaching(worst: Knowledge) -> Knowledge:
     it may leave the vectors in it with one relation only, so the search goes on from those.
     """
     vectors = worst.declared.vectors
-    places = defaultdict[int, set[int]](set)
+    occurs_in = defaultdict[int, set[int]](set)  # free vector -> relations that hold it
     fixed = worst.known | worst.declared.opaques.keys()
     for r in worst.rows:
         for k in worst.declared.relations[r].terms:
             if k not in fixed and vectors[k].kind in DEFINED:
-                places[k].add(r)
+                occurs_in[k].add(r)
     rows = set(worst.rows)
-    todo = [k for k, at in places.items() if len(at) == 1]
+    todo = [k for k, some in occurs_in.items() if len(some) == 1]
     while todo:
-        for r in list(places[todo.pop()]):
+        for r in list(occurs_in[todo.pop()]):
             rows.discard(r)
             for k in worst.declared.relations[r].terms:
-                if r in places[k]:
-                    places[k].discard(r)
-                    if len(places[k]) == 1:
+                if r in occurs_in[k]:
+                    occurs_in[k].discard(r)
+                    if len(occurs_in[k]) == 1:
                         todo.append(k)
     return replace(worst, rows=tuple(sorted(rows)))
 
@@ -248,17 +256,23 @@ def _no_prior(knowledge: Knowledge, wanted: Collection[int]) -> None:
     rows = Staircase(prime)
     # States and messages are numbered last, so that they are the pivots of their definitions, and
     # rows whose pivot is not one of them are what remains when all are eliminated.
-    late = [len(vectors) * (v.kind in DEFINED) for v in vectors]
-    for r in knowledge.relations:
-        rows.add({k + late[k]: residue(v, prime) for k, v in r.terms.items()})
+    late = len(vectors)
+    for relation in knowledge.relations:
+        row = {}
+        for k, value in modular(relation.terms, prime).items():
+            if vectors[k].kind in DEFINED:
+                row[k + late] = value
+            else:
+                row[k] = value
+        rows.add(row)
     for column, row in rows.pivots.items():
-        if column >= len(vectors):
+        if column >= late or row.keys().isdisjoint(wanted):
             continue
-        if any(k in wanted for k in row) and not any(vectors[k].kind == "public" for k in row):
-            names = ", ".join(vectors[k].label for k in sorted(row))
+        kinds = {vectors[k].kind for k in row}
+        if "public" not in kinds:
             raise LeakauditError(
-                f"account: a relation between {names} alone is a prior, which a worst case does "
-                "not have; leave it out"
+                f"account: a relation between {labels(vectors, row)} alone is a prior, which a "
+                "worst case does not have; leave it out"
             )
 
 
@@ -274,27 +288,36 @@ def gaussian(worst: Knowledge, moving: Sequence[Expression]) -> None:
     """
     vectors = worst.declared.vectors
     prime = PRIMES[0]
-    if all(vectors[k].law == "gaussian" for k in worst.noise):
+    other = {k for k in worst.noise if vectors[k].law != "gaussian"}
+    if not other:
         return
-    rows = (
-        {k: residue(v, prime) for k, v in r.terms.items() if k not in worst.known}
-        for r in worst.relations
-    )
-    targets = [t.vector for t in moving]
-    left = eliminate(rows, (k for k in worst.flat if k not in targets), prime)
-    rows_left = echelon(left, [*worst.noise, *targets], prime)
-    seen = set(targets)
-    while True:
-        touched = [r for r in rows_left if not seen.isdisjoint(r)]
-        if not touched:
-            break
-        rows_left = [r for r in rows_left if seen.isdisjoint(r)]
-        seen.update(*touched)
-    other = [vectors[k] for k in sorted(seen) if vectors[k].law != "gaussian"]
-    if other:
+    rows = (modular(relation.terms, prime, worst.known) for relation in worst.relations)
+    targets = places(moving)
+    left = eliminate(rows, set(worst.flat).difference(targets), prime)
+    seen = _component(echelon(left, [*worst.noise, *targets], prime), targets)
+    mixed_in = sorted(other & seen)
+    if mixed_in:
+        first = vectors[mixed_in[0]]
         raise LeakauditError(
-            f"account: {other[0].label} is {other[0].law} noise, and a mu is of Gaussian noise "
-            "alone; "
+            f"account: {first.label} is {first.law} noise, and a mu is of Gaussian noise alone; "
             "declare it known (knowledge.also) for an upper value without its protection, or "
             "compose its releases one by one"
         )
+
+
+def _component(rows: Sequence[Row], start: Collection[int]) -> set[int]:
+    """Return the columns that rows tie to some columns, directly or through others."""
+    seen = set(start)
+    apart = list(rows)
+    grown = True
+    while grown:
+        grown = False
+        left = []
+        for row in apart:
+            if seen.isdisjoint(row):
+                left.append(row)
+            else:
+                seen.update(row)
+                grown = True
+        apart = left
+    return seen

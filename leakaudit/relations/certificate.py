@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from leakaudit.relations.expression import Expression
+from leakaudit.relations.expression import Expression, places
 from leakaudit.relations.knowledge import Knowledge
-from leakaudit.relations.modular import PRIMES, Row, Staircase, residue
+from leakaudit.relations.modular import PRIMES, Row, Staircase, modular
 
 
 class Past:
@@ -38,7 +38,9 @@ class Past:
 
         Nonlinear steps count if their output was declared before this place.
         """
-        self._process(self.vectors if before is None else before)
+        if before is None:
+            before = self.vectors
+        self._process(before)
         return self.rows.holds(self._row(form))
 
     def _process(self, before: int) -> None:
@@ -49,7 +51,7 @@ class Past:
                 del self.pending[out]
 
     def _row(self, form: Expression) -> Row:
-        return {k: residue(v, PRIMES[0]) for k, v in form.terms.items() if k not in self.known}
+        return modular(form.terms, PRIMES[0], self.known)
 
 
 def certificates(
@@ -64,7 +66,7 @@ def certificates(
             function of the view, it reacts to the change of what was declared before it, so these
             targets have 0.
     """
-    wanted = {t.vector for t in targets}
+    wanted = set(places(targets))
     seen = Past(worst, worst.known)
     own = Past(worst, worst.known | wanted)
     points = worst.declared.points
@@ -85,4 +87,7 @@ def certificates(
             level[k] = int(own.holds(points[k].at, k))
         else:
             reacts = k
-    return tuple(0 if t.vector < reacts else level[t.vector] for t in targets)
+    for k in wanted:
+        if k < reacts:
+            level[k] = 0
+    return tuple(map(level.__getitem__, places(targets)))

@@ -6,7 +6,7 @@ A wrong declaration is the one silent failure of this engine: everything else is
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.declare import Relation, Relations
-from leakaudit.relations.expression import Expression, Vector
-from leakaudit.relations.modular import PRIMES, eliminate, rational, residue
+from leakaudit.relations.expression import Expression, Vector, labels
+from leakaudit.relations.modular import PRIMES, Row, eliminate, modular, normal, rational
 
 # Root mean squares of a channel's own error that a message may miss by, in Euclidean norm over all
 # coordinates. For many coordinates the norm is within a few percent of one; 4 leaves room for few
@@ -33,25 +33,29 @@ def consistent(declared: Relations) -> None:
     Args:
         declared: The protocol.
     """
-    vectors, prime = declared.vectors, PRIMES[0]
-    rows = [{k: residue(v, prime) for k, v in r.terms.items()} for r in declared.relations]
-    for row in eliminate(
-        rows, (k for k, v in enumerate(vectors) if v.kind in ("state", "message")), prime
-    ):
+    vectors = declared.vectors
+    prime = PRIMES[0]
+    rows = [modular(relation.terms, prime) for relation in declared.relations]
+    defined = [k for k, vector in enumerate(vectors) if vector.kind in ("state", "message")]
+    for row in eliminate(rows, defined, prime):
         kinds = {vectors[k].kind for k in row}
         if "public" in kinds or kinds >= {"noise", "secret"} or kinds >= {"noise", "gradient"}:
             continue
-        first = row[min(row)]
-        terms = {k: rational(v * pow(first, -1, prime) % prime, prime) for k, v in row.items()}
-        short = {k: v for k, v in terms.items() if v is not None}
-        if short and len(short) == len(terms):
-            what = f"{Expression(vectors, short)} = 0"
-        else:
-            what = ", ".join(vectors[k].label for k in sorted(row))
         raise LeakauditError(
-            f"contradiction: the relations force {what}, but these vectors are free; "
-            "a state may be defined twice"
+            f"contradiction: the relations force {_forced(vectors, row, prime)}, but these "
+            "vectors are free; a state may be defined twice"
         )
+
+
+def _forced(vectors: Sequence[Vector], row: Row, prime: int) -> str:
+    """Return ``form = 0`` in rationals, or the names of the vectors if these are too long."""
+    terms: dict[int, Fraction] = {}
+    for k, value in normal(row, min(row), prime).items():
+        coefficient = rational(value, prime)
+        if coefficient is None:
+            return labels(vectors, row)
+        terms[k] = coefficient
+    return f"{Expression(vectors, terms)} = 0"
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,8 @@ def residuals(
     """
     values: dict[int, _Value] = {}
     for k, vector in enumerate(declared.vectors):
-        if (value := fetch(vector)) is not None:
+        value = fetch(vector)
+        if value is not None:
             values[k] = _Value(value.double(), float(value.double().norm()))
     worst = 0.0
     checked = 0
@@ -112,24 +117,22 @@ def residuals(
     for relation in declared.relations:
         if gradient is not None:
             _take(declared, relation, values, gradient)
-        missing = [k for k in relation.terms if k not in values]
-        if len(missing) > 1 or len(missing) == len(relation.terms):
+        known = dict(relation.terms)
+        missing = [k for k in known if k not in values]
+        if len(missing) > 1 or len(missing) == len(known):
             skipped += 1
             continue
-        known = {k: v for k, v in relation.terms.items() if k in values}
-        total = _sum(known, values)
         if missing:
-            scale = -float(relation.terms[missing[0]])
+            scale = -float(known.pop(missing[0]))
+            total = _sum(known, values)
             values[missing[0]] = _Value(total.value / scale, total.size / abs(scale))
             continue
-        error = float(total.value.norm()) / total.size if total.size else 0.0
-        channel = max(
-            abs(float(v)) * declared.vectors[k].std
-            for k, v in known.items()
-            if declared.vectors[k].kind != "noise"
-        )
+        total = _sum(known, values)
+        error = 0.0
         allowed = tolerance
         if total.size:
+            error = float(total.value.norm()) / total.size
+            channel = _channel_error(declared, known)
             allowed += CHANNEL * channel * math.sqrt(len(total.value)) / total.size
         if not error <= allowed:
             raise LeakauditError(
@@ -150,12 +153,29 @@ def _take(
 ) -> None:
     """Put the gradients of a relation among the values, if the models are known."""
     for k in relation.terms:
-        at = declared.points[k].at.terms if k in declared.points and k not in values else {}
-        if at and all(m in values for m in at):
-            taken = gradient(declared.vectors[k], _sum(at, values).value).double()
+        if k not in declared.points or k in values:
+            continue
+        model = declared.points[k].at.terms
+        if model and model.keys() <= values.keys():
+            taken = gradient(declared.vectors[k], _sum(model, values).value).double()
             values[k] = _Value(taken, float(taken.norm()))
 
 
+def _channel_error(declared: Relations, terms: Mapping[int, Fraction]) -> float:
+    """Return the largest error that a channel adds to a term."""
+    largest = 0.0
+    for k, coefficient in terms.items():
+        vector = declared.vectors[k]
+        if vector.kind != "noise":
+            largest = max(largest, abs(float(coefficient)) * vector.std)
+    return largest
+
+
 def _sum(terms: Mapping[int, Fraction], values: Mapping[int, _Value]) -> _Value:
-    total = torch.stack([values[k].value * float(v) for k, v in terms.items()]).sum(0)
-    return _Value(total, max(values[k].size * abs(float(v)) for k, v in terms.items()))
+    parts = []
+    size = 0.0
+    for k, coefficient in terms.items():
+        factor = float(coefficient)
+        parts.append(values[k].value * factor)
+        size = max(size, values[k].size * abs(factor))
+    return _Value(torch.stack(parts).sum(0), size)

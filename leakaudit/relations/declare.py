@@ -213,20 +213,23 @@ class Relations:
             LeakauditError: Nobody can send this message: it goes to its sender, to nobody, or along
                 an edge that is not in the graph.
         """
-        to = (dst,) if isinstance(dst, int) else None if dst is None else tuple(dst)
+        to = _receivers(dst)
         what = f"round {self.round}: message {name!r} of node {src}"
         if to is not None and (not to or src in to):
+            whom = "nobody"
+            if to:
+                whom = "itself"
             raise LeakauditError(
-                f"{what} goes to {'itself' if to else 'nobody'}; "
-                "name another node, or dst=None for everybody"
+                f"{what} goes to {whom}; name another node, or dst=None for everybody"
             )
-        if self.graph and (
-            apart := [j for j in to or () if j not in self.graph.neighbours[self._node(src)]]
-        ):
-            raise LeakauditError(
-                f"{what} goes to node {apart[0]}, but they share no edge; "
-                f"node {src} has {self.graph.neighbours[src]}"
-            )
+        if self.graph and to:
+            near = self.graph.neighbours[self._node(src)]
+            for receiver in to:
+                if receiver not in near:
+                    raise LeakauditError(
+                        f"{what} goes to node {receiver}, but they share no edge; "
+                        f"node {src} has {near}"
+                    )
         if not isinstance(expr, Expression):
             raise LeakauditError(f"{what} is the number {expr!r}; send a vector")
         if not 0 <= std < math.inf:
@@ -309,13 +312,16 @@ class Relations:
             owner: None for all.
             name: None for all.
         """
-        return [
-            self._form(k)
-            for k, v in enumerate(self.vectors)
-            if kind in (None, v.kind)
-            and (owner is None or v.owner == owner)
-            and name in (None, v.name)
-        ]
+        found = []
+        for k, vector in enumerate(self.vectors):
+            if kind is not None and vector.kind != kind:
+                continue
+            if owner is not None and vector.owner != owner:
+                continue
+            if name is not None and vector.name != name:
+                continue
+            found.append(self._form(k))
+        return found
 
     def gradients(self, node: int) -> list[Expression]:
         """Return the gradients of one node, in the order of declaration.
@@ -327,8 +333,13 @@ class Relations:
 
     @staticmethod
     def _key(vector: Vector, by: int = 0) -> tuple[object, ...]:
-        sent, round = vector.kind == "message", vector.round and vector.round + by
-        return (sent, vector.name, vector.owner, round, vector.index, vector.dst if sent else None)
+        """What tells vectors apart; those of round 0 are the same in every round."""
+        round_ = vector.round
+        if round_:
+            round_ += by
+        if vector.kind == "message":
+            return (True, vector.name, vector.owner, round_, vector.index, vector.dst)
+        return (False, vector.name, vector.owner, round_, vector.index, None)
 
     def _form(self, place: int) -> Expression:
         return Expression(self.vectors, {place: Fraction(1)})
@@ -345,17 +356,9 @@ class Relations:
         secure: bool = False,
         law: Law = "gaussian",
     ) -> Expression:
-        vector = Vector(
-            kind,
-            name,
-            None if owner is None else self._node(owner),
-            self.round,
-            index,
-            std,
-            dst,
-            secure,
-            law,
-        )
+        if owner is not None:
+            owner = self._node(owner)
+        vector = Vector(kind, name, owner, self.round, index, std, dst, secure, law)
         if self.place(vector) is not None:
             raise LeakauditError(
                 f"{vector.label} is declared twice; reuse the first, or tell them apart by name or "
@@ -367,10 +370,10 @@ class Relations:
 
     def _node(self, node: int) -> int:
         if node < 0 or (self.graph and node >= self.graph.nodes):
-            raise LeakauditError(
-                f"there is no node {node}"
-                + (f": the graph has nodes 0 to {self.graph.nodes - 1}" if self.graph else "")
-            )
+            text = f"there is no node {node}"
+            if self.graph:
+                text += f": the graph has nodes 0 to {self.graph.nodes - 1}"
+            raise LeakauditError(text)
         return node
 
     def _same(self, form: Form) -> None:
@@ -378,6 +381,15 @@ class Relations:
             raise LeakauditError(
                 f"{form} is used before it exists here: it belongs to another declaration"
             )
+
+
+def _receivers(dst: int | Iterable[int] | None) -> tuple[int, ...] | None:
+    """Return the receivers of a message; None for everybody."""
+    if dst is None:
+        return None
+    if isinstance(dst, int):
+        return (dst,)
+    return tuple(dst)
 
 
 def later(vector: Vector, by: int) -> Vector:

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, TypeVar
 import torch
 
 from leakaudit.errors import LeakauditError
-from leakaudit.relations.expression import Expression
+from leakaudit.relations.expression import Expression, places
 from leakaudit.relations.knowledge import Knowledge
 from leakaudit.relations.modular import (
     PRIMES,
@@ -23,9 +23,10 @@ from leakaudit.relations.modular import (
     echelon,
     eliminate,
     minimal_span,
+    modular,
+    negative,
     normal,
     rational,
-    residue,
     subtract,
 )
 
@@ -70,14 +71,14 @@ def determined_each(
         up_to_noise: As for `determined`.
         form: As for `determined`.
     """
-    orders = {key: [t.vector for t in targets] for key, targets in groups.items()}
+    orders = {key: places(targets) for key, targets in groups.items()}
 
     def solve(prime: int) -> dict[Key, list[Row]]:
         found = _left(knowledge, orders, up_to_noise, prime)
-        return {
-            key: minimal_span(rows, orders[key], prime) if form == "span" else rows
-            for key, rows in found.items()
-        }
+        if form == "span":
+            for key, rows in found.items():
+                found[key] = minimal_span(rows, orders[key], prime)
+        return found
 
     return _in_rationals(solve, knowledge)
 
@@ -90,7 +91,8 @@ def rank(knowledge: Knowledge, targets: Sequence[Expression], *, up_to_noise: bo
         targets: Unknown vectors.
         up_to_noise: Count also those that are known only with noise on them.
     """
-    return len(_left(knowledge, {0: [t.vector for t in targets]}, up_to_noise, PRIMES[0])[0])
+    found = _left(knowledge, {0: places(targets)}, up_to_noise, PRIMES[0])
+    return len(found[0])
 
 
 def basis(combinations: Sequence[Expression]) -> list[Expression]:
@@ -103,7 +105,7 @@ def basis(combinations: Sequence[Expression]) -> list[Expression]:
     pivots: dict[int, Row] = {}  # first column -> row with a 1 there
     kept: list[Expression] = []
     for combination in combinations:
-        row = {k: residue(v, prime) for k, v in combination.terms.items()}
+        row = modular(combination.terms, prime)
         while row and min(row) in pivots:
             column = min(row)
             row = subtract(row, pivots[column], column, prime)
@@ -128,22 +130,30 @@ def explain(
         up_to_noise: Allow noise vectors in the formula: they are its error.
     """
     tag = len(knowledge.declared.vectors)
-    unknown = knowledge.flat if up_to_noise else knowledge.flat + knowledge.noise
+    # Unknowns that occur in no relation cannot be cleared, and so leave no answer.
+    unknown = {*knowledge.flat, *(combination.terms.keys() - knowledge.known)}
+    if not up_to_noise:
+        unknown.update(knowledge.noise)
 
     def solve(prime: int) -> dict[int, list[Row]]:
-        question = {k: residue(v, prime) for k, v in combination.terms.items()} | {tag: prime - 1}
-        rows = [{k: residue(v, prime) for k, v in r.terms.items()} for r in knowledge.relations]
-        # Unknowns that occur in no relation cannot be cleared, and so leave no answer.
-        outside = combination.terms.keys() - knowledge.known
-        left = eliminate([*rows, question], {*unknown, *outside}, prime)
-        answer = min((r for r in left if tag in r), key=len, default=None)
-        if answer is None:
+        # The combination, minus a tag that stands for its value, is one more row. A row that is
+        # left without unknowns but with the tag says what the value is.
+        question = modular(combination.terms, prime)
+        question[tag] = prime - 1
+        rows = [modular(relation.terms, prime) for relation in knowledge.relations]
+        left = eliminate([*rows, question], unknown, prime)
+        answers = [row for row in left if tag in row]
+        if not answers:
             return {0: []}
-        scale = pow(-answer[tag], -1, prime)
-        return {0: [{k: v * scale % prime for k, v in answer.items() if k != tag}]}
+        answer = min(answers, key=len)
+        answer = normal(answer, tag, prime)
+        del answer[tag]
+        return {0: [negative(answer, prime)]}
 
     found = _in_rationals(solve, knowledge)[0]
-    return found[0] if found else None
+    if not found:
+        return None
+    return found[0]
 
 
 def is_determined(
@@ -161,17 +171,12 @@ def is_determined(
     if up_to_noise:
         dropped = dropped | frozenset(knowledge.noise)
     tag = len(knowledge.declared.vectors)
-    unknown = {k: v for k, v in combination.terms.items() if k not in knowledge.known}
-    question = {k: residue(v, prime) for k, v in unknown.items()}
+    question = modular(combination.terms, prime, knowledge.known)
+    unknown = {*knowledge.flat, *knowledge.noise, *question}
     question[tag] = prime - 1
-    rows = (
-        {k: residue(v, prime) for k, v in r.terms.items() if k not in dropped}
-        for r in knowledge.relations
-    )
-    left = eliminate(
-        [*rows, question], {*knowledge.flat, *knowledge.noise, *question} - {tag}, prime
-    )
-    return any(tag in r for r in left)
+    rows = [modular(relation.terms, prime, dropped) for relation in knowledge.relations]
+    left = eliminate([*rows, question], unknown, prime)
+    return any(tag in row for row in left)
 
 
 @dataclass(frozen=True)
@@ -214,8 +219,11 @@ def generic(
     if not parameters:
         raise LeakauditError("generic rank: expected at least one parameter to vary, got none")
     here = rank(*declare(**parameters), up_to_noise=up_to_noise)
-    drawn = [{name: _draw(generator) for name in parameters} for _ in range(DRAWS)]
-    return Generic(here, max(rank(*declare(**values), up_to_noise=up_to_noise) for values in drawn))
+    largest = 0
+    for _ in range(DRAWS):
+        drawn = {name: _draw(generator) for name in parameters}
+        largest = max(largest, rank(*declare(**drawn), up_to_noise=up_to_noise))
+    return Generic(here, largest)
 
 
 def _draw(generator: torch.Generator) -> Fraction:
@@ -233,22 +241,22 @@ def _left(
         dropped = dropped | frozenset(knowledge.noise)
     else:
         unknown += knowledge.noise
-    targets = frozenset(k for order in orders.values() for k in order)
-    seen = [k for order in orders.values() for k in order if k in dropped]
-    if seen:
-        raise LeakauditError(
-            f"{knowledge.declared.vectors[seen[0]].label} is no target: this adversary knows it, "
-            "or it is noise"
-        )
-    rows = (
-        {k: residue(v, prime) for k, v in r.terms.items() if k not in dropped}
-        for r in knowledge.relations
-    )
-    shared = eliminate(rows, (k for k in unknown if k not in targets), prime)
-    return {
-        key: echelon(eliminate(shared, targets.difference(order), prime), order, prime)
-        for key, order in orders.items()
-    }
+    targets: set[int] = set()
+    for order in orders.values():
+        for k in order:
+            if k in dropped:
+                raise LeakauditError(
+                    f"{knowledge.declared.vectors[k].label} is no target: this adversary knows "
+                    "it, or it is noise"
+                )
+        targets.update(order)
+    rows = (modular(relation.terms, prime, dropped) for relation in knowledge.relations)
+    shared = eliminate(rows, set(unknown) - targets, prime)
+    found: dict[Key, list[Row]] = {}
+    for key, order in orders.items():
+        own = eliminate(shared, targets.difference(order), prime)
+        found[key] = echelon(own, order, prime)
+    return found
 
 
 def _in_rationals(
@@ -259,12 +267,8 @@ def _in_rationals(
     for prime in PRIMES:
         found: dict[Key, list[Expression]] = {}
         for key, rows in solve(prime).items():
-            forms = [{k: rational(v, prime) for k, v in row.items()} for row in rows]
-            found[key] = [
-                Expression(home, {k: v for k, v in f.items() if v is not None})
-                for f in forms
-                if None not in f.values()
-            ]
+            forms = [_rational_terms(row, prime) for row in rows]
+            found[key] = [Expression(home, terms) for terms in forms if terms is not None]
             if len(found[key]) < len(forms):
                 break
         else:
@@ -273,3 +277,14 @@ def _in_rationals(
         "the combination is determined, but its rational coefficients have more than 600 digits; "
         "use fewer rounds"
     )
+
+
+def _rational_terms(row: Row, prime: int) -> dict[int, Fraction] | None:
+    """Return the short rationals of a row; None if one of its numbers is none."""
+    terms: dict[int, Fraction] = {}
+    for k, value in row.items():
+        short = rational(value, prime)
+        if short is None:
+            return None
+        terms[k] = short
+    return terms

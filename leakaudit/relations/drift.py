@@ -18,7 +18,7 @@ from fractions import Fraction
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.account import gaussian, sensitivities, worst_case
 from leakaudit.relations.determine import determined
-from leakaudit.relations.expression import Expression
+from leakaudit.relations.expression import Expression, places
 from leakaudit.relations.knowledge import Knowledge
 
 
@@ -64,9 +64,9 @@ def drift(
             f"{smoothness}"
         )
     worst, view = worst_case(knowledge, targets)
-    at_same_point = {t.vector: float(s) for t, s in zip(targets, same_point, strict=True)}
+    at_same_point = dict(zip(places(targets), same_point.tolist(), strict=True))
     moves = _moved(worst, view.used, at_same_point, smoothness)
-    limits = tuple(moves.of({t.vector: Fraction(1)}) or 0.0 for t in targets)
+    limits = tuple(moves.of(target.terms) or 0.0 for target in targets)
     moving = []
     for target, limit in zip(targets, limits, strict=True):
         if limit and target.vector in view.used:
@@ -78,8 +78,9 @@ def drift(
     squares = []
     for k in view.noise:
         size = moves.of({k: Fraction(1)})
-        share = math.inf if size is None else size / view.declared.vectors[k].std
-        squares.append(share**2)
+        if size is None:
+            return Drift(limits, math.inf)
+        squares.append((size / view.declared.vectors[k].std) ** 2)
     return Drift(limits, math.sqrt(sum(squares)))
 
 
@@ -146,7 +147,9 @@ def _moved(
         while k in points and at < len(worst.rows) and worst.rows[at] < points[k].before:
             moves.take(worst.relations[at].terms)
             at += 1
-        moved = moves.of(points[k].at.terms) if k in points else 0.0
+        moved: float | None = 0.0
+        if k in points:
+            moved = moves.of(points[k].at.terms)
         if k not in same_point:
             if moved != 0:
                 raise LeakauditError(

@@ -2,10 +2,18 @@
 
 It comes with how much it amplifies rounding. min |B'r|^2 subject to F'r = c; weights -K'r, standard
 deviation |B'r|, the same for every coordinate (docs/relations.md, estimate).
+
+Every weighted sum r of the relations says that some unknowns, some noise and some known vectors add
+up to 0. If its weights on the unknowns are the combination that is asked for, its weights on the
+known vectors are an estimate, which is off by the noise in it. Among all such sums the one of least
+variance is wanted (Gauss, Markov). Where relations are redundant, many sums have the same variance
+in exact arithmetic. The rounding of each message counts as noise too, which picks, among these, the
+one that amplifies rounding least.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -136,7 +144,10 @@ def estimate(
     Raises:
         LeakauditError: A combination is not determined even up to noise.
     """
-    sizes = [rounding] if isinstance(rounding, int | float) else list(rounding.values())
+    if isinstance(rounding, int | float):
+        sizes = [rounding]
+    else:
+        sizes = list(rounding.values())
     if min(sizes, default=0.0) < 0:
         raise LeakauditError(f"rounding: expected a standard deviation >= 0, got {min(sizes)}")
     noises = [knowledge.declared.vectors[k].std for k in knowledge.noise] or sizes
@@ -161,12 +172,11 @@ def estimate(
     weights[np.abs(weights) < NOTHING * np.abs(weights).max(axis=1, keepdims=True, initial=0)] = 0
     used = weights.any(axis=0)
     heard = noise.any(axis=0)
-    sent = np.array([knowledge.declared.vectors[k].kind == "message" for k in s.known], bool)
+    known = [knowledge.declared.vectors[k] for k in s.known]
+    sent = np.array([vector.kind == "message" for vector in known], bool)
     return Estimate(
         combinations=tuple(combinations),
-        vectors=tuple(
-            knowledge.declared.vectors[k] for k, keep in zip(s.known, used, strict=True) if keep
-        ),
+        vectors=tuple(itertools.compress(known, used)),
         weights=weights[:, used],
         std=np.linalg.norm(noise, axis=1),
         noise=noise[:, heard],
@@ -177,9 +187,12 @@ def estimate(
 
 def _true(knowledge: Knowledge, s: System, rounding: Rounding) -> Array:
     """Return, per column of B, what its standard deviation is over what it was solved with."""
-    own = len(knowledge.noise)
     errors = channel_errors(knowledge, rounding)
-    return np.array([1.0] * own + [errors.get(k, 0.0) / s.std[k] for k in s.noisy[own:]])
+    ratios = np.ones(len(s.noisy))
+    for column in range(len(knowledge.noise), len(s.noisy)):
+        k = s.noisy[column]
+        ratios[column] = errors.get(k, 0.0) / s.std[k]
+    return ratios
 
 
 def recorded(view: View) -> Fetch:
@@ -208,8 +221,11 @@ def recorded(view: View) -> Fetch:
         receivers = vector.dst
         if receivers is None:
             receivers = tuple(j for j in range(view.graph.nodes) if j != vector.owner)
-        copies = (j for j in receivers if view.has(vector.round, vector.owner, j, vector.name))
-        to = next(copies, receivers[0])  # without any copy, `message` says why
+        to = receivers[0]  # without any copy, `message` says why
+        for receiver in receivers:
+            if view.has(vector.round, vector.owner, receiver, vector.name):
+                to = receiver
+                break
         return view.message(vector.round, vector.owner, to, vector.name)
 
     return fetch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, TypeAlias, get_args
@@ -96,12 +96,21 @@ class Vector:
     @property
     def label(self) -> str:
         """``g[0,3]``, ``z[0|1,3]`` (index 1), ``dz[0>1,3]`` (a message), ``x[0>*,3]`` (to all)."""
-        where = "" if self.owner is None else str(self.owner)
+        where = ""
+        if self.owner is not None:
+            where = str(self.owner)
         if self.kind == "message":
-            where += f">{'*' if self.dst is None else '&'.join(map(str, self.dst))}"
+            receivers = "*"
+            if self.dst is not None:
+                receivers = "&".join(map(str, self.dst))
+            where += f">{receivers}"
         if self.index is not None:
-            where += f"|{self.index}" if where else str(self.index)
-        return f"{self.name}[{where},{self.round}]" if where else f"{self.name}[{self.round}]"
+            if where:
+                where += "|"
+            where += str(self.index)
+        if where:
+            where += ","
+        return f"{self.name}[{where}{self.round}]"
 
 
 class Expression:
@@ -172,13 +181,16 @@ class Expression:
                 f"({self}) * ({factor}) is not linear; declare its result with opaque(…, of=[…])"
             )
         scale = exact(factor)
-        return Expression(self.home, {k: v * scale for k, v in self.terms.items()} if scale else {})
+        if not scale:
+            return Expression(self.home, {})
+        return Expression(self.home, {k: v * scale for k, v in self.terms.items()})
 
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Number) -> Expression:
         """Quotient by an exact number."""
-        if not (scale := exact(divisor)):
+        scale = exact(divisor)
+        if not scale:
             raise LeakauditError(f"cannot divide {self} by zero")
         return Expression(self.home, {k: v / scale for k, v in self.terms.items()})
 
@@ -196,8 +208,10 @@ class Expression:
         """``g[0,2] - 6/5 g[0,3]``."""
         text = ""
         for k, v in sorted(self.terms.items()):
-            if text:
-                text += " - " if v < 0 else " + "
+            if text and v < 0:
+                text += " - "
+            elif text:
+                text += " + "
             elif v < 0:
                 text += "-"
             if abs(v) != 1:
@@ -213,6 +227,30 @@ class Expression:
         if len(self.terms) != 1 or next(iter(self.terms.values())) != 1:
             raise LeakauditError(f"expected one vector, got {self}")
         return next(iter(self.terms))
+
+    @property
+    def rounds(self) -> set[int]:
+        """Rounds of the vectors in it."""
+        return {self.home[k].round for k in self.terms}
+
+
+def labels(vectors: Sequence[Vector], some: Iterable[int]) -> str:
+    """Return the names of some vectors of a declaration, in its order.
+
+    Args:
+        vectors: Of the declaration.
+        some: Places in it.
+    """
+    return ", ".join(vectors[k].label for k in sorted(some))
+
+
+def places(vectors: Iterable[Expression]) -> list[int]:
+    """Return where single vectors stand in their declaration, in order.
+
+    Args:
+        vectors: Forms of one vector each, such as targets.
+    """
+    return [vector.vector for vector in vectors]
 
 
 # The only number allowed is 0, which `sum` begins with.

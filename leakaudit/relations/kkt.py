@@ -21,13 +21,14 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import scipy.sparse as sp
-import scipy.sparse.linalg as sla
 from numpy.typing import NDArray
 
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.knowledge import Knowledge
-from leakaudit.relations.modular import PRIMES, independent, residue
+from leakaudit.relations.modular import PRIMES, independent, modular
+
+# scipy.sparse is imported where it is used: it takes a third of a second, and whoever only records
+# or renders solves nothing.
 
 Array = NDArray[np.float64]
 
@@ -91,6 +92,8 @@ def system(knowledge: Knowledge, rounding: Rounding, floor: float = 0.0) -> Syst
             channel error comes on top.
         floor: Least rounding of a known message.
     """
+    import scipy.sparse as sp
+
     vectors = knowledge.declared.vectors
     known = tuple(sorted(knowledge.used & knowledge.known))
     flat = _columns(knowledge, knowledge.flat)
@@ -124,12 +127,11 @@ def spanning(knowledge: Knowledge, among: list[int]) -> NDArray[np.int64]:
     Returns:
         Indices into `among`, ascending.
     """
-    at = {k: j for j, k in enumerate(among)}
     prime = PRIMES[0]
-    rows = (
-        {k: residue(v, prime) for k, v in r.terms.items() if k in at} for r in knowledge.relations
-    )
-    return np.array(sorted(at[k] for k in independent(rows, among, prime)), dtype=np.int64)
+    others = knowledge.used.difference(among)
+    rows = (modular(relation.terms, prime, others) for relation in knowledge.relations)
+    chosen = independent(rows, among, prime)
+    return np.flatnonzero([k in chosen for k in among])
 
 
 def channel_errors(
@@ -154,10 +156,11 @@ def channel_errors(
             continue
         own = 0.0
         if k in knowledge.known:
-            given = (
-                rounding if isinstance(rounding, int | float) else rounding.get(vector.name, 0.0)
-            )
-            own = max(given, floor)
+            if isinstance(rounding, int | float):
+                own = rounding
+            else:
+                own = rounding.get(vector.name, 0.0)
+            own = max(own, floor)
         error = math.hypot(own, vector.std)
         if error:
             errors[k] = error
@@ -169,31 +172,44 @@ def _channel(knowledge: Knowledge, errors: dict[int, float]) -> Any:
 
     An error stands where its message is made; what uses the message uses it as it came.
     """
-    rows = {r: at for at, r in enumerate(knowledge.rows)}
-    entries: list[tuple[int, int, float]] = []
-    for at, (k, error) in enumerate(errors.items()):
-        made = knowledge.declared.sent.get(k)
-        if made is not None and made in rows:
-            entries.append((rows[made], at, error))
-    return _sparse(entries, len(knowledge.rows), len(errors))
+    row_of = {r: row for row, r in enumerate(knowledge.rows)}
+    entries = _Entries()
+    for column, (k, error) in enumerate(errors.items()):
+        made_by = knowledge.declared.sent.get(k)
+        if made_by in row_of:
+            entries.add(row_of[made_by], column, error)
+    return entries.matrix(len(knowledge.rows), len(errors))
 
 
 def _columns(knowledge: Knowledge, places: list[int]) -> Any:
     """Return the coefficients of some vectors, one column for each."""
-    at = {k: j for j, k in enumerate(places)}
-    entries: list[tuple[int, int, float]] = []
+    column_of = {k: column for column, k in enumerate(places)}
+    entries = _Entries()
     for row, relation in enumerate(knowledge.relations):
         for k, coefficient in relation.terms.items():
-            if k in at:
-                entries.append((row, at[k], float(coefficient)))
-    return _sparse(entries, len(knowledge.rows), len(places))
+            if k in column_of:
+                entries.add(row, column_of[k], float(coefficient))
+    return entries.matrix(len(knowledge.rows), len(places))
 
 
-def _sparse(entries: list[tuple[int, int, float]], rows: int, columns: int) -> Any:
-    row = np.array([entry[0] for entry in entries], int)
-    column = np.array([entry[1] for entry in entries], int)
-    value = np.array([entry[2] for entry in entries], float)
-    return sp.csr_array((value, (row, column)), shape=(rows, columns))
+class _Entries:
+    """The entries of a sparse matrix, one after the other."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.columns: list[int] = []
+        self.values: list[float] = []
+
+    def add(self, row: int, column: int, value: float) -> None:
+        self.rows.append(row)
+        self.columns.append(column)
+        self.values.append(value)
+
+    def matrix(self, rows: int, columns: int) -> Any:
+        import scipy.sparse as sp
+
+        places = (np.array(self.rows, int), np.array(self.columns, int))
+        return sp.csr_array((np.array(self.values, float), places), shape=(rows, columns))
 
 
 def solve(
@@ -244,6 +260,9 @@ def _factor(
     noise: Any, flat: Any, middle: Array, bottom: Array, delta: float
 ) -> tuple[Array, Array, Array]:
     """Return u, lam and r of the quasi-definite system, refined; NaN if it has no factor."""
+    import scipy.sparse as sp
+    from scipy.sparse.linalg import splu
+
     q = noise.shape[1]
     m, f = flat.shape
     blocks = [
@@ -257,7 +276,7 @@ def _factor(
     try:
         # A threshold of .1 keeps most pivots on the diagonal, which is sparser; the default 1 would
         # swap rows more often.
-        factor = sla.splu((matrix + shift).tocsc(), permc_spec="COLAMD", diag_pivot_thresh=0.1)
+        factor = splu((matrix + shift).tocsc(), permc_spec="COLAMD", diag_pivot_thresh=0.1)
     except RuntimeError:
         # A pivot that rounds to zero: no solution here, which `solve` sees.
         right = np.full_like(right, np.nan)

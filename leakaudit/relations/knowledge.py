@@ -10,7 +10,7 @@ from functools import cached_property
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.relations.declare import Relation, Relations
-from leakaudit.relations.expression import Expression, Vector
+from leakaudit.relations.expression import Expression, Vector, places
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,24 @@ class Knowledge:
     @cached_property
     def flat(self) -> list[int]:
         """Unknown vectors without a prior (F), in the order of declaration."""
-        return [
-            k for k in sorted(self.used - self.known) if self.declared.vectors[k].kind != "noise"
-        ]
+        return [k for k in self._unknown if self.declared.vectors[k].kind != "noise"]
 
     @cached_property
     def noise(self) -> list[int]:
         """Unknown noise (B), in the order of declaration."""
-        return [
-            k for k in sorted(self.used - self.known) if self.declared.vectors[k].kind == "noise"
-        ]
+        return [k for k in self._unknown if self.declared.vectors[k].kind == "noise"]
+
+    @cached_property
+    def _unknown(self) -> list[int]:
+        return sorted(self.used - self.known)
+
+    def gradients(self, node: int) -> list[Expression]:
+        """Return a node's gradients that occur in the relations in use, in order.
+
+        Args:
+            node: That takes them.
+        """
+        return [g for g in self.declared.gradients(node) if g.vector in self.used]
 
     def also(self, vectors: Iterable[Expression]) -> Knowledge:
         """Add vectors to what is known.
@@ -60,7 +68,7 @@ class Knowledge:
         Args:
             vectors: Each a single vector.
         """
-        return replace(self, known=self.known | {v.vector for v in vectors})
+        return replace(self, known=self.known.union(places(vectors)))
 
     def within(self, rounds: range) -> Knowledge:
         """Use only the relations of some rounds.

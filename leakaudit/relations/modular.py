@@ -6,13 +6,20 @@ made modulo a prime p: all arithmetic is on integers below p, and a determinant 
 over the rationals vanishes modulo p with a chance of about 1 / p, 4e-19 for the first prime.
 Formulas are found modulo p, too, and read back as the short fractions that their residues stand
 for.
+
+Two eliminations serve two questions. `eliminate` is given all rows at once and clears columns in
+the order that keeps rows short: which unknowns go first does not matter to what is left. A
+`Staircase` takes rows one after the other and answers in between whether a row follows from those
+before; its pivots are the columns that came last, so that each definition is solved for what it
+defines. Both run in about the number of entries that are ever made; these protocols are chains, so
+that rows stay a few entries long.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 Row = dict[int, int]
@@ -38,6 +45,21 @@ def residue(value: Fraction, prime: int) -> int:
     return value.numerator * pow(value.denominator, -1, prime) % prime
 
 
+def modular(terms: Mapping[int, Fraction], prime: int, dropped: Container[int] = ()) -> Row:
+    """Return a linear form modulo the prime.
+
+    Args:
+        terms: Column -> coefficient, without zeros.
+        prime: Of `PRIMES`.
+        dropped: Columns that are left out.
+    """
+    row: Row = {}
+    for column, coefficient in terms.items():
+        if column not in dropped:
+            row[column] = residue(coefficient, prime)
+    return row
+
+
 def rational(value: int, prime: int) -> Fraction | None:
     """Return the short rational of a residue (Wang 1981), None if there is none.
 
@@ -51,14 +73,16 @@ def rational(value: int, prime: int) -> Fraction | None:
         prime: Of `PRIMES`.
     """
     bound = 1 << (prime.bit_length() - SLACK) // 2
-    remainder, next_remainder = (prime, value)
-    factor, next_factor = (0, 1)
-    while next_remainder >= bound:
-        quotient = remainder // next_remainder
-        remainder, next_remainder = (next_remainder, remainder - quotient * next_remainder)
-        factor, next_factor = (next_factor, factor - quotient * next_factor)
-    if 0 < abs(next_factor) < bound:
-        return Fraction(next_remainder, next_factor)
+    before = (prime, 0)  # (r, s) with r = s * value modulo p
+    now = (value, 1)
+    while now[0] >= bound:
+        quotient = before[0] // now[0]
+        rest = (before[0] - quotient * now[0], before[1] - quotient * now[1])
+        before = now
+        now = rest
+    numerator, denominator = now
+    if 0 < abs(denominator) < bound:
+        return Fraction(numerator, denominator)
     return None
 
 
@@ -94,12 +118,22 @@ def normal(row: Row, column: int, prime: int) -> Row:
     return {k: v * inverse % prime for k, v in row.items()}
 
 
-class _Table:
+def negative(row: Row, prime: int) -> Row:
+    """Return a row with every sign turned.
+
+    Args:
+        row: Column -> residue, without zeros.
+        prime: Of `PRIMES`.
+    """
+    return {k: prime - v for k, v in row.items()}
+
+
+class _SparseRows:
     """Sparse rows with the places of every column; a pivot row is used up."""
 
     def __init__(self, rows: Iterable[Row], prime: int) -> None:
         self.prime = prime
-        self.rows: list[Row | None] = [dict(r) for r in rows]
+        self.rows: list[Row | None] = list(map(dict, rows))
         self.columns: dict[int, set[int]] = defaultdict(set)
         for i, row in enumerate(self.rows):
             for k in row or ():
@@ -172,7 +206,7 @@ class Staircase:
         column, left = self._reduced(row)
         if column is None:
             return
-        left = {k: v for k, v in left.items() if k not in self.found}
+        left = self._without_found(left)
         self.pivots[column] = normal(left, column, self.prime)
         if len(left) == 1:
             self.found.add(column)
@@ -186,7 +220,7 @@ class Staircase:
 
         The second value is the row that is left then.
         """
-        left = {k: v for k, v in row.items() if k not in self.found}
+        left = self._without_found(row)
         heap = [-k for k in left]
         heapq.heapify(heap)
         while heap:
@@ -206,6 +240,10 @@ class Staircase:
                 left[k] = new
         return None, left
 
+    def _without_found(self, row: Row) -> Row:
+        """Return a copy of a row without the columns that follow by themselves."""
+        return {k: v for k, v in row.items() if k not in self.found}
+
 
 def eliminate(rows: Iterable[Row], columns: Iterable[int], prime: int) -> list[Row]:
     """Return a basis, not reduced, of the combinations of the rows that hold none of some columns.
@@ -215,9 +253,9 @@ def eliminate(rows: Iterable[Row], columns: Iterable[int], prime: int) -> list[R
         columns: To be eliminated.
         prime: Of `PRIMES`.
     """
-    table = _Table(rows, prime)
+    table = _SparseRows(rows, prime)
     table.clear(columns)
-    return [r for r in table.rows if r]
+    return list(filter(None, table.rows))
 
 
 def independent(rows: Iterable[Row], columns: Iterable[int], prime: int) -> set[int]:
@@ -228,7 +266,7 @@ def independent(rows: Iterable[Row], columns: Iterable[int], prime: int) -> set[
         columns: To choose from.
         prime: Of `PRIMES`.
     """
-    return set(_Table(rows, prime).clear(columns))
+    return set(_SparseRows(rows, prime).clear(columns))
 
 
 def echelon(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
@@ -242,19 +280,34 @@ def echelon(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
     left = list(rows)
     done: list[Row] = []
     for column in order:
-        with_column = [i for i, row in enumerate(left) if column in row]
-        if not with_column:
+        shortest = _shortest(left, column)
+        if shortest is None:
             continue
-        shortest = min(with_column, key=lambda i: len(left[i]))
         pivot = normal(left.pop(shortest), column, prime)
-        left = [row for row in _cleared(left, pivot, column, prime) if row]
+        left = list(filter(None, _cleared(left, pivot, column, prime)))
         done = _cleared(done, pivot, column, prime)
         done.append(pivot)
     return done
 
 
+def _shortest(rows: Sequence[Row], column: int) -> int | None:
+    """Return the place of the first row, of those with a column, that has the fewest entries."""
+    best = None
+    for i, row in enumerate(rows):
+        if column in row and (best is None or len(row) < len(rows[best])):
+            best = i
+    return best
+
+
 def _cleared(rows: Iterable[Row], pivot: Row, column: int, prime: int) -> list[Row]:
-    return [subtract(row, pivot, column, prime) if column in row else row for row in rows]
+    """Return the rows with a column cleared by its pivot."""
+    cleared = []
+    for row in rows:
+        if column in row:
+            cleared.append(subtract(row, pivot, column, prime))
+        else:
+            cleared.append(row)
+    return cleared
 
 
 def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[Row]:
@@ -270,9 +323,11 @@ def minimal_span(rows: Iterable[Row], order: Sequence[int], prime: int) -> list[
         order: All columns that occur.
         prime: Of `PRIMES`.
     """
-    place = {c: k for k, c in enumerate(order)}
+    place = {column: k for k, column in enumerate(order)}
     ends: dict[int, tuple[int, Row]] = {}  # last column -> first place, row
-    todo = [(min(place[c] for c in row), row) for row in rows]
+    todo: list[tuple[int, Row]] = []
+    for row in rows:
+        todo.append((min(map(place.__getitem__, row)), row))
     while todo:
         new = todo.pop()
         end = max(new[1], key=place.__getitem__)

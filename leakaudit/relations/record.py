@@ -24,7 +24,7 @@ import numpy as np
 
 from leakaudit.relations.account import SECRET, account
 from leakaudit.relations.declare import Relation, Relations
-from leakaudit.relations.expression import Expression, Vector, decimal
+from leakaudit.relations.expression import Expression, Vector, decimal, places
 from leakaudit.relations.kkt import Array
 from leakaudit.relations.knowledge import Knowledge
 from leakaudit.relations.semidefinite import supremum
@@ -89,7 +89,8 @@ def with_models(
         None if that adds nothing, or if one of these models is not one unknown state beside what is
         known.
     """
-    vectors, shown = knowledge.declared.vectors, set[int]()
+    vectors = knowledge.declared.vectors
+    shown: set[int] = set()
     for target, level in zip(targets, certificate, strict=True):
         if level >= below:
             continue
@@ -98,7 +99,9 @@ def with_models(
         if len(hidden) != 1 or vectors[hidden[0]].kind != "state":
             return None
         shown.add(hidden[0])
-    return replace(knowledge, known=knowledge.known | shown) if shown else None
+    if not shown:
+        return None
+    return replace(knowledge, known=knowledge.known | shown)
 
 
 def reached(
@@ -127,7 +130,7 @@ def reached(
         LeakauditError: As for `account`.
     """
     declared = knowledge.declared
-    wanted = {t.vector for t in targets}
+    wanted = set(places(targets))
     closed = copy.copy(declared)
     closed.vectors = list(declared.vectors)
     closed.relations = list(declared.relations)
@@ -136,14 +139,13 @@ def reached(
     closed.vectors.append(Vector("secret", "moved", owner, 0))
     entered = {targets[at].vector for at in enters}
     bend = decimal(curvature)
-    reacting = [
-        k
-        for k in declared.points
-        if k in wanted or (bend and k in knowledge.used and k not in knowledge.known)
-    ]
-    # Each gradient becomes a state: g = curvature * (where it was taken) + moved, the last if the
-    # record enters it.
-    for k in reacting:
+    # Each gradient that reacts becomes a state: g = curvature * (where it was taken) + moved, the
+    # last if the record enters it.
+    unknown = knowledge.used - knowledge.known
+    for k in declared.points:
+        reacts = bend and k in unknown
+        if k not in wanted and not reacts:
+            continue
         closed.vectors[k] = replace(closed.vectors[k], kind="state")
         terms = {k: Fraction(-1)}
         for place, coefficient in declared.points[k].at.terms.items():
@@ -173,15 +175,19 @@ def largest(m: Array, turns: Turns) -> tuple[float, float, tuple[int, ...]]:
         gradients that the record enters
         in the former.
     """
-    blocks = [[tuple(sorted(some)) for some in choices] for choices in turns if choices]
+    blocks: list[list[tuple[int, ...]]] = []
+    for choices in turns:
+        if choices:
+            blocks.append([tuple(sorted(some)) for some in choices])
     size = np.abs(m)
-    if math.prod(len(choices) for choices in blocks) <= PATTERNS:
-        return _tried(
-            m,
-            size,
-            [tuple(sorted(itertools.chain(*chosen))) for chosen in itertools.product(*blocks)],
-        )
-    best = [max(choices, key=lambda some: _total(m, some, some)) for choices in blocks]
+    if math.prod(map(len, blocks)) <= PATTERNS:
+        patterns = []
+        for chosen in itertools.product(*blocks):
+            patterns.append(tuple(sorted(itertools.chain(*chosen))))
+        return _tried(m, size, patterns)
+    best = []
+    for block in blocks:
+        best.append(max(block, key=lambda some: _total(m, some, some)))
     entered = tuple(sorted(itertools.chain(*best)))
     low = math.sqrt(max(_total(m, entered, entered), 0.0))
     total = 0.0
@@ -200,8 +206,10 @@ def _tried(
     far are solved.
     """
     entered = max(patterns, key=lambda some: _total(m, some, some))
-    low = high = math.sqrt(max(_total(m, entered, entered), 0.0))
-    for ceiling, some in sorted(((_total(size, p, p), p) for p in patterns), reverse=True):
+    low = math.sqrt(max(_total(m, entered, entered), 0.0))
+    high = low
+    ceilings = [(_total(size, some, some), some) for some in patterns]
+    for ceiling, some in sorted(ceilings, reverse=True):
         if math.sqrt(ceiling) <= high:
             break
         high = max(high, supremum(m[np.ix_(some, some)], np.ones(len(some)))[1])

@@ -39,7 +39,9 @@ def steady(declared: Relations, most: int | None = None) -> range:
         and _shape(declared, rows[first - 1]) == shape
     ):
         first -= 1
-    return range(first, last + 1) if last else range(0)
+    if not last:
+        return range(0)
+    return range(first, last + 1)
 
 
 def _shape(declared: Relations, rows: Iterable[Relation]) -> set[frozenset[tuple[object, ...]]]:
@@ -105,9 +107,14 @@ def extend(declared: Relations, same: range, rows: Iterable[int], rounds: range)
         by_round[declared.relations[r].round].append(r)
     longer = Relations(declared.graph)
     late = rounds.start > same.start
+    first = 0
+    if late:
+        first = rounds.start
     with _uncollected():
-        for t in range(rounds.start if late else 0, rounds.stop):
-            like = last if late else min(t, last)
+        for t in range(first, rounds.stop):
+            like = last
+            if not late:
+                like = min(t, last)
             places = _Places(declared.vectors, t - like, longer)
             for r in by_round[like]:
                 _copy(declared, r, places)
@@ -164,7 +171,9 @@ def _copy(declared: Relations, row: int, places: _Places) -> None:
 
 
 def _moved(vector: Vector, by: int) -> tuple[str, int]:
-    return (vector.kind, vector.round + by) if vector.round else ("start", 0)
+    if not vector.round:
+        return ("start", 0)
+    return (vector.kind, vector.round + by)
 
 
 def _place(declared: Relations, vector: Vector, by: int) -> int:

@@ -2,7 +2,7 @@
 
 There is one tagged kind each for attack, audit, check and sweep. The types are the schema:
 msgspec builds a record from JSON values by them and refuses what does not fit,
-`leakaudit.results.departures` reports where it does not, and ``schema.json`` beside this file is
+`leakaudit._util.decoding` reports where it does not, and ``schema.json`` beside this file is
 generated from them.
 
 Two conventions hold throughout. A field that older records lack, or that only some records have,
@@ -16,11 +16,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from leakaudit._util.decoding import Sha256
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json
 
@@ -48,9 +50,6 @@ FileName: TypeAlias = Annotated[
         description="a file name without folder",
     ),
 ]
-Sha256: TypeAlias = Annotated[
-    str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$", description="a sha256 in hexadecimal")
-]
 Time: TypeAlias = Annotated[
     str,
     Meta(
@@ -66,21 +65,36 @@ CertificateName: TypeAlias = Literal["APPROXIMATE", "EXACT", "FAILED", "INTERVAL
 VerdictName: TypeAlias = Literal[
     "INCONCLUSIVE", "NOT_REFUTED", "REFUTED", "UNCLAIMED", "UNSUPPORTED"
 ]
-RuleKind: TypeAlias = Literal[
-    "attacked", "baseline", "budget", "lint", "negative", "positive", "recording"
-]
-RuleStatus: TypeAlias = Literal[
-    "ACCEPTED",
-    "CONTRADICTED",
-    "INCONCLUSIVE",
-    "NOT_COMPARABLE",
-    "OK",
-    "OVER",
-    "REGRESSION",
-    "UNTESTED",
-    "VOID",
-    "WARNING",
-]
+ExitCode: TypeAlias = Literal[0, 1, 3]
+GateVerdict: TypeAlias = Literal["cannot tell", "leak", "pass"]
+AcceptanceState: TypeAlias = Literal["expired", "unused", "used"]
+
+
+class RuleKind(StrEnum):
+    """What a rule of a gate tests."""
+
+    BUDGET = "budget"
+    BASELINE = "baseline"
+    LINT = "lint"
+    RECORDING = "recording"
+    ATTACKED = "attacked"
+    POSITIVE = "positive"
+    NEGATIVE = "negative"
+
+
+class RuleStatus(StrEnum):
+    """The outcome of a rule of a gate; `wording.STATUS_WORDS` has what each means."""
+
+    OK = "OK"
+    OVER = "OVER"
+    REGRESSION = "REGRESSION"
+    CONTRADICTED = "CONTRADICTED"
+    ACCEPTED = "ACCEPTED"
+    WARNING = "WARNING"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    NOT_COMPARABLE = "NOT_COMPARABLE"
+    VOID = "VOID"
+    UNTESTED = "UNTESTED"
 
 
 class _Entry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -517,7 +531,7 @@ class ClaimEntry(_Open, frozen=True, kw_only=True):
 class ViewEntry(_Open, frozen=True, kw_only=True):
     """What theory says of one view.
 
-    `leakaudit.accounting.ledger.Entry.to_json` has more entries.
+    `leakaudit.accounting.compare.Comparison.to_json` has more entries.
 
     Attributes:
         node: Whose record.
@@ -554,13 +568,13 @@ class AuditPoint(_Entry, frozen=True, kw_only=True):
     views: tuple[dict[str, Free], ...]
 
     def read_views(self) -> list[ViewEntry]:
-        """Return the views as types; the fields themselves keep every entry of the ledger.
+        """Return the views as types; the fields themselves keep every entry of the comparison.
 
         Returns:
             One view an entry.
 
         Raises:
-            msgspec.ValidationError: An entry of the ledger is of another type.
+            msgspec.ValidationError: An entry of the comparison is of another type.
         """
         return [msgspec.convert(view, ViewEntry) for view in self.views]
 
@@ -631,7 +645,7 @@ class AuditPart(_Entry, frozen=True, kw_only=True):
 
 
 class RuleEntry(_Entry, frozen=True, kw_only=True):
-    """The outcome of one rule of a gate, as `leakaudit.gate.rules.Rule`.
+    """The outcome of one rule of a gate.
 
     Attributes:
         kind: What sort of rule it is.
@@ -642,7 +656,9 @@ class RuleEntry(_Entry, frozen=True, kw_only=True):
         value: What was measured.
         limit: What is allowed.
         p: Adjusted p-value of a test.
-        status: Name of a `leakaudit.gate.rules.Status`.
+        status: The outcome.
+        nodes: Nodes that `says` names; text of the lint, of an attack or of an error in it may
+            name more. Earlier records lack it.
     """
 
     kind: RuleKind
@@ -654,10 +670,11 @@ class RuleEntry(_Entry, frozen=True, kw_only=True):
     limit: Extended
     p: Extended
     status: RuleStatus
+    nodes: tuple[int, ...] | UnsetType = UNSET
 
 
 class NodeBest(_Entry, frozen=True, kw_only=True):
-    """The record of one node that an attack of a gate got best, as `leakaudit.gate.cells.Worst`.
+    """The record of one node that an attack of a gate recovered best.
 
     Attributes:
         seed: Of the run.
@@ -727,7 +744,7 @@ class CellEntry(_Entry, frozen=True, kw_only=True):
     measures: dict[str, SampleColumn]
     epsilon: Extended
     rounds_priced: int | UnsetType | None = UNSET
-    worst: dict[str, Free] | None
+    worst: NodeBest | None
     nodes: tuple[NodeBest, ...] | UnsetType = UNSET
     says: str
     reasons: dict[str, str]
@@ -736,10 +753,9 @@ class CellEntry(_Entry, frozen=True, kw_only=True):
     @property
     def worst_node(self) -> int | None:
         """The node of the record that came out best, None if there is none."""
-        node = (self.worst or {}).get("node")
-        if isinstance(node, int):
-            return node
-        return None
+        if self.worst is None:
+            return None
+        return self.worst.node
 
 
 class PitfallText(_Entry, frozen=True, kw_only=True):
@@ -752,6 +768,24 @@ class PitfallText(_Entry, frozen=True, kw_only=True):
 
     name: str
     fix: str
+
+
+class NotTried(_Entry, frozen=True, kw_only=True):
+    """Something that the configuration of a gate leaves out; exactly one of the last four is there.
+
+    Attributes:
+        check: Name of the check that leaves it out, "" for all checks together.
+        attack: An attack that is not used.
+        adversaries: Those that are tried; all others are not.
+        nodes: Those that are attacked; all others are not.
+        gradients: The most that an attack may use.
+    """
+
+    check: str
+    attack: str | UnsetType = UNSET
+    adversaries: tuple[str, ...] | UnsetType = UNSET
+    nodes: tuple[int, ...] | UnsetType = UNSET
+    gradients: int | UnsetType = UNSET
 
 
 class GatePart(_Entry, frozen=True, kw_only=True):
@@ -767,17 +801,19 @@ class GatePart(_Entry, frozen=True, kw_only=True):
         pitfalls: Of the rules of kind lint and recording, by code.
         acceptances: By id, whether each was used.
         stale: Cells of the baseline that are no longer measured.
+        not_tried: What the configuration leaves out; `RunRecord.not_tried` has it in words.
     """
 
-    code: Literal[0, 1, 3]
-    verdict: Literal["cannot tell", "leak", "pass"]
+    code: ExitCode
+    verdict: GateVerdict
     strict: bool
     cells: tuple[CellEntry, ...]
     rules: tuple[RuleEntry, ...]
     networks: dict[str, TraceSummary] | UnsetType = UNSET
     pitfalls: dict[str, PitfallText] | UnsetType = UNSET
-    acceptances: dict[str, Literal["expired", "unused", "used"]]
+    acceptances: dict[str, AcceptanceState]
     stale: tuple[str, ...]
+    not_tried: tuple[NotTried, ...] | UnsetType = UNSET
 
 
 # ---------------------------------------------------------------------------------------------
@@ -1076,6 +1112,18 @@ def decoded(value: Extended) -> Number | None:
     return value
 
 
+def kind_of(record: Record) -> str:
+    """Return the kind of a record.
+
+    Args:
+        record: Any record.
+
+    Returns:
+        Its name in `KINDS`.
+    """
+    return str(record.__struct_config__.tag)
+
+
 def of(results: Mapping[str, object]) -> Record:
     """Return JSON values as a record.
 
@@ -1149,6 +1197,9 @@ def plain(record: Struct) -> dict[str, Json]:
     values: dict[str, Json] = json.loads(json.dumps(built))
     # msgspec writes the tag first, results.json after the version.
     order = [key for key in ("schema", "version", "kind") if key in values and "schema" in values]
+    if isinstance(record, CheckRecord):
+        # A gate's own part stands before its provenance, that of other kinds after it.
+        values["provenance"] = values.pop("provenance")
     return {**{key: values[key] for key in order}, **values}
 
 

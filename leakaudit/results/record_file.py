@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from leakaudit._util.decoding import departure
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.results import model
-from leakaudit.results.departures import departure
 from leakaudit.results.model import (
     KINDS,
     AuditRecord,

@@ -41,6 +41,7 @@ from leakaudit.results.model import (
     GatePart,
     LeakSummary,
     NodeBest,
+    NotTried,
     Provenance,
     RuleEntry,
     RunRecord,
@@ -51,7 +52,7 @@ from leakaudit.results.model import (
     given,
 )
 from leakaudit.results.record_file import ID_ONLY, UNTIED, warned
-from leakaudit.results.wording import headline, reconstructed, rule_outcome
+from leakaudit.results.wording import headline, reconstructed, rule_outcome, untried
 from leakaudit.scoring.scoring import definitions
 from leakaudit.tasks.data import NAMES
 from leakaudit.tasks.models import MODELS
@@ -163,6 +164,12 @@ class _Redactor:
         """A node that is not in the network has no number of its own to hide."""
         return self.places.get(node, node)
 
+    def nodes(self, nodes: Sequence[int] | UnsetType) -> tuple[int, ...] | UnsetType:
+        """Several nodes, in the order of their new numbers."""
+        if isinstance(nodes, UnsetType):
+            return UNSET
+        return tuple(sorted(map(self.node, nodes)))
+
     def adversary(self, name: str) -> str:
         if name == ADVERSARY_NOBODY:
             return name
@@ -236,7 +243,12 @@ class _Redactor:
         )
 
     def not_tried(self, record: RunRecord) -> tuple[str, ...]:
-        """Keep the sentences that name an attack or a round, and nothing else."""
+        """Make the sentences again if a gate's record has what they are made of.
+
+        Of another record, keep those that name an attack or a round, and nothing else.
+        """
+        if isinstance(record, CheckRecord) and not isinstance(record.gate.not_tried, UnsetType):
+            return tuple(untried(self.untried(one)) for one in record.gate.not_tried)
         harmless = {f"attack {name}" for name in self.attacks} | self.attacks
         harmless |= {f"rounds after {last}" for last in range(record.trace.rounds)}
         harmless.add("curious nodes and coalitions (--as node:3)")
@@ -359,14 +371,19 @@ class _Redactor:
             pitfall = pitfalls.get(rule.measure)
             rules.append(
                 _rule(
-                    rule,
+                    replace(rule, nodes=self.nodes(rule.nodes)),
                     names.get(rule.cell, HIDDEN),
                     known.get(rule.cell),
                     None if pitfall is None else pitfall.name,
                     ids.get(rule.accepted, HIDDEN if rule.accepted else ""),
                 )
             )
-        shown = UNSET if gate.networks is UNSET else {n: self.trace(t) for n, t in networks.items()}
+        shown = gate.networks
+        if not isinstance(shown, UnsetType):
+            shown = {name: self.trace(network) for name, network in networks.items()}
+        left_out = gate.not_tried
+        if not isinstance(left_out, UnsetType):
+            left_out = tuple(map(self.untried, left_out))
         return replace(
             gate,
             cells=cells,
@@ -374,6 +391,7 @@ class _Redactor:
             networks=shown,
             acceptances={ids[name]: state for name, state in gate.acceptances.items()},
             stale=(HIDDEN,) * len(gate.stale),
+            not_tried=left_out,
         )
 
     def cell(self, cell: CellEntry) -> CellEntry:
@@ -381,19 +399,9 @@ class _Redactor:
         nodes = cell.nodes
         if not isinstance(nodes, UnsetType):
             nodes = _by_node(map(self.best, nodes))
-        worst_node = None if cell.worst_node is None else self.node(cell.worst_node)
-        says = f"{adversary} reconstructs nothing by {attack}"
         worst = None
-        if worst_node is not None:
-            says = ""
-            worst = {**(cell.worst or {}), "node": worst_node}
-            worst = {name: worst[name] for name in NodeBest.__struct_fields__ if name in worst}
-            for text in ("formula", "kind"):
-                if text in worst:
-                    worst[text] = ""
-        for one in given(nodes, ()):
-            if one.node == worst_node:
-                says = reconstructed(one, adversary, attack)
+        if cell.worst is not None:
+            worst = self.best(cell.worst)
         return replace(
             cell,
             name=f"{cell.check}/{adversary}/{attack}",
@@ -401,9 +409,17 @@ class _Redactor:
             attack=attack,
             worst=worst,
             nodes=nodes,
-            says=says,
+            says=reconstructed(worst, adversary, attack),
             reasons={},
         )
+
+    def untried(self, one: NotTried) -> NotTried:
+        attack, adversaries, nodes = one.attack, one.adversaries, one.nodes
+        if not isinstance(attack, UnsetType):
+            attack = self.attack(attack)
+        if not isinstance(adversaries, UnsetType):
+            adversaries = tuple(map(self.adversary, adversaries))
+        return replace(one, attack=attack, adversaries=adversaries, nodes=self.nodes(nodes))
 
     def best(self, one: NodeBest) -> NodeBest:
         return replace(one, node=self.node(one.node), kind=_known(one.kind, LEAKS), formula="")

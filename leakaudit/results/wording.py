@@ -25,8 +25,10 @@ from leakaudit.results.model import (
     FlagColumn,
     GatePart,
     NodeBest,
+    NotTried,
     NumberColumn,
     RuleEntry,
+    RuleStatus,
     RunRecord,
     Scores,
     Undetermined,
@@ -78,20 +80,22 @@ VERDICT_ORDER = (
 )
 NO_PROOF = "NOT REFUTED is no proof of privacy."
 
-# What the status of a rule of a gate means; tests hold it equal to `leakaudit.gate.rules.Status`.
+# What the status of a rule of a gate means for the gate.
 STATUS_WORDS = {
-    "OK": "within the limit",
-    "OVER": "over the budget",
-    "REGRESSION": "grew over the baseline",
-    "CONTRADICTED": "the recording contradicts what it declares",
-    "ACCEPTED": "over the limit, and accepted until a date",
-    "WARNING": "over a budget of level warn, or a warning of the lint",
-    "INCONCLUSIVE": "too few samples to tell",
-    "NOT_COMPARABLE": "the baseline was measured in another way, or is not there",
-    "VOID": "a control failed: the gate cannot tell",
-    "UNTESTED": "nothing to test: it counts neither for nor against",
+    RuleStatus.OK: "within the limit",
+    RuleStatus.OVER: "over the budget",
+    RuleStatus.REGRESSION: "grew over the baseline",
+    RuleStatus.CONTRADICTED: "the recording contradicts what it declares",
+    RuleStatus.ACCEPTED: "over the limit, and accepted until a date",
+    RuleStatus.WARNING: "over a budget of level warn, or a warning of the lint",
+    RuleStatus.INCONCLUSIVE: "too few samples to tell",
+    RuleStatus.NOT_COMPARABLE: "the baseline was measured in another way, or is not there",
+    RuleStatus.VOID: "a control failed: the gate cannot tell",
+    RuleStatus.UNTESTED: "nothing to test: it counts neither for nor against",
 }
-_UNDECIDED = ("VOID", "NOT_COMPARABLE", "INCONCLUSIVE")
+# Outcomes for which a reader wants to know what leaked.
+_LEAKED = (RuleStatus.OVER, RuleStatus.REGRESSION, RuleStatus.WARNING, RuleStatus.ACCEPTED)
+_UNDECIDED = (RuleStatus.VOID, RuleStatus.NOT_COMPARABLE, RuleStatus.INCONCLUSIVE)
 PASS = (
     "A pass means that these attacks stayed within these limits on these seeds; "
     "it is no proof of privacy."
@@ -263,23 +267,29 @@ def gate_headline(gate: GatePart, complete: bool, seeds: int) -> Headline:
     Returns:
         The worst rule, and how many there are.
     """
-    idle = sum(rule.status == "UNTESTED" for rule in gate.rules)
-    count = f"{len(gate.rules) - idle} rules on {len(gate.cells)} cells, {seeds} seeds"
-    if idle:
-        count += f", {idle} control{'s' * (idle != 1)} with nothing to score"
+    count = _counted(gate, seeds)
     if gate.code == 1 and gate.rules:
         rule = gate.rules[0]
-        if rule.status == "CONTRADICTED":
-            worst = f"Not as declared: {rule.cell}: {rule.says}"
-        else:
-            worst = f"Leak: {rule.cell}: {STATUS_WORDS[rule.status]}: {rule.says}"
-        return _two(worst, count)
+        if rule.status is RuleStatus.CONTRADICTED:
+            return _two(f"Not as declared: {rule.cell}: {rule.says}", count)
+        return _two(f"Leak: {rule.cell}: {STATUS_WORDS[rule.status]}: {rule.says}", count)
     if gate.code == 3:
         return _two(f"The gate cannot tell: {_undecided(gate.rules, complete)}", count)
-    accepted = sum(rule.status == "ACCEPTED" for rule in gate.rules)
-    covered = f", {accepted} accepted" if accepted else ""
+    accepted = sum(rule.status is RuleStatus.ACCEPTED for rule in gate.rules)
+    covered = ""
+    if accepted:
+        covered = f", {accepted} accepted"
     worst = clean(f"Nothing over the limits{covered}: {count}")
     return Headline(text=f"{worst}. {PASS}", worst=f"{worst}.", rest=PASS)
+
+
+def _counted(gate: GatePart, seeds: int) -> str:
+    """How many rules were judged, on how many cells and seeds."""
+    idle = sum(rule.status is RuleStatus.UNTESTED for rule in gate.rules)
+    count = f"{len(gate.rules) - idle} rules on {len(gate.cells)} cells, {seeds} seeds"
+    if not idle:
+        return count
+    return f"{count}, {idle} control{'s' * (idle != 1)} with nothing to score"
 
 
 def _undecided(rules: Sequence[RuleEntry], complete: bool) -> str:
@@ -292,8 +302,7 @@ def _undecided(rules: Sequence[RuleEntry], complete: bool) -> str:
 
 
 def _two(worst: str, count: str) -> Headline:
-    first = clean(worst)
-    return Headline(text=f"{first}. {count}.", worst=f"{first}.", rest=f"{count}.")
+    return Headline(text=clean(f"{worst}. {count}."), worst=f"{clean(worst)}.", rest=f"{count}.")
 
 
 def _capital(text: str) -> str:
@@ -438,17 +447,19 @@ def is_identical(scores: Scores | None) -> bool:
     return scores is not None and any(values(scores.exact))
 
 
-def reconstructed(one: NodeBest, adversary: str, attack: str) -> str:
-    """Say what a gate found of one node, as `leakaudit.gate.rules.outcome`.
+def reconstructed(one: NodeBest | None, adversary: str, attack: str) -> str:
+    """Say what an attack of a gate recovered of one record.
 
     Args:
-        one: The record that came out best.
+        one: The record that was recovered best, None if there is none.
         adversary: Who hears.
         attack: What attacked.
 
     Returns:
         What leaked, from whom and to whom.
     """
+    if one is None:
+        return f"{adversary} reconstructs nothing by {attack}"
     if one.relative_error is None:
         what = f"{one.labels or 0:.0%} of the labels"
         how = ""
@@ -457,12 +468,32 @@ def reconstructed(one: NodeBest, adversary: str, attack: str) -> str:
         how = f" with relative error {one.relative_error:.2g}"
     if one.exact:
         how = " bit for bit"
-    near = "" if one.psnr is None else f" ({one.psnr:.1f} dB PSNR)"
+    near = ""
+    if one.psnr is not None:
+        near = f" ({one.psnr:.1f} dB PSNR)"
     rounds = f"rounds {one.first} to {one.last}"
     if one.first == one.last:
         rounds = f"round {one.first}"
     said = f"{adversary} reconstructs {what} of node {one.node}{how}{near}"
     return f"{said}, by {attack} from the {one.kind}s of {rounds} (seed {one.seed})"
+
+
+def untried(one: NotTried) -> str:
+    """Say what the configuration of a gate leaves out.
+
+    Args:
+        one: One thing that it leaves out.
+
+    Returns:
+        For example ``check main: other nodes than 5, 6``.
+    """
+    if not isinstance(one.attack, UnsetType):
+        return f"attack {one.attack}"
+    if not isinstance(one.adversaries, UnsetType):
+        return f"other adversaries than {', '.join(one.adversaries)}"
+    if not isinstance(one.nodes, UnsetType):
+        return f"check {one.check}: other nodes than {', '.join(map(str, one.nodes))}"
+    return f"check {one.check}: more than {given(one.gradients, 0)} gradients"
 
 
 def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -> str:
@@ -486,7 +517,7 @@ def rule_outcome(rule: RuleEntry, cell: CellEntry | None, pitfall: str | None) -
     if rule.p is not None:
         parts.append(f"p = {_figure(rule.p)}")
     said = ", ".join(parts) or STATUS_WORDS[rule.status]
-    if rule.status in ("OVER", "REGRESSION", "WARNING", "ACCEPTED") and cell and cell.says:
+    if rule.status in _LEAKED and cell and cell.says:
         return f"{said}: {cell.says}"
     return said
 

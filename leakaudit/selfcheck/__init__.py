@@ -40,7 +40,7 @@ TRUE = ((0.0, 1), (0.5, 1), (1.0, 1), (2.0, 1), (0.5, 4))  # signal of a round, 
 MANY = 10  # rounds of which only one is charged
 PLANTED = (
     "noise halved",
-    "seed re-used",
+    "seed reused",
     "composition forgotten",
     "replace-one charged as add/remove",
 )
@@ -215,7 +215,7 @@ def planting(planted: str, law: Law, signal: float = 1.0) -> tuple[Mechanism, fl
     """
     if planted == "noise halved":
         return Mechanism(law, 2 * signal), signal
-    if planted == "seed re-used":
+    if planted == "seed reused":
         return Mechanism(law, signal, 2, reused=True), composed(law, signal, 2)
     if planted == "composition forgotten":
         return Mechanism(law, signal, MANY), signal

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
-from leakaudit.rendering import pictures
+from leakaudit.rendering import plots
 from leakaudit.results import record_file
 from leakaudit.sweeping import panels, points, tables, words
 from leakaudit.sweeping.cells import Cell
@@ -38,7 +38,7 @@ def write(folders: Sequence[Path], path: Path) -> dict[str, Json]:
     """
     planned, found = collect(folders)
     record = build(planned, found)
-    pictures.save(panels.figure(record), path.parent / FIGURE)
+    plots.save(panels.figure(record), path.parent / FIGURE)
     with replacing(path.parent / REPORT) as file:
         file.write(words.markdown(record).encode())
     record_file.write(path, record)

@@ -7,19 +7,24 @@ attack.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from PIL import Image
-
-from leakaudit.auditing.figure import Line, Panel, draw
-from leakaudit.rendering.line_plot import COLOURS
+from leakaudit.rendering.plots import COLOURS, Line, Panel, curves
 from leakaudit.sweeping.plan import OwnAxis
 from leakaudit.sweeping.points import words
 from leakaudit.trace import Json
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SHOWN = 50.0  # dB; more looks the same to an eye
 ROWS = 12  # most rows of the figure; results.json has all
-STYLES = ("best", "median", "mean")
+STYLES = {  # and their words in the legend
+    "median": "median of all records and seeds",
+    "best": "best",
+    "mean": "mean",
+}
 TITLES = {"psnr": f"PSNR, dB, up to {SHOWN:g}", "ssim": "SSIM", "relative_error": "relative error"}
 
 Point = Mapping[str, Json]
@@ -57,14 +62,14 @@ class _View:
         return ", ".join([*rest, f"heard by {point['adversary']}"])
 
 
-def figure(record: Mapping[str, Json]) -> Image.Image:
+def figure(record: Mapping[str, Json]) -> Figure:
     """Draw one row of panels per adversary and place on the axes that are not drawn across.
 
     Args:
         record: What results.json holds.
 
     Returns:
-        A picture of the first `ROWS` rows.
+        The figure, with the first `ROWS` rows.
     """
     held = record["sweep"]
     axis, points = held["across"], held["points"]
@@ -73,18 +78,19 @@ def figure(record: Mapping[str, Json]) -> Image.Image:
     rows: dict[str, list[Point]] = {}
     for point in points:
         rows.setdefault(view.row(point), []).append(point)
+    labels = tuple("all" if v is None else words(v) for v in view.values)
     drawn = []
     for title, group in list(rows.items())[:ROWS]:
-        drawn.append((title, _panels(group, view, lines, float(held["psnr"]))))
+        panels = _panels(group, view, lines, float(held["psnr"]))
+        placed = [replace(panel, axis=axis or "", points=labels) for panel in panels]
+        drawn.append((title, placed))
+    if not drawn:
+        drawn.append(("no cell has a result", [Panel("PSNR", ())]))
     more = ""
     if len(rows) > ROWS:
-        more = f"; {len(rows) - ROWS} more rows are in results.json"
-    nothing = [("no cell has a result", [Panel("PSNR", ())])]
-    labels = ["all" if v is None else words(v) for v in view.values]
-    coloured = lines[: len(COLOURS)]
-    legend = dict(zip(coloured, coloured, strict=True))
-    says = f"median of all records and seeds thick, best thin, mean dashed{more}"
-    return draw(drawn or nothing, labels, legend, axis or "", says)
+        more = f"{len(rows) - ROWS} more rows are in results.json"
+    legend = {name: name for name in lines[: len(COLOURS)]}
+    return curves(drawn, legend, STYLES, more)
 
 
 def _own_names(own: Mapping[str, Iterable[str]]) -> dict[str, dict[str, str]]:
@@ -105,11 +111,11 @@ def _panels(group: Sequence[Point], view: _View, lines: Sequence[str], psnr: flo
             for style in STYLES:
                 made.append(Line(name, style, _column(group, view, name, metric, style)))
         high = 1.0 if metric == "ssim" else None
-        panels.append(Panel(TITLES[metric], tuple(made), 0.0, high))
+        panels.append(Panel(TITLES[metric], tuple(made), low=0.0, high=high))
     shares = []
     for name in lines:
         shares.append(Line(name, "rate", _column(group, view, name, "recovered", "")))
-    return [*panels, Panel(f"recovered: {psnr:g} dB or more", tuple(shares), 0.0, 1.0)]
+    return [*panels, Panel(f"recovered: {psnr:g} dB or more", tuple(shares), low=0.0, high=1.0)]
 
 
 def _column(

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leakaudit import registry
+from leakaudit._util import config
+from leakaudit._util.forms import Nodes, Number, Numbers, Words
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.plan import AuditPlan
-from leakaudit.errors import LeakauditError, suggest
+from leakaudit.errors import suggest
 from leakaudit.protocols.scenario import Scenario
 from leakaudit.trace import Json
 
@@ -66,53 +68,49 @@ class SweepPlan:
     """
 
     scenario: Scenario
-    attacks: tuple[str, ...] = ("auto",)
-    adversaries: tuple[str, ...] = ("eavesdropper",)
+    attacks: Words = ("auto",)
+    adversaries: Words = ("eavesdropper",)
     seeds: tuple[int, ...] = (0,)
     over: Values = field(default_factory=dict)
     own: Mapping[str, Values] = field(default_factory=dict)
     set: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)
-    epsilon: tuple[float, ...] = ()
+    epsilon: Numbers = ()
     noise: str = "exact"
     constant: str = "sigma"
-    delta: float | None = None
-    sensitivity: float | None = None
-    smoothness: float | None = None
-    nodes: tuple[int, ...] = ()
+    delta: Number | None = None
+    sensitivity: Number | None = None
+    smoothness: Number | None = None
+    nodes: Nodes = ()
     gradients: int = 8
-    psnr: float = 20.0
+    psnr: Number = 20.0
     figure: str | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
         """Check what needs no data."""
         if not self.attacks or not self.adversaries or not self.seeds:
-            raise LeakauditError("sweep: expected at least one attack, one adversary and one seed")
+            raise config.Wrong("sweep", "expected at least one attack, one adversary and one seed")
         for name in self.attacks:
             if name != "auto":
                 registry.get("attacks", name)
         parsed = map(str, map(Adversary.parse, self.adversaries))
         object.__setattr__(self, "adversaries", tuple(dict.fromkeys(parsed)))
         if not _is_number(self.psnr):
-            raise LeakauditError(f"sweep: psnr: expected a number of dB, got {self.psnr!r}")
+            expected = f"expected a number of dB, got {self.psnr!r}"
+            raise config.Wrong("sweep", expected, "psnr")
         for name, values in (("seeds", self.seeds), ("nodes", self.nodes)):
             if not all(map(_is_index, values)) or len({*values}) < len(values):
-                raise LeakauditError(
-                    f"sweep: {name}: expected different whole numbers from 0, got {list(values)}"
-                )
+                expected = f"expected different whole numbers from 0, got {list(values)}"
+                raise config.Wrong("sweep", expected, name)
         known = (*self.victims, *self.attacks)
         for name in (*self.own, *self.set):
             if name not in known:
-                raise LeakauditError(
-                    f"sweep: {name}: there is neither such an attack nor such a victim "
-                    f"in the sweep{suggest(name, known)}"
-                )
+                says = "there is neither such an attack nor such a victim in the sweep"
+                raise config.Wrong("sweep", f"{says}{suggest(name, known)}", name)
         self.noises(self.scenario, None)
         if self.figure is not None and self.figure not in self.axes:
-            raise LeakauditError(
-                f"sweep: figure: {self.figure!r} does not vary in this sweep"
-                f"{suggest(self.figure, self.axes)}"
-            )
+            says = f"{self.figure!r} does not vary in this sweep{suggest(self.figure, self.axes)}"
+            raise config.Wrong("sweep", says, "figure")
 
     @property
     def victims(self) -> tuple[str, ...]:

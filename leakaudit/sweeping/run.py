@@ -246,9 +246,9 @@ def _mean_times(store: Store, planned: Planned) -> dict[tuple[str, str], float]:
     every = planned.keyed
     times: dict[tuple[str, str], list[float]] = {}
     for line in store.times():
-        cell = every.get(line["cell"])
-        if line["status"] == DONE and cell is not None:
-            times.setdefault(_kind(cell), []).append(float(line["cpu"]))
+        cell = every.get(line.cell)
+        if line.status == DONE and cell is not None:
+            times.setdefault(_kind(cell), []).append(line.cpu)
     return {kind: fmean(seconds) for kind, seconds in times.items()}
 
 

@@ -13,39 +13,66 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Literal, TypeVar
 
+from msgspec import Struct
+
+from leakaudit._util.decoding import Misfit, decoded
 from leakaudit._util.files import replacing
-from leakaudit._util.schema import ANY, departure
 from leakaudit.errors import LeakauditError
 from leakaudit.results.provenance import digest
 from leakaudit.sweeping import cells, tables
 from leakaudit.sweeping.plan import SweepPlan
-from leakaudit.sweeping.status import DIED, DONE, FAILED
 from leakaudit.trace import Json
+
+T = TypeVar("T")
 
 PLAN = "plan.json"
 CELLS = "cells"
 ERRORS = "errors"
 FORMAT = "leakaudit.sweep"
 VERSION = 1
-_PLAN = {
-    "format": frozenset({FORMAT}),
-    "version": frozenset({VERSION}),
-    "plan": {str: ANY},
-    "versions": {str: (str, None)},
-}
-_CELL = {
-    "config": {str: ANY},
-    "status": frozenset({DONE, FAILED, DIED}),
-    "says": str,
-    "constants": {str: ANY},
-    "records": int,
-    "findings": [{str: ANY}],
+
+
+class _Plan(Struct, frozen=True, forbid_unknown_fields=True):
+    """The values of plan.json."""
+
+    format: Literal["leakaudit.sweep"]
+    version: Literal[1]
+    plan: dict[str, object]
+    versions: dict[str, str | None]
+
+
+class _Cell(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of a cell."""
+
+    config: dict[str, object]
+    status: Literal["died", "done", "failed"]
+    says: str
+    constants: dict[str, object]
+    records: int
+    findings: tuple[dict[str, object], ...]
     # A cell without this entry was counted by an earlier rule, and is run again.
-    "refused": [{str: ANY}],
-    "reasons": {str: str},
-}
-_TIME = {"cell": str, "seconds": float, "cpu": float, "status": str, "worker": int}
+    refused: tuple[dict[str, object], ...]
+    reasons: dict[str, str]
+
+
+class Timing(Struct, frozen=True, forbid_unknown_fields=True):
+    """How long one cell took.
+
+    Attributes:
+        cell: The name of its result.
+        seconds: Time that passed.
+        cpu: Time of a processor.
+        status: How it ended.
+        worker: The process that computed it.
+    """
+
+    cell: str
+    seconds: float
+    cpu: float
+    status: str
+    worker: int
 
 
 @dataclass(frozen=True)
@@ -102,8 +129,9 @@ class Store:
             LeakauditError: The folder holds no sweep.
         """
         path = self.folder / PLAN
-        found = _read(path, _PLAN, "expected the folder of a sweep, with its plan.json")
-        return Planned(tables.of_json(found["plan"]), found["versions"])
+        expected = "expected the folder of a sweep, with its plan.json"
+        found = _fitted(path, _read(path, expected), _Plan, expected)
+        return Planned(tables.of_json(found.plan), found.versions)
 
     def save(self, key: str, record: Mapping[str, Json]) -> None:
         """Keep the result of one cell.
@@ -124,7 +152,13 @@ class Store:
             LeakauditError: The file is damaged.
         """
         path = self._file(key)
-        return _read(path, _CELL, "expected the result of a cell") if path.is_file() else None
+        if not path.is_file():
+            return None
+        expected = "expected the result of a cell"
+        found = _read(path, expected)
+        _fitted(path, found, _Cell, expected)
+        kept: dict[str, Json] = found
+        return kept
 
     def statuses(self, keys: Iterable[str]) -> dict[str, str]:
         """Return how the cells ended that are there.
@@ -183,16 +217,14 @@ class Store:
         finally:
             os.close(handle)
 
-    def times(self) -> Iterator[dict[str, Json]]:
+    def times(self) -> Iterator[Timing]:
         """Yield the timings of all shards that wrote here."""
         for path in sorted(self.folder.glob("times-*.jsonl")):
             for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 try:
-                    found = json.loads(line)
-                except ValueError:
+                    yield decoded(json.loads(line), Timing)
+                except (ValueError, Misfit):
                     continue
-                if isinstance(found, dict) and departure(found, _TIME) is None:
-                    yield found
 
     def _file(self, key: str) -> Path:
         return self.folder / CELLS / f"{key}.json"
@@ -204,16 +236,19 @@ def _write(path: Path, record: Mapping[str, Json]) -> None:
         file.write(text.encode("utf-8", "backslashreplace") + b"\n")
 
 
-def _read(path: Path, spec: Mapping[str, Json], expected: str) -> dict[str, Json]:
-    """Read a file and check it against a table of its entries."""
+def _read(path: Path, expected: str) -> Json:
+    """Return the JSON of a file."""
     try:
-        found = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except OSError as error:
         raise LeakauditError(f"{path}: {expected}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise LeakauditError(f"{path}: {expected}, got no JSON") from None
-    wrong = departure(found, spec)
-    if wrong:
-        raise LeakauditError(f"{path}: {expected}: {wrong}")
-    kept: dict[str, Json] = found
-    return kept
+
+
+def _fitted(path: Path, found: Json, kind: type[T], expected: str) -> T:
+    """Return what a file holds as a type."""
+    try:
+        return decoded(found, kind)
+    except Misfit as error:
+        raise LeakauditError(f"{path}: {expected}: {error}") from None

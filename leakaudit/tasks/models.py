@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections import OrderedDict
-from dataclasses import MISSING, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal, Protocol
 
 from torch import nn
 
 from leakaudit.errors import LeakauditError
-from leakaudit.registry import param, parameters
+from leakaudit.registry import param
 from leakaudit.tasks import _torchvision
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
@@ -203,18 +203,6 @@ MODELS: dict[str, type[Model]] = {
     "resnet10": ResNet10,
     "resnet18": ResNet18,
 }
-
-
-def table() -> list[dict[str, str]]:
-    """Return name, args (with defaults) and note of every model, for ``leakaudit list models``."""
-    rows = []
-    for name, kind in MODELS.items():
-        args = []
-        for key, field in parameters(kind).items():
-            default = "" if field.default is MISSING else field.default
-            args.append(f"{key}={default}")
-        rows.append({"name": name, "args": ", ".join(args), "note": kind.note})
-    return rows
 
 
 def _needs_image(name: str, shape: tuple[int, ...]) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from scipy import integrate, optimize, stats
 from leakaudit.bounds import gaussian
 from leakaudit.papers import (
     ROWS,
+    PublishedClaim,
     Quality,
-    Row,
     averaging,
     defences,
     dkmtheory,
@@ -42,7 +43,9 @@ def normal(text: str) -> str:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=IDS)
-def test_every_row_says_how_well_it_knows_its_claim_and_what_it_assumes(row: Row) -> None:
+def test_every_row_says_how_well_it_knows_its_claim_and_what_it_assumes(
+    row: PublishedClaim,
+) -> None:
     assert row.assumes
     assert all(row.assumes)
     if row.paper in FIVE:
@@ -56,7 +59,7 @@ def test_every_row_says_how_well_it_knows_its_claim_and_what_it_assumes(row: Row
 @pytest.mark.parametrize(
     "row", [row for row in ROWS if row.paper in FIVE], ids=lambda row: f"row{row.number}"
 )
-def test_its_words_stand_in_the_paper(row: Row, paper: Callable[[str], str]) -> None:
+def test_its_words_stand_in_the_paper(row: PublishedClaim, paper: Callable[[str], str]) -> None:
     text = normal(paper(row.paper))
     for quote in row.quotes:
         assert normal(quote.text) in text, quote
@@ -249,7 +252,7 @@ def test_independent_releases_by_enumeration() -> None:
         p, q = math.prod(p for p, _ in chosen), math.prod(q for _, q in chosen)
         total += max(0.0, p - math.exp(times * epsilon) * q)
     (found,) = judge(select(numbers=[30]))
-    figures = found.findings[1].figures
+    figures: Mapping[str, Any] = found.findings[1].figures
     assert figures["true_delta"] == pytest.approx(total, rel=1e-9)
     share = delta / (1 + math.exp(epsilon))
     for a in (1e-9, 0.1, epsilon):  # delta' for any a_m, as the theorem prints it

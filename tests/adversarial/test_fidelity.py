@@ -12,10 +12,11 @@ import torch
 from leakaudit import registry
 from leakaudit.gate.config import Check
 from leakaudit.gate.fidelity import Fidelity
-from leakaudit.gate.rule import Rule, Status
+from leakaudit.gate.rule import Rule
 from leakaudit.gate.runs import Recorded
 from leakaudit.protocols import recording
 from leakaudit.protocols.scenario import Scenario
+from leakaudit.results.model import RuleStatus
 from leakaudit.trace import Trace
 
 SETTINGS: dict[str, list[dict[str, Any]]] = {
@@ -70,7 +71,7 @@ def test_honest_recordings_of_every_protocol_raise_no_alarm(
     name: str, settings: dict[str, Any], fresh_seed: int
 ) -> None:
     (rule,) = judged([run(name, settings, fresh_seed + k) for k in range(2)])
-    assert rule.status is Status.OK, rule.says
+    assert rule.status is RuleStatus.OK, rule.says
 
 
 def payloads(trace: Trace, change: Callable[[torch.Tensor], torch.Tensor]) -> Trace:
@@ -131,7 +132,7 @@ def test_one_thing_exchanged_in_a_recording_without_noise_is_told(
     name: str, change: Callable[[Recorded], Recorded]
 ) -> None:
     rules = judged([change(run(name, {}, 3))])
-    assert [r.status for r in rules] == [Status.VOID], [r.says for r in rules]
+    assert [r.status for r in rules] == [RuleStatus.VOID], [r.says for r in rules]
 
 
 def test_noise_that_only_later_runs_lack_is_told() -> None:
@@ -141,7 +142,7 @@ def test_noise_that_only_later_runs_lack_is_told() -> None:
     (rule,) = judged(
         [honest, replace(quiet, trace=replace(quiet.trace, params=honest.trace.params))]
     )
-    assert (rule.status, rule.measure) == (Status.CONTRADICTED, "P20"), rule.says
+    assert (rule.status, rule.measure) == (RuleStatus.CONTRADICTED, "P20"), rule.says
 
 
 def test_the_values_of_a_scenario_are_compared_too() -> None:
@@ -149,7 +150,7 @@ def test_the_values_of_a_scenario_are_compared_too() -> None:
     settings = {"sigma": 0.3, "noise": "message", "order": "adapt"}
     runs = [run("dpsgd", settings, seed) for seed in range(2)]
     (honest,) = judged(runs, scenario="any.toml")
-    assert honest.status is Status.OK
+    assert honest.status is RuleStatus.OK
     assert "hold the gradients of the truth" in honest.says
     (rule,) = judged([other_truth(one) for one in runs], scenario="any.toml")
-    assert rule.status is Status.VOID, rule.says
+    assert rule.status is RuleStatus.VOID, rule.says

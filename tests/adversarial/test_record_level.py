@@ -21,9 +21,10 @@ from quadratics import DRAWS, Problem, path, problem, protocol
 from torch import Tensor
 
 from leakaudit import registry
-from leakaudit.accounting.ledger import entries
-from leakaudit.accounting.listeners import named
-from leakaudit.accounting.pricing import price
+from leakaudit.accounting.adversaries import named
+from leakaudit.accounting.basis import Unit
+from leakaudit.accounting.compare import compare
+from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.cli import main
@@ -64,10 +65,10 @@ def test_no_printed_epsilon_is_below_what_a_record_reaches(
         one = problem(seed)
         true = one.respond(one.curvature).mu(one.node, 0, one.adversary)
         bend = abs(one.curvature[one.node])
-        plain, smooth = one.price(), one.price(smoothness=bend)
+        plain, smooth = one.bound(), one.bound(smoothness=bend)
         for found in (plain, smooth):
             assert not found.refused, (one.says, found)
-            assert found.rounds_priced == one.protocol.rounds
+            assert found.rounds == one.protocol.rounds
             if found.mu is not None:
                 assert true <= found.mu * (1 + ROUNDING) + 1e-9, (one.says, found)
                 assert found.epsilon == pytest.approx(gaussian.epsilon(1e-5, found.mu))
@@ -98,7 +99,7 @@ def test_what_is_said_to_be_reached_is_reached(
         one = problem(seed)
         nodes = one.protocol.graph.nodes
         bend = abs(one.curvature[one.node])
-        found = one.price(smoothness=bend)
+        found = one.bound(smoothness=bend)
         truths = [
             one.respond((c,) * nodes).mu(one.node, 0, one.adversary) for c in (0.0, bend, -bend)
         ]
@@ -157,8 +158,8 @@ def test_mini_batches_count_once_in_every_pass(
         truths = [
             response.mu(node, record, Adversary()) for node in range(3) for record in range(samples)
         ]
-        (found,) = price(made, Adversary(), [0])
-        whole = next(price(replace(made, victim=_all_records(made.victim)), Adversary(), [0]))
+        (found,) = view_bounds(made, Adversary(), [0])
+        whole = next(view_bounds(replace(made, victim=_all_records(made.victim)), Adversary(), [0]))
         assert found.enters is not None
         assert found.gradients == rounds * steps
         assert found.linear is not None
@@ -192,17 +193,20 @@ def test_the_default_dpsgd_has_no_epsilon_for_records_and_with_a_smoothness_the_
         replace(case, node=node).respond((6.0,) * 4).mu(node, 0, Adversary()) for node in range(4)
     )
     assert true == pytest.approx(5.005, abs=1e-3)
-    plain = list(price(made, Adversary(), range(4)))
+    plain = list(view_bounds(made, Adversary(), range(4)))
     assert all(one.mu is None and one.epsilon is None for one in plain)
     assert all(one.node_mu == pytest.approx(1.3416, abs=1e-3) for one in plain)
-    assert "no epsilon for records" in plain[0].level
-    assert max(one.mu or 0.0 for one in price(made, Adversary(), range(4), smoothness=6.0)) >= true
+    assert "no epsilon for records" in str(plain[0].basis)
+    assert (
+        max(one.mu or 0.0 for one in view_bounds(made, Adversary(), range(4), smoothness=6.0))
+        >= true
+    )
 
 
 def test_with_a_smoothness_the_value_is_reached_by_a_loss_that_bends_down() -> None:
     """The interval of curvatures from -L to L has no smaller bound at certificate 1: -L reaches it."""
     made = protocol("dpsgd", STAR, 5, alpha=0.3, sigma=0.5, own="plain")
-    (found,) = price(made, Adversary(), [1], smoothness=2.0)
+    (found,) = view_bounds(made, Adversary(), [1], smoothness=2.0)
     assert found.certificate[-1] == 1
     true = Problem(made, (0.0,) * 4, Adversary(), 1, "").respond((-2.0,) * 4).mu(1, 0, Adversary())
     assert found.mu == pytest.approx(true, rel=ROUNDING)
@@ -213,30 +217,31 @@ def test_a_weaker_listener_is_priced_by_a_stronger_one_whose_view_has_the_models
     """One wire of D-PSGD that sends before it averages: the others' noise, unheard, steers the models; all wires show them."""
     made = protocol("dpsgd", STAR, 5, alpha=0.3, sigma=0.5, order="adapt")
     wire, outsider = Adversary(hears=frozenset({(1, 0), (0, 1)})), Adversary()
-    (weak,), (strong,) = (price(made, who, [1]) for who in (wire, outsider))
+    (weak,), (strong,) = (view_bounds(made, who, [1]) for who in (wire, outsider))
     assert min(weak.certificate) == 0
     assert min(strong.certificate) == 2
     assert weak.mu == pytest.approx(strong.mu)
-    assert "upper value" in weak.level
+    assert "upper value" in str(weak.basis)
     assert weak.attained is None
 
 
 def test_steps_between_messages_are_priced_as_if_each_were_sent() -> None:
     """DP-SGD with noise at each of three steps: the hidden steps steer the next, and showing them costs nothing more."""
     made = protocol("dpsgd", STAR, 4, alpha=0.3, sigma=0.5, order="adapt", noise="step", steps=3)
-    (found,) = price(made, Adversary(), [1])
+    (found,) = view_bounds(made, Adversary(), [1])
     assert min(found.certificate) == 0
     assert found.mu == pytest.approx(math.sqrt(3 * 4) * 0.3 / 0.5)
-    assert "sees the models" in found.level
+    assert "sees the models" in str(found.basis)
 
 
 def test_where_hidden_noise_steers_the_models_even_a_smoothness_gives_nothing() -> None:
     made = protocol("nids", make("ring", 4, torch.Generator()), 5, sigma=0.5)
     for smoothness in (None, 1.0):
-        (found,) = price(made, Adversary(), [0], smoothness=smoothness)
+        (found,) = view_bounds(made, Adversary(), [0], smoothness=smoothness)
         assert found.mu is None
         assert found.node_mu is None
-        assert found.level.startswith("none:")
+        assert found.unit is Unit.NONE
+        assert str(found.basis).startswith("none:")
         assert found.linear is not None
         assert found.linear > 0
 
@@ -245,7 +250,7 @@ def test_linear_is_what_constant_gradients_reach() -> None:
     """Gradient tracking on a path of six, twelve rounds: 14.57 was the largest over gradients that change sign."""
     made = protocol("tracking", path(6), 12, sigma=0.5, noise="message", alpha=0.1)
     case = Problem(made, (0.0,) * 6, Adversary(), 0, "")
-    found = case.price()
+    found = case.bound()
     assert found.linear == pytest.approx(case.respond((0.0,) * 6).mu(0, 0, Adversary()), rel=1e-5)
     assert found.node_mu is not None
     assert found.linear is not None
@@ -254,10 +259,10 @@ def test_linear_is_what_constant_gradients_reach() -> None:
 
 def test_a_view_of_nothing_tells_nothing_and_a_leak_stays_a_leak() -> None:
     far = protocol("dpsgd", path(6), 2, sigma=0.5, alpha=0.1)
-    (found,) = price(far, Adversary(hears=frozenset({(4, 5), (5, 4)})), [0])
+    (found,) = view_bounds(far, Adversary(hears=frozenset({(4, 5), (5, 4)})), [0])
     assert found.mu == found.epsilon == 0
     bare = protocol("dpsgd", STAR, 3, alpha=0.1)
-    (found,) = price(bare, Adversary(), [1])
+    (found,) = view_bounds(bare, Adversary(), [1])
     assert found.mu == found.epsilon == found.reached == math.inf
 
 
@@ -265,18 +270,19 @@ def test_the_single_node_reference_tells_nothing() -> None:
     made = protocol("single", make("ring", 3, torch.Generator()), 4)
     for who in (Adversary(), Adversary(corrupt=frozenset({0})), Adversary(corrupt=frozenset({1}))):
         for node in sorted({0, 1, 2} - who.corrupt):
-            (found,) = price(made, who, [node])
+            (found,) = view_bounds(made, who, [node])
             assert found.mu == 0
-            assert found.level.startswith("record:")
+            assert found.unit is Unit.RECORD
+            assert str(found.basis).startswith("record:")
 
 
 def test_a_node_that_the_schedule_leaves_out_has_mu_0() -> None:
     made = protocol("recal", make("ring", 6, torch.Generator()), 3, sigma=0.5)
     idle = sorted(set(range(6)) - set(made.public["active"].tolist()))
     assert idle
-    (found,) = price(made, Adversary(), idle[:1])
+    (found,) = view_bounds(made, Adversary(), idle[:1])
     assert (found.mu, found.gradients, found.refused) == (0.0, 0, "")
-    (one,) = entries(made, named([Adversary()], idle[:1], 6))
+    (one,) = compare(made, named([Adversary()], idle[:1], 6))
     assert one.verdict in (Verdict.NOT_REFUTED, Verdict.UNCLAIMED)
 
 
@@ -299,7 +305,7 @@ class Averaging:
 
 
 def test_data_that_enters_without_gradients_is_not_priced_as_nothing() -> None:
-    (found,) = price(
+    (found,) = view_bounds(
         Protocol(cast(Victim, Averaging()), make("ring", 3, torch.Generator()), 2, {}),
         Adversary(),
         [0],
@@ -312,7 +318,7 @@ def test_a_claim_about_records_is_not_settled_by_the_figure_of_the_node() -> Non
     """DP-Norm without a smoothness: neither verdict; with one, what the bound says."""
     made = protocol("dpnorm", make("ring", 4, torch.Generator()), 4, sigma=0.1, records=8)
     (plain,), (smooth,) = (
-        entries(made, named([Adversary()], [0], 4), smoothness=s) for s in (None, 0.5)
+        compare(made, named([Adversary()], [0], 4), smoothness=s) for s in (None, 0.5)
     )
     assert plain.verdict is Verdict.INCONCLUSIVE
     assert "give a smoothness" in plain.why
@@ -323,10 +329,10 @@ def test_a_claim_about_records_is_not_settled_by_the_figure_of_the_node() -> Non
 
 def test_a_smoothness_below_zero_is_refused() -> None:
     made = protocol("dpsgd", STAR, 3, sigma=0.5)
-    (found,) = price(made, Adversary(), [1], smoothness=-1.0)
+    (found,) = view_bounds(made, Adversary(), [1], smoothness=-1.0)
     assert found.mu is None
     with pytest.raises(LeakauditError):
-        next(price(made, Adversary(), [9]))
+        next(view_bounds(made, Adversary(), [9]))
 
 
 GATE = """

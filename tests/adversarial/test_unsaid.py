@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import leakaudit as la
-from leakaudit.accounting.pricing import price
+from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.cli import main
 from leakaudit.protocols import recording
 from leakaudit.protocols.declared import clipped, played
@@ -87,7 +87,7 @@ def test_a_run_killed_at_any_message_is_priced_for_all_that_it_sent(
         assert not trace.complete
         protocol = played(trace)
         assert protocol.rounds >= max(map(max, filter(None, sent)))
-        for node, found in enumerate(price(protocol, la.Adversary(), range(RING.nodes))):
+        for node, found in enumerate(view_bounds(protocol, la.Adversary(), range(RING.nodes))):
             paid = math.sqrt(len(sent[node])) * ALPHA / SIGMA
             assert found.mu is not None
             assert found.mu >= paid * (1 - 1e-9), (stop, node)
@@ -155,7 +155,7 @@ def test_a_victim_killed_after_any_round_is_priced_for_the_next_one(
         protocol = played(trace)
         assert protocol.rounds in ((last + 1,) if last < rounds else (rounds, rounds + 1))
         assert protocol.begun == (protocol.rounds > last)
-        next(iter(price(protocol, la.Adversary(), [0])))
+        next(iter(view_bounds(protocol, la.Adversary(), [0])))
         assert protocol.whole.round == protocol.rounds
         assert gaps.lost(trace) == ""
 

@@ -26,7 +26,7 @@ from leakaudit.gate import judge, record
 from leakaudit.gate.config import Budget, Check, Gate
 from leakaudit.gate.judge import Options
 from leakaudit.rendering import gallery
-from leakaudit.results import record_file
+from leakaudit.results import model, record_file
 from leakaudit.traces import trace_file
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
@@ -169,7 +169,8 @@ def gated() -> dict[str, Any]:
         attacks=("exact", "labels"),
     )
     budgets = (Budget("exact", 0.0), Budget("psnr", 300.0), Budget("gain", 300.0))
-    made = record.build(judge.run(Gate((check,), budgets, seeds=2, baseline=""), Options(), None))
+    judged = judge.run(Gate((check,), budgets, seeds=2, baseline=""), Options(), None)
+    made = model.plain(record.build(judged))
     assert made["gate"]["code"] == 1
     lint = next(r for r in made["gate"]["rules"] if r["kind"] == "lint")
     lint |= {

@@ -211,7 +211,11 @@ def test_init_writes_a_gate_that_passes_and_never_overwrites(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["init", "-q"]) == 0
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["leakage-baseline.json", "leakaudit.toml"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "leakage-baseline.json",
+        "leakaudit.schema.json",
+        "leakaudit.toml",
+    ]
     assert main(["config", "lint"]) == 0
     assert main(["check", "-q", "--strict"]) == 0
     assert baseline.read(tmp_path / "leakage-baseline.json").reason == "first baseline"

@@ -57,12 +57,19 @@ def test_several_runs_as_text_json_and_csv(capsys: pytest.CaptureFixture[str]) -
     assert [float(row["loss"]) for row in rows] == tree["sgd"]["loss"]
 
 
-def test_one_figure_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = tmp_path / "curves.png"
+@pytest.mark.parametrize(
+    ("name", "head"), [("c.png", b"\x89PNG"), ("c.SVG", b"<?xml"), ("c.pdf", b"%PDF-")]
+)
+def test_one_figure_for_all_in_the_format_of_its_suffix(
+    name: str, head: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / name
     assert main(["trace", "curves", "sgd.truth.pt", "norm.truth.pt", "-o", str(picture)]) == 0
     assert "written" in capsys.readouterr().err
-    with Image.open(picture) as page:
-        assert page.size[0] > 800
+    assert picture.read_bytes().startswith(head)
+    if name.endswith("png"):
+        with Image.open(picture) as page:
+            assert page.size[0] > 800
 
 
 @pytest.mark.parametrize(
@@ -71,7 +78,7 @@ def test_one_figure_for_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["plain.truth.pt"], "plain.truth.pt holds no curves; record with --curves"),
         (["sgd.truth.pt", "plain.pt"], "plain.truth.pt holds no curves; record with --curves"),
         (["nowhere.pt"], "nowhere.truth.pt"),
-        (["sgd.pt", "-o", "curves.jpg"], "ends in .png"),
+        (["sgd.pt", "-o", "curves.jpg"], "ends in .png, .svg or .pdf"),
         (["sgd.pt", "-f", "html"], "invalid choice"),
     ],
 )

@@ -83,7 +83,7 @@ def test_a_bound_is_that_of_the_command_line(
         found = la.bound(source)
         assert [one.to_json()["mu"] for one in found] == [one["mu"] for one in printed]
     (named,) = la.bound(SCENARIO, [la.Adversary.parse("node:1")], [0])
-    assert named.price.node == 0
+    assert named.bound.node == 0
     with pytest.raises(la.LeakauditError, match="--delta < 1"):
         la.bound(SCENARIO, delta=2.0)
 

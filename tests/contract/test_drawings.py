@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Tree
 
@@ -12,8 +13,10 @@ from records import RECORDS, Record
 from records import column as measured
 from records import finding as entry
 
-from leakaudit.rendering.html import curves, heat, svg, topology
+from leakaudit.rendering import html
+from leakaudit.rendering.html import curves, heat, topology
 from leakaudit.rendering.html.shades import STEPS, Scene, shaded, step
+from leakaudit.rendering.shown import Shown
 from leakaudit.results.model import AuditRecord, Finding, TraceSummary, fitted
 
 RING: Record = {"nodes": 5, "edges": 5, "links": [[k, (k + 1) % 5] for k in range(5)]}
@@ -113,92 +116,137 @@ def test_steps_follow_the_closest_record(psnr: float | None, wanted: int) -> Non
 
 def test_a_cell_shows_the_worst_of_the_leaks_that_span_it() -> None:
     found = scene(5, finding(2, 0, 3, 12.0), finding(2, 2, 3, 25.0), finding(7, 5, 5, 40.0))
-    drawing = heat.by_round(found)
-    said = [title.text for title in parts(drawing, "title")]
-    assert said == [
-        "node 2, round 0 to 1: 10 to 20 dB",
-        "node 2, round 2 to 3: 20 to 30 dB",
-        "node 2, round 4 to 5: not looked at",
-        "node 7, round 0 to 4: not looked at",
-        "node 7, round 5: 30 dB or more",
+    table = heat.by_round(found)
+    assert table is not None
+    assert table.heads == tuple((str(t), 1) for t in range(6))
+    assert [
+        [(cell.title, cell.shade, cell.columns) for cell in cells] for _, cells in table.rows
+    ] == [
+        [
+            ("node 2, round 0 to 1: 10 to 20 dB", "s2", 2),
+            ("node 2, round 2 to 3: 20 to 30 dB", "s3", 2),
+            ("node 2, round 4 to 5: not looked at", "blank", 2),
+        ],
+        [
+            ("node 7, round 0 to 4: not looked at", "blank", 5),
+            ("node 7, round 5: 30 dB or more", "s4", 1),
+        ],
     ]
-    assert len(parts(heat.by_adversary(found), "rect")) == 4
+    other = heat.by_adversary(found)
+    assert other is not None
+    assert sum(len(cells) for _, cells in other.rows) == 4
 
 
 def test_many_nodes_and_rounds_share_cells() -> None:
     found = [finding(n, 0, 9_999, 40.0 if n == 777 else 5.0) for n in range(1000)]
-    rows = parts(heat.by_round(scene(10_000, *found)), "rect")
-    assert len(rows) <= heat.ROWS
-    assert [
-        r.find("title") is not None and "30 dB" in str(r.find("title").text)  # type: ignore[union-attr]
-        for r in rows
-    ].count(True) == 1
+    table = heat.by_round(scene(10_000, *found))
+    assert table is not None
+    assert len(table.rows) <= heat.ROWS
+    assert table.columns <= heat.COLUMNS
+    assert sum(columns for _, columns in table.heads) == table.columns
+    assert all(sum(c.columns for c in cells) == table.columns for _, cells in table.rows)
+    strong = [cell for _, cells in table.rows for cell in cells if "30 dB" in cell.words]
+    assert len(strong) == 1
+
+
+def test_a_heat_map_is_a_table_that_says_what_its_shades_show() -> None:
+    shown = html.page(Shown.of(RECORDS["attack"]))
+    found = re.search(r'<table class="heat".*?</table>', shown, re.DOTALL)
+    assert found is not None
+    table = Tree.fromstring(re.sub("<colgroup>.*</colgroup>", "", found[0]))
+    body = table.find("tbody")
+    assert body is not None
+    for row in body:
+        name, *cells = row
+        assert name.get("scope") == "row"
+        for cell in cells:
+            words = "".join(cell.itertext())
+            assert (cell.get("title") or "").startswith(f"node {name.text}, round ")
+            assert (cell.get("title") or "").endswith(f": {words}")
+            assert words in (*STEPS, "not looked at")
+
+
+CURVES: list[Record] = [
+    {
+        "epsilon": e,
+        "adversary": "a",
+        "attack": "dlg",
+        "psnr": {"images": 1.0, "best": b, "median": b / 2, "mean": b / 4},
+    }
+    for e, b in ((1.0, 8.0), (10.0, 36.0), ("inf", 200.0))
+]
+
+
+def panels(*attacks: str) -> list[curves.Drawn]:
+    rows = [{**row, "attack": attack} for attack in attacks for row in CURVES]
+    audit = {**RECORDS["audit"]["audit"], "curves": rows, "verdicts": []}
+    ((who, found),) = curves.panels(fitted({**RECORDS["audit"], "audit": audit}, AuditRecord))
+    assert who == "a"
+    return found
 
 
 def test_every_point_lies_where_the_axis_says() -> None:
-    audit = {
-        **RECORDS["audit"]["audit"],
-        "curves": [
-            {
-                "epsilon": e,
-                "adversary": "a",
-                "attack": "dlg",
-                "psnr": {"images": 1.0, "best": b, "median": b / 2, "mean": b / 4},
-            }
-            for e, b in ((1.0, 8.0), (10.0, 36.0), ("inf", 200.0))
-        ],
-        "verdicts": [],
-    }
-    ((who, (panel,)),) = curves.panels(fitted({**RECORDS["audit"], "audit": audit}, AuditRecord))
-    assert who == "a"
-    best, median, _ = (
-        [tuple(map(float, p.split(","))) for p in line.get("points", "").split()]
-        for line in parts(panel.picture, "polyline")
-    )
-    ticks = {
-        float(t.text or ""): float(t.get("y", "0")) - 4
-        for t in parts(panel.picture, "text")
-        if t.get("text-anchor") == "end"
-    }
+    (panel,) = panels("dlg")
+    ticks, marks = {}, []
+    for text in parts(panel.picture, "text"):
+        if "text-anchor: end" in (text.get("style") or "") and text.text != "epsilon":
+            ticks[float(text.text or "")] = float(text.get("y", "0"))
+    for mark in parts(panel.picture, "use"):
+        title = mark.find("title")
+        if title is not None:
+            marks.append((float(mark.get("x", "0")), float(mark.get("y", "0")), title.text))
+    assert [text for *_, text in marks] == [
+        "dlg at epsilon 1: median 4, best 8, mean 2",
+        "dlg at epsilon 10: median 18, best 36, mean 9",
+        "dlg at epsilon inf: median 60, best 60, mean 50",
+    ]
     low, high = ticks[0.0], ticks[60.0]
-    for points, values in ((best, (8.0, 36.0, 60.0)), (median, (4.0, 18.0, 60.0))):
-        for (_, y), value in zip(points, values, strict=True):
-            assert y == pytest.approx(low + (high - low) * value / 60, abs=0.11)
-    assert [x for x, _ in best] == sorted(x for x, _ in best)
+    below = 3.3  # from the middle of a number to the line that it stands on
+    for (_, y, _), value in zip(marks, (4.0, 18.0, 60.0), strict=True):
+        assert y == pytest.approx(low + (high - low) * value / 60 - below, abs=0.5)
+    assert [x for x, *_ in marks] == sorted(x for x, *_ in marks)
     assert "dlg, best: 8, 36, 60" in str(panel.picture)
 
 
-@pytest.mark.parametrize(
-    ("values", "log", "wanted"),
-    [
-        ([0.0, 60.0], False, [0, 20, 40, 60]),
-        ([-0.02, 1.0], False, [-0.25, 0, 0.25, 0.5, 0.75, 1]),
-        ([60.0, 60.0], False, [0, 20, 40, 60]),
-        ([-3.0, -2.0], False, [-3, -2, -1, 0]),
-        ([0.0, 0.0], False, None),
-        ([3e-7, 2.0], True, [1e-7, 1e-5, 1e-3, 1e-1, 10]),
-    ],
-)
-def test_ticks_are_round_and_hold_all_values(
-    values: list[float], log: bool, wanted: list[float] | None
-) -> None:
-    found = curves._ticks(values, log)
-    assert found == sorted(set(found))
-    assert len(found) <= 7
-    if wanted is not None:
-        assert found == pytest.approx(wanted)
-    assert found[0] <= min(values)
-    assert found[-1] >= max(values)
+def test_pictures_of_a_page_share_no_ids_and_no_styles() -> None:
+    rows = [*CURVES, *({**row, "adversary": "b"} for row in CURVES)]
+    audit = {**RECORDS["audit"]["audit"], "curves": rows}
+    found: list[curves.Drawn] = []
+    for _, some in curves.panels(fitted({**RECORDS["audit"], "audit": audit}, AuditRecord)):
+        found += some
+    assert len(found) > 1
+    seen: set[str] = set()
+    for one in found:
+        tree = Tree.fromstring(one.picture)
+        ids = {e.get("id", "") for e in tree.iter() if e.get("id")}
+        assert not ids & seen
+        seen |= ids
+        referred = set(re.findall(r'(?:href="|url\()#([\w-]+)', one.picture))
+        assert referred == ids
+        assert not [e for e in tree.iter() if e.tag in ("style", "metadata", "script")]
+        assert tree.get("role") == "img"
+        assert tree.get("aria-label")
+
+
+def test_a_page_in_the_dark_replaces_every_colour_of_a_chart(project: Path) -> None:
+    style = (project / "leakaudit/rendering/html/style.css").read_text()
+    dark = style[style.index("prefers-color-scheme: dark") :].split("}")[0]
+    (panel,) = panels(*(f"attack{k}" for k in range(8)))
+    used = set(re.findall(r"var\((--[a-z0-9]+), #[0-9a-f]{6}\)", panel.picture))
+    assert len(used) == 10  # eight lines of which one is in the colour of the text, and two more
+    assert [name for name in used if f"{name}:" not in dark] == []
+    left = re.sub(r"var\([^)]*\)", "", panel.picture)
+    assert re.findall(r"(?:fill|stroke): (#\w+)", left) == []
 
 
 def test_text_in_a_drawing_is_escaped() -> None:
-    shown = svg.drawing(
-        10,
-        10,
-        [svg.text(1, 1, "<script>&\x00"), svg.circle(1, 1, 1, 'a" onload="x', "<b>")],
-        '"><script>',
-    )
-    tree = Tree.fromstring(shown)
-    assert [e.text for e in tree.iter("text")] == ["<script>&"]
-    assert tree.get("aria-label") == '"><script>'
-    assert not re.search(r"<script|<b>", shown)
+    hostile = '"><script>alert(1)</script>\x00\u202e $\\frac{'
+    for shown in (
+        topology.network(network(**RING), hostile, {}),
+        panels(hostile)[0].picture,
+    ):
+        assert shown is not None
+        tree = Tree.fromstring(shown)
+        assert '"><script>alert(1)</script> $\\frac{' in (tree.get("aria-label") or "")
+        assert not re.search(r"<script|\x00|\u202e", shown)
+    assert any("<script>" in (e.text or "") for e in tree.iter("text"))

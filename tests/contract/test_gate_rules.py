@@ -10,17 +10,31 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import UNSET
 
 from leakaudit.errors import LeakauditError
 from leakaudit.gate import baseline, files, judge, measures, record, rules
 from leakaudit.gate.baseline import Baseline, Block
-from leakaudit.gate.cells import Cell, Worst
+from leakaudit.gate.cells import Cell
 from leakaudit.gate.config import Acceptance, Budget, Check, Gate
 from leakaudit.gate.priced import Epsilon, Priced
-from leakaudit.gate.rule import Kind, Rule, Status
+from leakaudit.gate.rule import Rule
+from leakaudit.results.model import NodeBest, NotTried, RuleKind, RuleStatus
+from leakaudit.results.wording import untried
 from leakaudit.scoring.scoring import Score
 
-WORST = Worst(3, 2, 31.0, 0.02, False, 1.0, "gradient", 0, 5, "g = w")
+WORST = NodeBest(
+    seed=3,
+    node=2,
+    psnr=31.0,
+    relative_error=0.02,
+    exact=False,
+    labels=1.0,
+    kind="gradient",
+    first=0,
+    last=5,
+    formula="g = w",
+)
 
 
 def cell(seeds: int = 8, **samples: float | list[float]) -> Cell:
@@ -31,6 +45,7 @@ def cell(seeds: int = 8, **samples: float | list[float]) -> Cell:
 
 def base(of: Cell, digest: str | None = None, **samples: float) -> Baseline:
     block = Block(
+        of.check.name,
         digest or of.digest(),
         tuple(of.seeds),
         {m: (v,) * len(of.seeds) for m, v in samples.items()},
@@ -40,11 +55,11 @@ def base(of: Cell, digest: str | None = None, **samples: float) -> Baseline:
 
 def rule(
     kind: str = "budget",
-    status: Status = Status.OK,
+    status: RuleStatus = RuleStatus.OK,
     name: str = "ring/node:1/analytic",
     value: float = 1.0,
 ) -> Rule:
-    return Rule(Kind(kind), name, "psnr", status, "says", value, 0.5)
+    return Rule(RuleKind(kind), name, "psnr", status, "says", value, 0.5)
 
 
 @pytest.mark.parametrize("before", ["default", "error"])
@@ -115,7 +130,7 @@ def test_aggregates_of_twenty_samples() -> None:
 
 def test_the_message_of_a_budget_says_what_leaked_from_whom_to_whom() -> None:
     (found,) = rules.budgets(cell(psnr=30.0), [Budget("psnr", 25.0)])
-    assert (found.status, found.value, found.limit) == (Status.OVER, 30.0, 25.0)
+    assert (found.status, found.value, found.limit) == (RuleStatus.OVER, 30.0, 25.0)
     assert found.says == (
         "worst psnr 30.0 dB, at most 25.0 dB: nodes:1 reconstructs the training input of node 2 with relative error 0.02 (31.0 dB PSNR), "
         "by analytic from the gradients of rounds 0 to 5 (seed 3)"
@@ -128,27 +143,27 @@ def test_the_last_budget_that_fits_holds() -> None:
         Budget("psnr", 50.0, cells="ring/*"),
         Budget("psnr", 1.0, cells="other/*"),
     ]
-    assert [r.status for r in rules.budgets(cell(psnr=30.0), budgets)] == [Status.OK]
+    assert [r.status for r in rules.budgets(cell(psnr=30.0), budgets)] == [RuleStatus.OK]
     assert [
         r.status
         for r in rules.budgets(cell(psnr=30.0), [*budgets, Budget("psnr", 1.0, level="warn")])
-    ] == [Status.WARNING]
+    ] == [RuleStatus.WARNING]
     assert rules.budgets(cell(psnr=30.0), [*budgets, Budget("psnr", 1.0, level="off")]) == []
 
 
 def test_a_budget_at_its_limit_holds_and_the_aggregate_decides() -> None:
     one = cell(exact=[0.0] * 7 + [1.0])
-    assert rules.budgets(one, [Budget("exact", 1.0)])[0].status is Status.OK
-    assert rules.budgets(one, [Budget("exact", 0.5)])[0].status is Status.OVER
-    assert rules.budgets(one, [Budget("exact", 0.5, aggregate="mean")])[0].status is Status.OK
+    assert rules.budgets(one, [Budget("exact", 1.0)])[0].status is RuleStatus.OK
+    assert rules.budgets(one, [Budget("exact", 0.5)])[0].status is RuleStatus.OVER
+    assert rules.budgets(one, [Budget("exact", 0.5, aggregate="mean")])[0].status is RuleStatus.OK
 
 
 def test_a_budget_that_cannot_be_judged_is_no_pass() -> None:
     (found,) = rules.budgets(cell(gain=0.0), [Budget("psnr", 25.0)])
-    assert found.status is Status.VOID
+    assert found.status is RuleStatus.VOID
     assert rules.code([found], True, False) == 3
     (found,) = rules.budgets(cell(gain=0.0), [Budget("epsilon", 8.0)], None)
-    assert found.status is Status.VOID
+    assert found.status is RuleStatus.VOID
 
 
 def test_epsilon_has_a_budget_too() -> None:
@@ -156,18 +171,21 @@ def test_epsilon_has_a_budget_too() -> None:
         rules.budgets(cell(), [Budget("epsilon", 8.0)], Priced(Epsilon(e, 3)))[0].status
         for e in (7.9, 8.1, float("inf"))
     ] == [
-        Status.OK,
-        Status.OVER,
-        Status.OVER,
+        RuleStatus.OK,
+        RuleStatus.OVER,
+        RuleStatus.OVER,
     ]
 
 
 def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
     gate = Gate((Check("main", "m:f", adversaries=("eavesdropper", "node:1"), nodes=(5, 6)),))
-    named = [(one.says, one.nodes) for one in record.not_tried(gate) if one.nodes]
-    assert named == [
-        ("other adversaries than eavesdropper, node:1", (1,)),
-        ("check main: other nodes than 5, 6", (5, 6)),
+    assert [one for one in record.not_tried(gate) if one.attack is UNSET] == [
+        NotTried(check="", adversaries=("eavesdropper", "node:1")),
+        NotTried(check="main", nodes=(5, 6)),
+    ]
+    assert [untried(one) for one in record.not_tried(gate)][-2:] == [
+        "other adversaries than eavesdropper, node:1",
+        "check main: other nodes than 5, 6",
     ]
     over, within = (rules.budgets(cell(psnr=30.0), [Budget("psnr", most)]) for most in (25.0, 35.0))
     assert (over[0].nodes, within[0].nodes) == ((1, 2), ())
@@ -183,22 +201,35 @@ def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
 # --- growth -----------------------------------------------------------------------------------------------------------
 
 
-def statuses(of: Cell, against: Baseline, **gate: Any) -> list[Status]:
+def statuses(of: Cell, against: Baseline, **gate: Any) -> list[RuleStatus]:
     return [r.status for r in rules.growth([of], against, Gate(compare=("gain",), **gate))]
 
 
 def test_growth_beyond_the_tolerance_is_a_regression_and_less_is_none() -> None:
     one = cell(gain=5.0)
-    assert statuses(one, base(one, gain=3.0)) == [Status.REGRESSION]
-    assert statuses(one, base(one, gain=4.0)) == [Status.OK]  # the tolerance is 1 dB
-    assert statuses(one, base(one, gain=3.0), tolerance={"gain": 2.5}) == [Status.OK]
-    assert statuses(one, base(one, gain=9.0)) == [Status.OK]
+    assert statuses(one, base(one, gain=3.0)) == [RuleStatus.REGRESSION]
+    assert statuses(one, base(one, gain=4.0)) == [RuleStatus.OK]  # the tolerance is 1 dB
+    assert statuses(one, base(one, gain=3.0), tolerance={"gain": 2.5}) == [RuleStatus.OK]
+    assert statuses(one, base(one, gain=9.0)) == [RuleStatus.OK]
+
+
+@pytest.mark.parametrize("gain", [1.2345649, 31.415949, 123.45649])
+def test_a_tolerance_of_zero_raises_no_alarm_for_the_rounding_of_the_baseline(gain: float) -> None:
+    """Each sample is stored smaller than it is, by almost half a unit of its sixth digit."""
+    one = cell(gain=gain)
+    stored = baseline.block("ring", one.digest(), one.seeds, one.samples)
+    assert stored.samples["gain"][0] < gain
+    same = Baseline({one.name: stored})
+    assert statuses(one, same, tolerance={"gain": 0}) == [RuleStatus.OK]
+    unit = 10 ** (len(str(int(gain))) - 6)  # of the last digit that is stored
+    grown = cell(gain=gain + 2 * unit)
+    assert statuses(grown, same, tolerance={"gain": 0}) == [RuleStatus.REGRESSION]
 
 
 def test_too_few_seeds_are_inconclusive_and_say_how_many_would_do() -> None:
     few = cell(seeds=4, gain=5.0)
     (found,) = rules.growth([few], base(few, gain=0.0), Gate(compare=("gain",)))
-    assert found.status is Status.INCONCLUSIVE
+    assert found.status is RuleStatus.INCONCLUSIVE
     assert "1 comparisons at alpha 0.01 need seeds >= 7" in found.says
     assert (rules.code([found], True, False), rules.code([found], True, True)) == (0, 3)
 
@@ -209,22 +240,25 @@ def test_all_comparisons_share_alpha() -> None:
     against = base(one, gain=0.0, psnr=0.0, exact=0.0, labels=0.0)
     alone = rules.growth([one], against, Gate(compare=("gain",)))
     both = rules.growth([one], against, Gate(compare=("gain", "psnr", "exact", "labels")))
-    assert [r.status for r in alone] == [Status.REGRESSION]
+    assert [r.status for r in alone] == [RuleStatus.REGRESSION]
     assert [r.status for r in both] == [
-        Status.INCONCLUSIVE,
-        Status.INCONCLUSIVE,
-        Status.OK,
-        Status.OK,
+        RuleStatus.INCONCLUSIVE,
+        RuleStatus.INCONCLUSIVE,
+        RuleStatus.OK,
+        RuleStatus.OK,
     ]
 
 
 def test_other_seeds_are_compared_as_independent_samples() -> None:
     one = cell(gain=[5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5])
     other = Block(
-        one.digest(), tuple(range(100, 108)), {"gain": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)}
+        "ring",
+        one.digest(),
+        tuple(range(100, 108)),
+        {"gain": (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5)},
     )
     (found,) = rules.growth([one], Baseline({one.name: other}), Gate(compare=("gain",)))
-    assert found.status is Status.REGRESSION
+    assert found.status is RuleStatus.REGRESSION
     assert "8 new seeds against 8" in found.says
 
 
@@ -232,7 +266,7 @@ def test_another_way_of_measuring_is_never_compared() -> None:
     one = cell(gain=0.0)
     for against in (base(one, digest="0" * 64, gain=0.0), Baseline(), base(one, psnr=0.0)):
         found = rules.growth([one], against, Gate(compare=("gain",)))
-        assert [r.status for r in found] == [Status.NOT_COMPARABLE]
+        assert [r.status for r in found] == [RuleStatus.NOT_COMPARABLE]
         assert "leakaudit baseline update --reason TEXT" in found[0].says
         assert rules.code(found, True, False) == 3
 
@@ -269,39 +303,42 @@ def acceptance(**changes: Any) -> Acceptance:
 
 
 def test_an_acceptance_holds_until_its_date_and_up_to_its_value() -> None:
-    found = [rule(status=Status.OVER, value=1.0)]
+    found = [rule(status=RuleStatus.OVER, value=1.0)]
     last, next_day = date(2030, 6, 30), date(2030, 7, 1)
     out, state = rules.accept(found, [acceptance()], last)
-    assert (out[0].status, out[0].accepted, state) == (Status.ACCEPTED, "a", {"a": "used"})
+    assert (out[0].status, out[0].accepted, state) == (RuleStatus.ACCEPTED, "a", {"a": "used"})
     assert rules.code(out, True, True) == 0
     out, state = rules.accept(found, [acceptance()], next_day)
-    assert (out[0].status, state) == (Status.OVER, {"a": "expired"})
+    assert (out[0].status, state) == (RuleStatus.OVER, {"a": "expired"})
     assert "acceptance a of me expired on 2030-06-30" in out[0].says
     for other in (acceptance(most=0.9), acceptance(cells="other/*"), acceptance(measure="exact")):
         out, state = rules.accept(found, [other], last)
-        assert (out[0].status, state) == (Status.OVER, {"a": "unused"})
+        assert (out[0].status, state) == (RuleStatus.OVER, {"a": "unused"})
 
 
 def test_controls_cannot_be_accepted() -> None:
     out, _ = rules.accept(
-        [rule("positive", Status.VOID)], [acceptance(cells="*")], date(2030, 1, 1)
+        [rule("positive", RuleStatus.VOID)], [acceptance(cells="*")], date(2030, 1, 1)
     )
-    assert out[0].status is Status.VOID
+    assert out[0].status is RuleStatus.VOID
 
 
 @pytest.mark.parametrize(
     ("found", "complete", "code"),
     [
         ([rule()], True, 0),
-        ([rule(status=Status.WARNING)], True, 0),
+        ([rule(status=RuleStatus.WARNING)], True, 0),
         ([rule()], False, 3),
-        ([rule("positive", Status.VOID)], True, 3),
-        ([rule(status=Status.OVER)], True, 1),
-        ([rule("baseline", Status.REGRESSION)], False, 1),
-        ([rule(status=Status.OVER), rule("positive", Status.VOID)], True, 3),
-        ([rule(status=Status.OVER), rule("negative", Status.VOID)], True, 3),
+        ([rule("positive", RuleStatus.VOID)], True, 3),
+        ([rule(status=RuleStatus.OVER)], True, 1),
+        ([rule("baseline", RuleStatus.REGRESSION)], False, 1),
+        ([rule(status=RuleStatus.OVER), rule("positive", RuleStatus.VOID)], True, 3),
+        ([rule(status=RuleStatus.OVER), rule("negative", RuleStatus.VOID)], True, 3),
         (
-            [rule(status=Status.OVER), rule("positive", Status.VOID, name="ring/node:1/other")],
+            [
+                rule(status=RuleStatus.OVER),
+                rule("positive", RuleStatus.VOID, name="ring/node:1/other"),
+            ],
             True,
             1,
         ),
@@ -315,7 +352,7 @@ def test_exit_codes(found: list[Rule], complete: bool, code: int) -> None:
 
 
 def example(**changes: Any) -> Baseline:
-    block = Block("ab" * 32, (0, 1), {"psnr": (1.5, 2.0), "exact": (0.0, 1.0)})
+    block = Block("ring", "ab" * 32, (0, 1), {"psnr": (1.5, 2.0), "exact": (0.0, 1.0)})
     return Baseline(
         {"ring/eavesdropper/exact": block, **changes},
         "first",
@@ -357,15 +394,33 @@ def test_a_damaged_baseline_is_refused(tmp_path: Path, old: str, new: str, messa
         baseline.read(tmp_path / "b.json")
 
 
+def test_a_run_replaces_the_cells_of_its_checks_and_knows_which_are_stale(tmp_path: Path) -> None:
+    block = example().cells["ring/eavesdropper/exact"]
+    names = ("ring/node:1/exact", "ring-2/eavesdropper/exact", "wide/eavesdropper/exact")
+    example(**dict.fromkeys(names, block)).write(tmp_path / "b.json")
+    old = baseline.read(tmp_path / "b.json")
+    assert {name: cell.check for name, cell in old.cells.items()} == {
+        "ring/eavesdropper/exact": "ring",
+        "ring/node:1/exact": "ring",
+        "ring-2/eavesdropper/exact": "ring-2",
+        "wide/eavesdropper/exact": "wide",
+    }
+    gate = Gate((Check("ring", "m:f", attacks=("exact",)),))
+    judged = judge.Judged(gate, judge.Options())
+    judge.conclude(judged, old)
+    assert judged.stale == ["ring/node:1/exact"]
+    assert set(judge.update(judged, old, "why").cells) == set(names[1:])
+
+
 def test_a_baseline_of_many_cells_is_known_as_one(tmp_path: Path) -> None:
-    block = Block("ab" * 32, (0, 1), {"psnr": (1.5, 2.0)})
+    block = Block("ring", "ab" * 32, (0, 1), {"psnr": (1.5, 2.0)})
     large = example(**{f"ring/node:{node}/exact": block for node in range(200)})
     large.write(tmp_path / "b.json")
     assert files.from_results(tmp_path / "b.json") == large
 
 
 def test_a_baseline_changes_for_a_reason_and_keeps_other_cells() -> None:
-    new = {"ring/eavesdropper/labels": Block("cd" * 32, (0,), {"labels": (0.5,)})}
+    new = {"ring/eavesdropper/labels": Block("ring", "cd" * 32, (0,), {"labels": (0.5,)})}
     with pytest.raises(LeakauditError, match="--reason TEXT"):
         example().merged(new, "  ", {})
     merged = example().merged(new, "labels too", {"torch": "3"})
@@ -374,14 +429,14 @@ def test_a_baseline_changes_for_a_reason_and_keeps_other_cells() -> None:
 
 
 def test_a_difference_names_what_changed() -> None:
-    more = Block("ab" * 32, (0, 1), {"psnr": (2.5, 3.0), "exact": (0.0, 1.0)})
+    more = Block("ring", "ab" * 32, (0, 1), {"psnr": (2.5, 3.0), "exact": (0.0, 1.0)})
     assert baseline.difference(example(), example()) == ""
     assert baseline.difference(example(), example(**{"ring/eavesdropper/exact": more})) == (
         "~ ring/eavesdropper/exact psnr: 1.8 dB -> 2.8 dB\n"
     )
     assert baseline.difference(example(), Baseline()) == "- ring/eavesdropper/exact\n"
     assert baseline.difference(Baseline(), example()) == "+ ring/eavesdropper/exact\n"
-    other = Block("cd" * 32, more.seeds, more.samples)
+    other = Block("ring", "cd" * 32, more.seeds, more.samples)
     assert "not comparable" in baseline.difference(
         example(), Baseline({"ring/eavesdropper/exact": other})
     )

@@ -440,7 +440,24 @@ FORMS: dict[str, tuple[Callable[[Tree], object], str]] = {
     "a protocol with a line break": (lambda t: edit(t, protocol="a\nb"), "protocol"),
     "a protocol that is a number": (lambda t: edit(t, protocol=1), "protocol"),
     "parameters that are a list": (lambda t: edit(t, params=[1]), "params"),
+    "parameters that are not finite": (
+        lambda t: edit(t, params={"a": [float("nan")]}),
+        "params.a: expected a JSON value, got [nan]",
+    ),
+    "a mean beyond all numbers": (
+        lambda t: t.__setitem__("meta", t["meta"].replace('"mean": [0.0]', '"mean": [1e999]')),
+        "task.mean[0]: expected a finite number, got inf",
+    ),
+    "parameters in a deep tree": (
+        lambda t: t.__setitem__(
+            "meta", t["meta"].replace('"params": {}', '"params": {"a": ' + "[" * 5000 + "]" * 5000)
+        ),
+        "description 'meta'",
+    ),
+    "a key that is half a character": (lambda t: edit(t, **{"\ud800": 1}), "in its description"),
+    "a node that is true": (lambda t: edit(t, nodes=True), "nodes: expected a whole number"),
     "a node in halves": (lambda t: edit(t, nodes=1.5), "nodes"),
+    "a whole number with a point": (lambda t: edit(t, nodes=2.0), "nodes: expected a whole number"),
     "no nodes": (lambda t: edit(t, nodes=0), "0 nodes"),
     "too many nodes": (lambda t: edit(t, nodes=10**12), "nodes"),
     "columns outside": (lambda t: edit(t, columns=[0, 5]), "columns"),
@@ -548,6 +565,18 @@ def test_a_truth_with_unsound_content(name: str, tmp_path: Path) -> None:
     change(tree)
     torch.save(tree, tmp_path / "trace.pt")
     assert match in refused(tmp_path / "trace.pt", load_truth)
+
+
+def test_what_a_later_version_adds_is_not_read_and_odd_text_is_kept(tmp_path: Path) -> None:
+    """A folder's name in the command line may hold bytes that are no UTF-8: half a surrogate pair in JSON."""
+    record(tmp_path / "sound.pt")
+    tree = torch.load(tmp_path / "sound.pt", weights_only=True)
+    task = json.loads(tree["meta"])["task"]
+    edit(tree, later={"a": 1}, task={**task, "later": 2}, provenance={"command": "\udcff"})
+    torch.save(tree, tmp_path / "trace.pt")
+    read, sound = load(tmp_path / "trace.pt"), load(tmp_path / "sound.pt")
+    assert read.provenance == {"command": "\udcff"}
+    assert (read.task, read.layout, read.graph) == (sound.task, sound.layout, sound.graph)
 
 
 @given(st.data())

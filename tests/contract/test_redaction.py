@@ -71,6 +71,40 @@ def test_redaction_renames_the_nodes_of_a_gate() -> None:
     assert out["summary"].startswith(f"Leak: {out['gate']['rules'][0]['cell']}: over the budget: ")
 
 
+def test_redaction_renames_the_nodes_that_a_gates_rules_and_omissions_name() -> None:
+    of = RECORDS["gate"]
+    rules = [{**rule, "nodes": [3, 5]} for rule in of["gate"]["rules"]]
+    omitted = [
+        {"check": "", "attack": "dlg"},
+        {"check": "", "attack": "of a plug-in"},
+        {"check": "", "adversaries": ["eavesdropper", "node:3"]},
+        {"check": "main", "nodes": [5, 6]},
+        {"check": "main", "gradients": 4},
+    ]
+    of = {**of, "gate": {**of["gate"], "rules": rules, "not_tried": omitted}}
+    out = next(
+        o
+        for o in (redacted(of, key) for key in "abcdefgh")
+        if o["gate"]["cells"][0]["worst"]["node"] not in (5, 6)
+    )
+    of_five = out["gate"]["cells"][0]["worst"]["node"]
+    of_three = int(out["gate"]["cells"][0]["adversary"].split(":")[1])
+    assert {tuple(rule["nodes"]) for rule in out["gate"]["rules"]} == {
+        tuple(sorted((of_three, of_five)))
+    }
+    attack, foreign, adversaries, nodes, _ = out["gate"]["not_tried"]
+    assert (attack, foreign["attack"]) == ({"check": "", "attack": "dlg"}, "redacted")
+    assert adversaries["adversaries"] == ["eavesdropper", f"nodes:{of_three}"]
+    assert of_five in nodes["nodes"]
+    assert out["not_tried"] == [
+        "attack dlg",
+        "attack redacted",
+        f"other adversaries than eavesdropper, nodes:{of_three}",
+        f"check main: other nodes than {nodes['nodes'][0]}, {nodes['nodes'][1]}",
+        "check main: more than 4 gradients",
+    ]
+
+
 def test_redaction_renumbers_the_network_of_every_check() -> None:
     networks = redacted(gate_of_two_checks(), "secret")["gate"]["networks"]
     assert {name: len(n["links"]) for name, n in networks.items()} == {"main": 7, "wide": 11}
@@ -218,8 +252,14 @@ def test_of_what_is_planted_in_every_field_nothing_stays(name: str) -> None:
         secret["gate"]["rules"][0]["accepted"] = PLANTED
         secret["gate"]["stale"] = [f"main/node:{FIRST}/exact"]
         secret["gate"]["acceptances"] = {PLANTED: "used"}
+        secret["gate"]["not_tried"] = [
+            {"check": "", "attack": PLANTED},
+            {"check": "", "adversaries": [f"node:{FIRST}", PLANTED]},
+            {"check": "ring", "nodes": [FIRST, FIRST + 1]},
+        ]
         for rule in secret["gate"]["rules"]:
             rule["says"] = PLANTED
+            rule["nodes"] = [FIRST, FIRST + 2]
         secret["location"] = "/home/PLANTED/leakaudit.toml"
     if "files" in secret:
         secret["files"] = {"PLANTED.npz": "0" * 64}

@@ -376,6 +376,8 @@ def test_claims_and_noise_rest_on_the_records_that_the_nodes_hold(name: str) -> 
         assert claim.source
         assert claim.promise
         assert claim.epsilon is None or (claim.epsilon > 0 and claim.adjacency)
+        assert claim.epsilon is None or claim.neighbours is not None
+        assert claim.gradient_norm is None or str(claim.gradient_norm) in claim.assumes
 
 
 @pytest.mark.parametrize("name", VICTIMS)

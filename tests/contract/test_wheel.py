@@ -45,6 +45,7 @@ def test_every_module_is_in_it_and_nothing_beside_the_package(project: Path, whe
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = {
         "leakaudit/py.typed",
+        "leakaudit/gate/schema.json",
         "leakaudit/rendering/html/page.html.j2",
         "leakaudit/rendering/html/style.css",
         "leakaudit/results/schema.json",

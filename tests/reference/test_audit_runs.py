@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from leakaudit import registry
-from leakaudit.accounting.pricing import price
+from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.auditing import canary
 from leakaudit.auditing.evidence import Canary, Successes
@@ -105,7 +105,7 @@ def test_the_exact_view_has_the_epsilon_that_was_asked_for(
     ):
         made, worst = declared(level.ready), 0.0
         for who in (Adversary(), Adversary.parse("node:1")):
-            found = price(made, who, [0, 2], 1.5, 1e-4)
+            found = view_bounds(made, who, [0, 2], 1.5, 1e-4)
             worst = max(
                 worst,
                 *(
@@ -142,7 +142,7 @@ def test_the_papers_formula_says_the_epsilon_that_was_asked_for(
 def test_no_noise_is_no_noise_and_no_epsilon_keeps_the_constants() -> None:
     (free,) = levels(plan(epsilon=(math.inf,)))
     assert free.ready.scenario.set["sigma"] == 0
-    assert {v.price.mu for v in free.views} == {math.inf}
+    assert {v.bound.mu for v in free.views} == {math.inf}
     (kept,) = levels(plan())
     assert kept.epsilon is None
     assert kept.ready.scenario.set == CLIPPED

@@ -13,7 +13,7 @@ from leakaudit import progress
 from leakaudit.cli import main
 from leakaudit.errors import LeakauditError
 from leakaudit.papers import PAPERS, ROWS, judge, select
-from leakaudit.papers.row import Finding, Judged
+from leakaudit.papers.row import JudgedClaim, Judgement
 from leakaudit.verdict import Verdict, against
 
 REFUTED, STANDS, UNCLAIMED = Verdict.REFUTED, Verdict.NOT_REFUTED, Verdict.UNCLAIMED
@@ -21,7 +21,7 @@ UNSUPPORTED, INCONCLUSIVE = Verdict.UNSUPPORTED, Verdict.INCONCLUSIVE
 
 
 @lru_cache
-def judged(number: int) -> Judged:
+def judged(number: int) -> Any:
     (found,) = judge(select(numbers=[number]))
     return found
 
@@ -52,7 +52,7 @@ def test_every_claim_has_a_row_a_paper_and_a_command_that_repeats_it() -> None:
 
 def test_the_verdict_of_a_row_is_that_of_the_claim_as_published() -> None:
     row = ROWS[0]
-    found = Judged(row, (Finding("a", REFUTED, "x"), Finding("b", STANDS, "y")), 0.5)
+    found = JudgedClaim(row, (Judgement("a", REFUTED, "x"), Judgement("b", STANDS, "y")), 0.5)
     assert found.verdict is REFUTED
     assert found.to_json()["verdict"] == "REFUTED"
     assert Verdict.NOT_REFUTED.words == "NOT REFUTED"

@@ -6,16 +6,19 @@ import csv
 import io
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from PIL import Image, ImageColor
 
 import leakaudit as la
 from leakaudit.protocols import recording, training_curves
 from leakaudit.protocols.scenario import Scenario
-from leakaudit.rendering import line_plot
+from leakaudit.rendering import plots, training_chart
 from leakaudit.trace import Truth
 
 CHOSEN = Scenario(
@@ -131,28 +134,12 @@ def test_tables_hold_every_number(truth: Truth) -> None:
     ],
 )
 def test_a_logarithmic_panel_is_one_that_needs_it(values: list[float], log: bool) -> None:
-    assert line_plot.logarithmic(values) is log
+    assert plots.logarithmic(values) is log
 
 
-def test_axes_put_round_numbers_where_they_belong() -> None:
-    linear = line_plot.Axis.of([0.0, 2000.0])
-    assert [(round(at, 9), text) for at, text in linear.ticks()] == [
-        (k / 4, f"{500 * k}") for k in range(5)
-    ]
-    log = line_plot.Axis.of([1e-12, 1.0], log=True)
-    assert [text for _, text in log.ticks()] == ["1e-10", "1e-5", "1e0"]
-    assert [at for at, _ in log.ticks()] == pytest.approx([2 / 12, 7 / 12, 1.0])
-    assert log.place(1e-6) == pytest.approx(0.5)
-    alone = line_plot.Axis.of([0.3])
-    assert alone.place(0.3) == pytest.approx(0.5)
-    assert line_plot.Axis.of([1e-4], log=True).place(1e-4) == pytest.approx(0.5)
-
-
-def _at(page: Image.Image, colour: str) -> set[tuple[int, int]]:
-    """Pixels that are nearly of a colour."""
-    pixels = np.asarray(page).astype(int)
-    near = np.abs(pixels - np.array(ImageColor.getrgb(colour))).sum(2) < 40
-    return {(int(x), int(y)) for y, x in np.argwhere(near)}
+def _drawn(figure: Figure) -> list[list[Line2D]]:
+    """The lines of each panel."""
+    return [[line for line in place.lines if line.get_gid()] for place in figure.axes]
 
 
 def test_a_line_goes_where_its_values_are() -> None:
@@ -162,27 +149,40 @@ def test_a_line_goes_where_its_values_are() -> None:
         "a": {"loss": 100 + t, "consensus": 10.0 ** (-t / 10)},
         "b": {"loss": 200 - t[:51], "consensus": 10.0 ** (-t / 20)},
     }
-    page = line_plot.chart(runs)
-    head = line_plot.MARGIN + line_plot.LINE
-    for panel, slope in ((0, -1.0), (1, 1.0)):
-        left, top = (
-            panel * (line_plot.LEFT + line_plot.WIDE + line_plot.RIGHT) + line_plot.LEFT,
-            head + line_plot.TOP,
-        )
-        inside = [
-            (x - left, y - top)
-            for x, y in _at(page, line_plot.COLOURS[0])
-            if left + 5 < x < left + line_plot.WIDE - 5 and y > top
-        ]
-        assert len(inside) > 40
-        middle = line_plot.HIGH * (0.5 + slope * (np.array(inside)[:, 0] / line_plot.WIDE - 0.5))
-        assert np.abs(np.array(inside)[:, 1] - middle).max() < 4
-    second = [
-        x - line_plot.LEFT
-        for x, y in _at(page, line_plot.COLOURS[1])
-        if y > head + line_plot.TOP and x < line_plot.LEFT + line_plot.WIDE
-    ]
-    assert max(second) == pytest.approx(line_plot.WIDE / 2, abs=3)
+    figure = training_chart.chart(runs)
+    loss, consensus = figure.axes
+    assert [place.get_title(loc="left") for place in figure.axes] == ["loss", "consensus error"]
+    assert (loss.get_yscale(), consensus.get_yscale()) == ("linear", "log")
+    for place, name in ((loss, "loss"), (consensus, "consensus")):
+        for line, run in zip(_drawn(figure)[place is consensus], runs.values(), strict=True):
+            xs, ys = line.get_data()
+            assert list(xs) == list(range(len(run[name])))
+            assert np.asarray(ys).tolist() == run[name].tolist()
+        low, high = place.get_ylim()
+        assert low <= min(float(run[name].min()) for run in runs.values())
+        assert high >= max(float(run[name].max()) for run in runs.values())
+        first, last = place.get_xlim()
+        assert first <= 0
+        assert last >= 100
+    assert consensus.get_ylim() == (1e-10, 1.0)
+    labels = [(at, consensus.yaxis.get_major_formatter()(at)) for at in consensus.get_yticks()]
+    assert labels == [(10.0**k, f"1e{k}") for k in range(-10, 1, 2)]
+
+
+def test_the_picture_shows_the_lines(tmp_path: Path) -> None:
+    """Pixels of a line's colour lie on the straight line between its ends."""
+    t = torch.arange(101, dtype=torch.float64)
+    plots.save(training_chart.chart({"a": {"loss": 100 + t}}), tmp_path / "a.png")
+    pixels = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
+    near = np.abs(pixels - np.array(ImageColor.getrgb(plots.COLOURS[0]))).sum(2) < 40
+    below = near.copy()
+    below[:80] = False  # without the sample in the legend
+    ys, xs = np.nonzero(below)
+    assert len(xs) > 1000
+    left, right = ys[xs == xs.min()].mean(), ys[xs == xs.max()].mean()
+    wanted = left + (right - left) * (xs - xs.min()) / (xs.max() - xs.min())
+    assert left > right + 200
+    assert np.abs(ys - wanted).max() < 8  # half a marker
 
 
 def test_gaps_and_single_points_are_drawn() -> None:
@@ -192,8 +192,16 @@ def test_gaps_and_single_points_are_drawn() -> None:
         "norm_w": torch.tensor([nan, nan]),
         "mse": torch.tensor([1.0, 0.0, 1e-9]),
     }
-    page = line_plot.chart({"one": broken})
-    assert page.size[0] > 2 * line_plot.WIDE
-    assert _at(page, line_plot.COLOURS[0])
+    figure = training_chart.chart({"one": broken})
+    loss, norm, mse, *_ = figure.axes
+    (line,) = _drawn(figure)[0]
+    assert np.isnan(np.asarray(line.get_ydata())).tolist() == [True, False, False, True, False]
+    marked = line.get_markevery()
+    assert isinstance(marked, list)
+    assert 4 in marked
+    assert [text.get_text() for text in norm.texts] == ["no finite value"]
+    assert not norm.axison
+    assert mse.get_title(loc="right") == "zeros are left out"
+    assert loss.get_title(loc="right") == ""
     with pytest.raises(la.LeakauditError, match="at most 8 runs"):
-        line_plot.chart({str(k): broken for k in range(9)})
+        training_chart.chart({str(k): broken for k in range(9)})

@@ -150,15 +150,15 @@ def test_absolute_gradients_are_taken_from_running_sums() -> None:
     _, trace, _ = run(rounds=40, z0=0.0)
     heard = Deduction(trace, la.Adversary())
     found = heard.of(0, 64)
-    quietest = gradient_values.quietest(heard, found.knowledge, found.rows)
-    weights, running = _on_sums(quietest.vectors, quietest.weights)
+    estimated = gradient_values.minimum_variance(heard, found.knowledge, found.rows)
+    weights, running = _on_sums(estimated.vectors, estimated.weights)
     assert running
-    assert np.count_nonzero(weights) < np.count_nonzero(quietest.weights) / 4
+    assert np.count_nonzero(weights) < np.count_nonzero(estimated.weights) / 4
     plain = sum(
         float(w) * heard.fetch(v).double()
-        for w, v in zip(quietest.weights[-1], quietest.vectors, strict=True)
+        for w, v in zip(estimated.weights[-1], estimated.vectors, strict=True)
     )
-    torch.testing.assert_close(quietest.apply(heard.fetch)[-1], plain, rtol=0, atol=1e-11)
+    torch.testing.assert_close(estimated.apply(heard.fetch)[-1], plain, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

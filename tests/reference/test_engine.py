@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 from leakaudit import registry
 from leakaudit.inversion import attacking
 from leakaudit.inversion.search import batched_search, evaluate, objectives
-from leakaudit.inversion.search.batched_search import FORMATS, Schedule
+from leakaudit.inversion.search.batched_search import FORMATS, SearchSchedule
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.lbfgs import Memory
 from leakaudit.inversion.search.line_search import FALL, FLATTER, Brackets
@@ -118,7 +118,9 @@ def bananas(k: int, goal: float = 1e-20) -> tuple[Problems, tuple[Tensor, ...]]:
 def test_every_search_finds_its_own_minimum_and_ends_by_itself(k: int) -> None:
     problems, start = bananas(k)
     found = dict(
-        batched_search.search(problems, start, Schedule(20, formats=FORMATS["float64"]), "test")
+        batched_search.search(
+            problems, start, SearchSchedule(20, formats=FORMATS["float64"]), "test"
+        )
     )
     assert sorted(found) == list(range(k))
     for place, run in found.items():
@@ -136,7 +138,7 @@ def test_float64_polishes_what_float32_found() -> None:
     for name, formats in FORMATS.items():
         problems, start = bananas(4, goal=1e-22)
         ends[name] = dict(
-            batched_search.search(problems, start, Schedule(40, formats=formats), "test")
+            batched_search.search(problems, start, SearchSchedule(40, formats=formats), "test")
         )
         left[name] = [
             float(banana(None, (problems.given[0][k],), (run.point[0][None],)))
@@ -153,7 +155,7 @@ def test_float64_polishes_what_float32_found() -> None:
 
 def test_a_search_does_not_depend_on_the_others() -> None:
     problems, start = bananas(6)
-    schedule = Schedule(20, formats=FORMATS["float64"])
+    schedule = SearchSchedule(20, formats=FORMATS["float64"])
     together = dict(batched_search.search(problems, start, schedule, "test"))
     for rows in ([4, 1], [3]):
         index = torch.tensor(rows)
@@ -169,7 +171,7 @@ def test_searches_whose_pairs_do_not_fit_in_memory_go_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     problems, start = bananas(7)
-    schedule, sizes = Schedule(20, history=6, formats=FORMATS["float64"]), []
+    schedule, sizes = SearchSchedule(20, history=6, formats=FORMATS["float64"]), []
 
     class Counted(Memory):
         def __init__(self, like: Tensor, m: int) -> None:
@@ -201,7 +203,9 @@ def test_walls_of_nan_are_met_with_shorter_steps_and_nan_everywhere_gives_the_st
         tiny_task(), walled, (torch.tensor([1.0, math.nan, 2.0], dtype=D),), torch.zeros(3, dtype=D)
     )
     found = dict(
-        batched_search.search(problems, (start,), Schedule(200, formats=FORMATS["float64"]), "test")
+        batched_search.search(
+            problems, (start,), SearchSchedule(200, formats=FORMATS["float64"]), "test"
+        )
     )
     assert (found[0].ended, found[1].ended, found[2].ended) == (
         "converged",
@@ -217,7 +221,7 @@ def test_a_deadline_ends_all_searches_and_needless_ones_leave() -> None:
     heard: list[tuple[str, int, int]] = []
     problems, start = bananas(3, goal=-1.0)
     with watching(lambda *event: heard.append(event), seconds=0.0):
-        found = dict(batched_search.search(problems, start, Schedule(50), "test"))
+        found = dict(batched_search.search(problems, start, SearchSchedule(50), "test"))
     assert {run.ended for run in found.values()} == {"out of time"}
     assert all(run.evaluations == 2 for run in found.values())
     with watching(lambda *event: heard.append(event)):
@@ -225,7 +229,7 @@ def test_a_deadline_ends_all_searches_and_needless_ones_leave() -> None:
             batched_search.search(
                 problems,
                 start,
-                Schedule(9, formats=FORMATS["float64"]),
+                SearchSchedule(9, formats=FORMATS["float64"]),
                 "test",
                 lambda place: place == 1,
             )
@@ -255,7 +259,7 @@ def test_starts_come_in_rounds_of_one_two_four_until_one_is_good_enough() -> Non
 
     found = dict(
         batched_search.restarted(
-            problems, draw, 6, 10.0, Schedule(9, formats=FORMATS["float64"]), "test"
+            problems, draw, 6, 10.0, SearchSchedule(9, formats=FORMATS["float64"]), "test"
         )
     )
     assert drawn == [0, 1, 0, 0, 0, 0, 0] or drawn == [0, 1, 0, 0, 0]

@@ -12,16 +12,17 @@ import torch
 from torch import Generator, Tensor
 
 import leakaudit as la
-from leakaudit.gate import controls, judge, text
+from leakaudit.gate import controls, judge
 from leakaudit.gate import record as record_of
 from leakaudit.gate.cells import Cell, attack_all
 from leakaudit.gate.config import Budget, Check, Gate
 from leakaudit.gate.judge import Options
-from leakaudit.gate.rule import Status
 from leakaudit.gate.runs import Recorded, ready
 from leakaudit.leak import GradientLeak
 from leakaudit.reconstruction import Certificate, Reconstruction
 from leakaudit.registry import get
+from leakaudit.results import model
+from leakaudit.results.model import RuleStatus
 from leakaudit.tasks.task import Task
 from leakaudit.trace import Truth
 
@@ -135,19 +136,18 @@ def test_a_negative_control_without_a_reconstruction_is_no_pass() -> None:
     )
     judged = judge.run(gate, Options(strict=True), None)
     assert {r.kind: r.status for r in judged.rules if r.kind in ("positive", "negative")} == {
-        "positive": Status.OK,
-        "negative": Status.UNTESTED,
+        "positive": RuleStatus.OK,
+        "negative": RuleStatus.UNTESTED,
     }
-    made = record_of.build(judged)
+    made = model.plain(record_of.build(judged))
     assert judged.code == 0
     assert made["summary"].startswith(
         "Nothing over the limits: 4 rules on 1 cells, 2 seeds, 1 control with nothing to score. "
     )
     (case,) = Tree.fromstring(get("reports", "junit")(made)).findall(".//testcase[skipped]")
     assert case.attrib["name"] == "fed/eavesdropper/labels: negative control"
-    assert "nothing to score  fed/eavesdropper/labels: control: records of others" in text.text(
-        made
-    )
+    text = get("reports", "text")(made)
+    assert "nothing to score  fed/eavesdropper/labels: control: records of others" in text
 
 
 def test_where_a_program_gives_nothing_away_planted_reconstructions_are_scored(
@@ -191,7 +191,7 @@ def test_a_broken_attack_gives_code_3_and_never_0(
     for seed in range(0, 20, 2):
         judged = judge.run(gate, Options(seed), None)
         assert judged.code == 3
-        assert [r.kind for r in judged.rules if r.status is Status.VOID] == ["positive"]
+        assert [r.kind for r in judged.rules if r.status is RuleStatus.VOID] == ["positive"]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_an_attack_that_returns_one_record_whatever_leaks_fails_both_controls(
     patched(monkeypatch, memorised)
     gate = Gate(QUIET.checks, (Budget("exact", 0.0),), seeds=2, baseline="")
     judged = judge.run(gate, Options(), None)
-    assert {r.kind for r in judged.rules if r.status is Status.VOID} == {"positive", "negative"}
+    assert {r.kind for r in judged.rules if r.status is RuleStatus.VOID} == {"positive", "negative"}
     assert judged.code == 3
 
 
@@ -313,7 +313,7 @@ def test_a_function_of_the_test_is_a_program_too(tmp_path: Path) -> None:
     )
     judged = judge.run(gate, Options(), None)
     assert judged.code == 1
-    (over,) = [r for r in judged.rules if r.status is Status.OVER]
+    (over,) = [r for r in judged.rules if r.status is RuleStatus.OVER]
     assert "eavesdropper reconstructs the training input of node 0" in over.says
 
 
@@ -331,7 +331,7 @@ def test_a_program_that_records_nothing_is_refused(function: Any, message: str) 
 
 
 def test_epsilon_is_that_of_the_exact_view() -> None:
-    from leakaudit.accounting.pricing import price
+    from leakaudit.accounting.view_bound import view_bounds
     from leakaudit.protocols.declared import protocol_of
 
     constants = {"sigma": 0.5, "noise": "message", "order": "adapt", "alpha": 0.1}
@@ -347,7 +347,8 @@ def test_epsilon_is_that_of_the_exact_view() -> None:
     check = Check("eps", scenario=scenario, attacks=("labels",), sensitivity=0.2, delta=1e-4)
     trace = ready(check, Path())(0).trace
     worst = max(
-        p.epsilon or 0.0 for p in price(protocol_of(trace), la.Adversary(), range(3), 0.2, 1e-4)
+        p.epsilon or 0.0
+        for p in view_bounds(protocol_of(trace), la.Adversary(), range(3), 0.2, 1e-4)
     )
     for most, code in ((worst * 1.001, 0), (worst * 0.999, 1)):
         judged = judge.run(

@@ -17,13 +17,14 @@ import pytest
 
 from leakaudit import registry
 from leakaudit.errors import LeakauditError
-from leakaudit.gate import judge, linted, record, text
+from leakaudit.gate import judge, linted, record
 from leakaudit.gate.config import Acceptance, Check, Gate
 from leakaudit.gate.judge import Judged, Options
-from leakaudit.gate.rule import Status
 from leakaudit.gate.runs import ready
 from leakaudit.lint import Pitfall
-from leakaudit.results import record_file, redaction
+from leakaudit.rendering import gate_text
+from leakaudit.results import model, record_file, redaction
+from leakaudit.results.model import RuleStatus
 from leakaudit.verdict import Verdict
 
 Program = Callable[[int, Path], object]
@@ -56,7 +57,7 @@ def drawing(train: ModuleType, monkeypatch: pytest.MonkeyPatch, share: float) ->
 
 def linted_rules(
     program: Program, seed: int = 0, level: str = "error"
-) -> list[tuple[str, Status, str]]:
+) -> list[tuple[str, RuleStatus, str]]:
     check = Check("ring", program, lint=level)
     return [(r.measure, r.status, r.says) for r in linted.rules(check, ready(check, Path())(seed))]
 
@@ -68,7 +69,7 @@ def test_less_noise_than_declared_fails_and_says_how_much(
     train: ModuleType, monkeypatch: pytest.MonkeyPatch, share: float, least: float, most: float
 ) -> None:
     ((code, status, says),) = linted_rules(drawing(train, monkeypatch, share))
-    assert (code, status) == ("P20", Status.CONTRADICTED)
+    assert (code, status) == ("P20", RuleStatus.CONTRADICTED)
     assert says.startswith("too little noise, REFUTED: the noise of ")
     assert least <= float(says.split("measured ")[1].split(",")[0]) <= most
     assert says.endswith(
@@ -81,7 +82,7 @@ def test_the_example_raises_no_false_alarm_with_fifty_seeds(train: ModuleType) -
     said = {
         (code, status) for seed in range(50) for code, status, _ in linted_rules(train.train, seed)
     }
-    assert said == {("", Status.OK)}
+    assert said == {("", RuleStatus.OK)}
 
 
 # --- what counts ------------------------------------------------------------------------------------------------------
@@ -90,17 +91,17 @@ def test_the_example_raises_no_false_alarm_with_fifty_seeds(train: ModuleType) -
 @pytest.mark.parametrize(
     ("level", "refuted", "unsupported"),
     [
-        ("error", Status.CONTRADICTED, Status.WARNING),
-        ("strict", Status.CONTRADICTED, Status.CONTRADICTED),
-        ("warn", Status.WARNING, Status.WARNING),
+        ("error", RuleStatus.CONTRADICTED, RuleStatus.WARNING),
+        ("strict", RuleStatus.CONTRADICTED, RuleStatus.CONTRADICTED),
+        ("warn", RuleStatus.WARNING, RuleStatus.WARNING),
     ],
 )
 def test_what_is_refuted_fails_and_the_rest_warns(
     train: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     level: str,
-    refuted: Status,
-    unsupported: Status,
+    refuted: RuleStatus,
+    unsupported: RuleStatus,
 ) -> None:
     verdicts = (Verdict.REFUTED, Verdict.UNSUPPORTED, Verdict.UNCLAIMED, Verdict.INCONCLUSIVE)
     found = [
@@ -120,7 +121,7 @@ def test_a_seed_that_the_gate_itself_gives_is_no_pitfall(
     monkeypatch.setattr(
         linted, "lint", lambda trace, truth: [Pitfall(19, Verdict.REFUTED, "the seed is 0")]
     )
-    assert [(c, s) for c, s, _ in linted_rules(train.train)] == [("", Status.OK)]
+    assert [(c, s) for c, s, _ in linted_rules(train.train)] == [("", RuleStatus.OK)]
 
 
 def test_off_does_not_look(train: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,8 +151,8 @@ def test_a_gate_fails_on_it_alone_and_every_report_shows_it(
 ) -> None:
     judged = halved(train, monkeypatch)
     assert judged.code == 1
-    assert [r.cell for r in judged.rules if r.status is not Status.OK] == ["ring/lint"]
-    made = record.build(judged)
+    assert [r.cell for r in judged.rules if r.status is not RuleStatus.OK] == ["ring/lint"]
+    made = model.plain(record.build(judged))
     record_file.validate(made)
     assert made["summary"].startswith(
         "Not as declared: ring/lint: too little noise, REFUTED: the noise of 4 nodes together is at most 0.5"
@@ -181,7 +182,9 @@ def test_a_gate_fails_on_it_alone_and_every_report_shows_it(
         '<td class="word">contradicted</td><td>ring/lint</td><td>lint P20</td><td>too little noise, REFUTED: '
         in shown["html"]
     )
-    for page in (text.text(made), text.failure(judged), text.markdown(made)):
+    failed_test = gate_text.failure(record.part(judged), judged.complete, judged.gate.seeds)
+    text, page_of_text = (registry.get("reports", name)(made) for name in ("text", "markdown"))
+    for page in (text, failed_test, page_of_text):
         assert "NOT AS DECLARED" in page
         assert "too little noise, REFUTED" in page
 
@@ -200,7 +203,7 @@ def test_it_can_be_accepted_until_a_date(
 def test_a_redacted_record_keeps_the_pitfall_and_none_of_its_figures(
     train: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = record.build(halved(train, monkeypatch))
+    made = model.plain(record.build(halved(train, monkeypatch)))
     out = next(
         o
         for o in (redaction.redact(made, key) for key in "abcdefgh")

@@ -167,7 +167,7 @@ def test_the_consensus_orders_and_moves_each_search_and_keeps_classes_apart() ->
 
 
 def test_the_schedule_rises_and_falls() -> None:
-    plan = adam.Schedule(100, 0.2, warmup=10)
+    plan = adam.RateSchedule(100, 0.2, warmup=10)
     assert [plan.at(k) for k in (0, 99)] == pytest.approx(
         [0.02, 0.2 * 0.5 * (1 + math.cos(0.99 * math.pi))]
     )
@@ -188,13 +188,13 @@ def test_several_searches_reach_their_minimum_and_survive_nan() -> None:
         torch.Generator().manual_seed(0),
     )
     runs = adam.minimise(
-        objective, starts, adam.Schedule(300, 0.1, langevin=0.01), lambda x: x, g, "here"
+        objective, starts, adam.RateSchedule(300, 0.1, langevin=0.01), lambda x: x, g, "here"
     )
     assert [run.steps for run in runs] == [300, 300]
     for search, run in enumerate(runs):
         assert torch.allclose(run.point[0], torch.full((3,), float(search), dtype=D), atol=0.02)
     with watching(seconds=0.0):
-        runs = adam.minimise(objective, starts, adam.Schedule(300, 0.1), lambda x: x, g, "here")
+        runs = adam.minimise(objective, starts, adam.RateSchedule(300, 0.1), lambda x: x, g, "here")
     assert [(run.steps, run.ended) for run in runs] == [(1, "out of time")] * 2
 
 

@@ -170,7 +170,7 @@ def test_searches_together_take_the_steps_of_one_search(slopes: Any) -> None:
         torch.tensor([1.0, 3.0, 0.2], dtype=D),
         torch.tensor([9.0, 9.0, 0.25], dtype=D),
     )
-    start, schedule = torch.zeros(3, 4, dtype=D), adam.Schedule(30, 0.1, slopes)
+    start, schedule = torch.zeros(3, 4, dtype=D), adam.RateSchedule(30, 0.1, slopes)
     problems = Problems(smooth()[0], objective, given, torch.zeros(3)).at((start,))
     runs = adam.together(problems, start, schedule, lambda z: z.clamp(-1, 1), "test")
     for k in range(2):

@@ -14,8 +14,10 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
+from leakaudit import registry
 from leakaudit.bounds import gaussian
 from leakaudit.bounds.mechanisms import classic_std
+from leakaudit.claim import Adjacency, Claim
 from leakaudit.errors import LeakauditError
 from leakaudit.lint import NAMES, Case, Pitfall, lint, views
 from leakaudit.lint.noise import LEVEL, judged
@@ -51,7 +53,7 @@ def record(
     return recorder.trace, recorder.truth_record
 
 
-def found(trace: Trace, truth: Truth | None = None) -> dict[int, Pitfall]:
+def found(trace: Trace, truth: Truth | None = None) -> dict[int, Any]:
     return {p.number: p for p in lint(trace, truth)}
 
 
@@ -326,6 +328,25 @@ def test_replacing_charged_as_adding() -> None:
     mu = 2 / math.sqrt(math.log(1e3))
     assert p[2].figures["all"] == pytest.approx(gaussian.epsilon(1e-3, mu), rel=1e-6)
     assert p[2].figures["add_or_remove"] == pytest.approx(gaussian.epsilon(1e-3, mu / 2), rel=1e-6)
+
+
+def test_a_claim_of_a_plugin_may_name_its_adjacency_in_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The findings are those of the claim with the same adjacency as a value; without either, there is one more."""
+    trace, _ = record("dpsgd", "logistic", set={"sigma": 0.1})
+    victim = registry.get("victims", "dpsgd")
+    claim = Claim("A paper", "all messages are private", 1.0, 1e-3, sensitivity=1.0)
+
+    def lints(**changes: Any) -> list[tuple[int, str]]:
+        one = replace(claim, **changes)
+        monkeypatch.setattr(victim, "claims", lambda *_: (one,))
+        return [(p.number, p.says) for p in lint(trace)]
+
+    words = lints(adjacency="one record is replaced")
+    assert words == lints(adjacency="one record is replaced", neighbours=Adjacency.REPLACE)
+    assert 2 not in dict(words)
+    assert 2 in dict(lints(adjacency="something"))
 
 
 def test_whose_privacy_and_how_large_a_delta() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, nn
 
 from leakaudit.errors import LeakauditError
-from leakaudit.tasks import _torchvision, models
+from leakaudit.tasks import _torchvision
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
 
@@ -158,13 +158,6 @@ def test_convolutions_need_images() -> None:
             build(name, (10,))
     with pytest.raises(LeakauditError, match="width >= 1"):
         build("convnet", width=0)
-
-
-def test_table_describes_every_model() -> None:
-    rows = models.table()
-    assert [r["name"] for r in rows] == list(models.MODELS)
-    assert next(r["args"] for r in rows if r["name"] == "mlp") == "hidden=100, act=relu"
-    assert all(r["note"] for r in rows)
 
 
 def test_torchvision_is_shimmed_exactly_where_the_plain_import_fails() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from leakaudit import registry
-from leakaudit._util import toml_file
+from leakaudit._util import config
+from leakaudit._util.forms import Number, Numbers, Words, present
 from leakaudit.errors import LeakauditError, suggest
 from leakaudit.tasks.task import Task
 from leakaudit.trace import TaskSpec
@@ -22,26 +25,49 @@ USUAL = {  # payload -> the protocol if none is named
     "gradients": "fedsgd",
     "duals": "pdmm",
 }
-FIRST = ("start", "update")
 TOP = ("payload", "protocol", "first", "params", "model", "messages")
-MODEL = {
-    "name": str,
-    "args": dict,
-    "shape": list,
-    "classes": int,
-    "loss": str,
-    "mean": list,
-    "std": list,
-    "levels": int,
-    "data": str,
-}
-MESSAGES = {
-    "scale": float,
-    "server": int,
-    "tags": list,
-    "kinds": dict,
-    "order": list,
-}
+
+
+class _Head(Struct, frozen=True, kw_only=True):
+    """What is needed to know the protocol."""
+
+    payload: Annotated[
+        Literal["weights", "gradients", "duals"], Meta(description="weights, gradients or duals")
+    ]
+    protocol: Annotated[str, Meta(description="the name of a victim")] | None = None
+    first: Annotated[Literal["start", "update"], Meta(description="start or update")] | None = None
+    params: Annotated[Mapping[str, Any], Meta(description="a table [params]")] = {}
+
+
+class _Model(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table [model]; the defaults are those of `TaskSpec`."""
+
+    name: Annotated[str, Meta(description="the name of a model")]
+    shape: Annotated[tuple[int, ...], Meta(description="list of whole numbers (one input)")]
+    args: dict[str, Any] | UnsetType = UNSET
+    classes: Annotated[int, Meta(description="integer")] | UnsetType = UNSET
+    loss: str | UnsetType = UNSET
+    mean: Numbers | UnsetType = UNSET
+    std: Numbers | UnsetType = UNSET
+    levels: Annotated[int, Meta(description="integer")] | UnsetType = UNSET
+    data: str | UnsetType = UNSET
+
+
+class _Messages(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table [messages]; the attributes are those of `Description`."""
+
+    scale: Number = 1.0
+    server: int | None = None
+    tags: Annotated[tuple[int, ...], Meta(description="whole numbers as tags")] | None = None
+    kinds: dict[str, str] = {}
+    order: Words = ()
+
+
+class _Body(Struct, frozen=True, kw_only=True):
+    """What is sent, once the protocol is known."""
+
+    model: _Model
+    messages: _Messages = _Messages()
 
 
 @dataclass(frozen=True)
@@ -105,7 +131,7 @@ def read(path: Path, trusted: bool = True) -> Description:
         LeakauditError: a key is missing, unknown or does not fit; the message names it.
     """
     try:
-        values = toml_file.read(path, f"description {path}")
+        file = config.read(path, f"description {path}")
     except LeakauditError as error:
         raise LeakauditError(
             f"{error}; 'leakaudit tap describe' writes one to start from"
@@ -114,60 +140,63 @@ def read(path: Path, trusted: bool = True) -> Description:
     if trusted and beside not in sys.path:
         sys.path.append(beside)
     try:
-        return of(values, trusted)
+        return of(file.values, trusted, file.text)
     except LeakauditError as error:
         raise LeakauditError(f"description {path}: {error}") from None
 
 
-def of(values: Mapping[str, Any], trusted: bool = True) -> Description:
+def of(values: Mapping[str, Any], trusted: bool = True, text: str = "") -> Description:
     """Return the description that values give.
 
     Args:
         values: as they stand in the TOML file.
         trusted: whether a model ``package.module:factory`` may be imported and run.
+        text: of the file, in which the line of a wrong value is looked up.
 
     Raises:
         LeakauditError: a key is missing, unknown or does not fit; the message names it.
     """
-    _require_known(values, TOP, "")
-    payload = values.get("payload")
-    if not isinstance(payload, str) or payload not in USUAL:
-        raise LeakauditError(f"payload: expected weights, gradients or duals, got {payload!r}")
-    default = "start" if payload == "weights" else "update"
-    first = values.get("first", default)
-    if first not in FIRST:
-        raise LeakauditError(f"first: expected start or update, got {first!r}")
-    params = _table(values, "params")
-    protocol = _protocol(values.get("protocol", USUAL[payload]), params)
-    messages = _typed(_table(values, "messages"), MESSAGES, "messages.")
-    task = Task.build(_spec(_table(values, "model")), trusted=trusted)
-    order = _order(messages, task)
+    file = config.Table(values, text=text)
+    _require_known(file, TOP, "")
+    # A payload that is missing is reported like a wrong one.
+    needed = replace(file, values={"payload": None, **values})
+    head = needed.only("payload", "protocol", "first", "params").decode(_Head, _Head)
+    protocol = USUAL[head.payload]
+    if head.protocol is not None:
+        protocol = head.protocol
+    _check_protocol(protocol, file)
+    # So is a model: the keys that it needs are named.
+    needed = replace(file, values={**values, "model": values.get("model", {})})
+    body = needed.only("model", "messages").decode(_Body, _Body)
+    task = Task.build(_spec(body.model), trusted=trusted)
+    messages = body.messages
+    order = _order(messages.order, task)
     tags, kinds = _tags_and_kinds(messages)
-    scale = float(messages.get("scale", 1.0))
+    scale = float(messages.scale)
     if not 0 < abs(scale) < float("inf"):
-        raise LeakauditError(f"messages.scale: expected a finite number other than 0, got {scale}")
+        says = f"messages.scale: expected a finite number other than 0, got {scale}"
+        raise file.error(says, "messages", "scale")
+    default = "start" if head.payload == "weights" else "update"
     return Description(
-        payload=payload,
+        payload=head.payload,
         protocol=protocol,
-        params=params,
+        params=head.params,
         task=task,
-        first=first,
+        first=head.first or default,
         scale=scale,
-        server=messages.get("server"),
+        server=messages.server,
         tags=tags,
         kinds=kinds,
         order=order,
     )
 
 
-def _protocol(protocol: object, params: Mapping[str, Any]) -> str:
-    """Check the protocol's name and constants, and return the name."""
-    if not isinstance(protocol, str):
-        raise LeakauditError(f"protocol: expected the name of a victim, got {protocol!r}")
+def _check_protocol(protocol: str, file: config.Table) -> None:
+    """Check the protocol's name and constants."""
     known = registry.parameters(registry.get("victims", protocol))
+    params = file.table("params")
     _require_known(params, (*known, "samples"), "params.")
-    _configured(protocol, params)
-    return protocol
+    _configured(protocol, params.values)
 
 
 def _configured(protocol: str, params: Mapping[str, Any]) -> Victim:
@@ -179,68 +208,35 @@ def _configured(protocol: str, params: Mapping[str, Any]) -> Victim:
     return victim
 
 
-def _spec(model: Mapping[str, Any]) -> TaskSpec:
-    """Check the table [model] and return what it says is trained."""
-    values = _typed(model, MODEL, "model.")
-    for name in ("name", "shape"):
-        if name not in values:
-            raise LeakauditError(
-                f"model.{name}: is missing; expected the name of a model and the shape of one input"
-            )
+def _spec(model: _Model) -> TaskSpec:
+    """Return what the table [model] says is trained."""
+    values = present(model)
     values["model"] = values.pop("name")
-    return TaskSpec.from_json(values)
+    return TaskSpec(**values)
 
 
-def _order(messages: Mapping[str, Any], task: Task) -> tuple[str, ...]:
+def _order(order: tuple[str, ...], task: Task) -> tuple[str, ...]:
     """Return the order of the parameters in a message; empty if the model's own."""
-    order = tuple(str(name) for name in messages.get("order", ()))
     if order and sorted(order) != sorted(task.layout.names):
         names = ", ".join(task.layout.names)
         raise LeakauditError(f"messages.order: expected each parameter once: {names}")
     return order
 
 
-def _tags_and_kinds(messages: Mapping[str, Any]) -> tuple[frozenset[int] | None, dict[int, str]]:
+def _tags_and_kinds(messages: _Messages) -> tuple[frozenset[int] | None, dict[int, str]]:
     """Return the tags of the messages that count, None for all, and the kind of each tag."""
     try:
-        kinds = {int(tag): str(kind) for tag, kind in messages.get("kinds", {}).items()}
-        if "tags" in messages:
-            return frozenset(int(tag) for tag in messages["tags"]), kinds
-        return frozenset(kinds) or None, kinds
-    except (TypeError, ValueError):
+        kinds = {int(tag): kind for tag, kind in messages.kinds.items()}
+    except ValueError:
         raise LeakauditError(
-            "messages.tags and messages.kinds: expected whole numbers as tags"
+            f"messages.kinds: expected whole numbers as tags, got {list(messages.kinds)!r:.60}"
         ) from None
+    if messages.tags is not None:
+        return frozenset(messages.tags), kinds
+    return frozenset(kinds) or None, kinds
 
 
-def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return a table, empty if there is none."""
-    table = values.get(name, {})
-    if not isinstance(table, dict):
-        raise LeakauditError(f"{name}: expected a table [{name}], got {table!r}")
-    return table
-
-
-def _typed(values: Mapping[str, Any], types: Mapping[str, type], where: str) -> dict[str, Any]:
-    """Check keys and types of a table, and return a copy."""
-    _require_known(values, types, where)
-    for name, value in values.items():
-        kind = types[name]
-        if not _is_of(value, kind):
-            raise LeakauditError(f"{where}{name}: expected {kind.__name__}, got {value!r}")
-    return dict(values)
-
-
-def _is_of(value: object, kind: type) -> bool:
-    """Return whether a value has a type; whole numbers are floats too, a bool is no number."""
-    if isinstance(value, bool):
-        return False
-    if kind is float:
-        return isinstance(value, int | float)
-    return isinstance(value, kind)
-
-
-def _require_known(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    for name in values:
+def _require_known(table: config.Table, known: Collection[str], where: str) -> None:
+    for name in table.values:
         if name not in known:
-            raise LeakauditError(f"{where}{name}: unknown key{suggest(name, known)}")
+            raise table.error(f"{where}{name}: unknown key{suggest(name, known)}", name)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from leakaudit._util import config
+
 ASK = "NOT KNOWN"
 MODEL = {  # what is said about a key of [model] unless there is something to say about its value
     "name": "see 'leakaudit list models'; or package.module:factory",
@@ -92,25 +94,8 @@ def toml(
 
 
 def _line(name: str, value: Any, comment: Comment) -> str:
-    text = f"{name} = {_value(value)}"
+    text = f"{name} = {config.inline(value)}"
     said = str(comment)
     if not said:
         return text
     return f"{text:26} # {said}"
-
-
-def _value(value: Any) -> str:
-    """Return a value as TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    if isinstance(value, Mapping):
-        if not value:
-            return "{}"
-        entries = ", ".join(f"{key} = {_value(held)}" for key, held in value.items())
-        return f"{{ {entries} }}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    return repr(value)

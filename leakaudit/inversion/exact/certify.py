@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from scipy.special import ndtri
 from torch import Generator, Tensor
 
 from leakaudit.inversion.exact import first_layer_rows, slopes, uniqueness
@@ -306,6 +305,8 @@ def table(heard: Heard, x: Tensor) -> Single:
         heard: The rows and what they come from.
         x: (b, p) estimates of all inputs.
     """
+    from scipy.special import ndtri  # slow to import, and inputs on a grid need no quantile
+
     leak = heard.leak
     span = heard.span
     why = _unclear(heard)

@@ -41,7 +41,7 @@ ROWS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Relations:
+class LayerRelations:
     """What is known around one layer with weights.
 
     Attributes:
@@ -149,7 +149,7 @@ class Relations:
 
 def descend(
     chain: list[Layer], slopes: Mapping[str, Tensor], error: float
-) -> tuple[Tensor | None, list[Relations]]:
+) -> tuple[Tensor | None, list[LayerRelations]]:
     """Go down from the last layer as long as the equations settle a layer's input.
 
     Args:
@@ -161,7 +161,7 @@ def descend(
         The input of the chain, or None if a layer's equations do not settle its own; and what is
         known around each layer that was met, the one that stopped it last.
     """
-    held: list[Relations] = []
+    held: list[LayerRelations] = []
     k = len(chain) - 1
     # The slope of the last output is the gradient of its bias.
     d = slopes[f"{chain[-1].name}.bias"]
@@ -181,7 +181,7 @@ def descend(
 
 def _relations(
     layer: Layer, at: int, weight: Tensor, output: Output, d: Tensor, error: float
-) -> tuple[Relations, float]:
+) -> tuple[LayerRelations, float]:
     """Collect what a layer's gradient and output say.
 
     Args:
@@ -200,15 +200,15 @@ def _relations(
         # The gradient vanishes and says nothing.
         n = math.prod(layer.shape[0 if dense else 1 :])
         channels = 1 if dense else layer.shape[0]
-        nothing = Relations(layer, at, d.new_zeros(0, n), d.new_zeros(0, channels), output)
+        nothing = LayerRelations(layer, at, d.new_zeros(0, n), d.new_zeros(0, channels), output)
         return nothing, error
     if dense:
-        return Relations(layer, at, None, d @ weight / d.square().sum(), output), error
+        return LayerRelations(layer, at, None, d @ weight / d.square().sum(), output), error
     m = matrix(layer, d)
     u, s, v = torch.linalg.svd(m, full_matrices=False)
     r = int((s > max(CUT, NOISE * error) * s[0]).sum())
     rows = weight.permute(0, 2, 3, 1).reshape(len(m), -1)  # (o k k, c)
-    found = Relations(layer, at, v[:r], (u[:, :r].T @ rows) / s[:r, None], output)
+    found = LayerRelations(layer, at, v[:r], (u[:, :r].T @ rows) / s[:r, None], output)
     return found, error * float(s[0] / s[r - 1])
 
 

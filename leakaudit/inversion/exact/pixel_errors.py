@@ -16,7 +16,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from leakaudit.inversion.exact.pixel_grid import Grid
@@ -135,6 +134,8 @@ class Estimates:
         the worst that rounding can do: if one row is much larger than the others, or rows repeat,
         errors of rounding do not average.
         """
+        from scipy.special import ndtri, stdtrit  # slow to import, and only intervals need it
+
         tail = (1 - SURE) / (2 * self.values.numel())
         if self.freedom:
             shown = -self.noise * float(stdtrit(self.freedom, tail))

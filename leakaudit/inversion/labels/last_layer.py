@@ -28,7 +28,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 from torch import Tensor
 
 from leakaudit.inversion.labels import label_signs
@@ -285,6 +284,8 @@ def _refine(misfit: Callable[[Tensor], Tensor], start: Array) -> tuple[Array, fl
     Returns:
         The solution and the norm of what is left.
     """
+    from scipy.optimize import least_squares  # its import takes longer than most attacks
+
     scale: Array = np.abs(start) + np.finfo(np.float64).tiny
 
     def scaled(p: Array) -> Array:

@@ -45,7 +45,7 @@ SHARES = (3, 2, 2, 1)
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RateSchedule:
     """How Adam goes.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Walker:
 def minimise(
     objective: Callable[[int, int, Tensor], Tensor],
     starts: list[Tensor],
-    schedule: Schedule,
+    schedule: RateSchedule,
     project: Callable[[Tensor], Tensor],
     generator: Generator,
     what: str,
@@ -154,7 +154,7 @@ def minimise(
 def _step(
     objective: Objective,
     walker: _Walker,
-    schedule: Schedule,
+    schedule: RateSchedule,
     k: int,
     generator: Generator,
     project: Callable[[Tensor], Tensor],
@@ -221,7 +221,7 @@ def signed_adam(
 def together(
     problems: Problems,
     start: Tensor,
-    schedule: Schedule,
+    schedule: RateSchedule,
     project: Callable[[Tensor], Tensor],
     what: str,
     between: Callable[[int], None] = lambda k: None,
@@ -282,7 +282,7 @@ def shaped(slope: Tensor, slopes: Slopes) -> Tensor:
 
     Args:
         slope: Any shape.
-        slopes: As `Schedule` says.
+        slopes: As `RateSchedule` says.
     """
     if slopes == "hard":
         return slope.sign()

@@ -47,7 +47,7 @@ FORMATS: dict[str, tuple[torch.dtype, ...]] = {
 
 
 @dataclass(frozen=True)
-class Schedule:
+class SearchSchedule:
     """How searches go.
 
     Attributes:
@@ -71,7 +71,7 @@ def restarted(
     draw: Callable[[int], Point],
     restarts: int,
     enough: float,
-    schedule: Schedule,
+    schedule: SearchSchedule,
     what: str,
 ) -> Iterator[tuple[int, Run]]:
     """Search each problem from several points, until a run is good enough or the time is over.
@@ -126,7 +126,7 @@ def _best(old: Run | None, new: Run) -> Run:
 def search(
     problems: Problems,
     start: Point,
-    schedule: Schedule,
+    schedule: SearchSchedule,
     what: str,
     needless: Callable[[int], bool] = lambda place: False,
 ) -> Iterator[tuple[int, Run]]:
@@ -157,7 +157,11 @@ def search(
 
 
 def _search(
-    problems: Problems, flat: Tensor, schedule: Schedule, what: str, needless: Callable[[int], bool]
+    problems: Problems,
+    flat: Tensor,
+    schedule: SearchSchedule,
+    what: str,
+    needless: Callable[[int], bool],
 ) -> Iterator[tuple[int, Run]]:
     """Search from points (K, n) that fit in memory together, in one format after the other."""
     left = {k: Run(problems.split(x)) for k, x in enumerate(flat)}
@@ -232,7 +236,9 @@ class _State:
 class _Batch:
     """The searches that are left, in one format."""
 
-    def __init__(self, problems: Problems, x: Tensor, done: list[int], schedule: Schedule) -> None:
+    def __init__(
+        self, problems: Problems, x: Tensor, done: list[int], schedule: SearchSchedule
+    ) -> None:
         """Evaluate the starts x (K, n); done: steps that each search has behind it."""
         self.problems = problems
         self.schedule = schedule

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from leakaudit.inversion.search import batched_search, objectives
-from leakaudit.inversion.search.batched_search import ENOUGH, FORMATS, Schedule
+from leakaudit.inversion.search.batched_search import ENOUGH, FORMATS, SearchSchedule
 from leakaudit.inversion.search.cosine_transform import Spectrum
 from leakaudit.inversion.search.evaluate import Problems
 from leakaudit.inversion.search.objectives import Gradients, Target
@@ -104,7 +104,7 @@ def matched(
         Each leak's best search, as soon as it is settled.
     """
     space = Spectrum.of(task.spec.shape, task.device) if search.space == "spectrum" else None
-    schedule = Schedule(search.steps, formats=FORMATS[search.dtype])
+    schedule = SearchSchedule(search.steps, formats=FORMATS[search.dtype])
     for group in objectives.alike(targets, sizes):
         chosen = [targets[k] for k in group]
         # No search can fit better than the leak's own noise. Objectives are squared residuals.

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from msgspec.structs import asdict
 
 from leakaudit.rendering.html import audited, curves, gated, heat, topology
-from leakaudit.rendering.html.shades import Scene, step, worst_steps
+from leakaudit.rendering.html.shades import STEPS, Scene, step, worst_steps
 from leakaudit.rendering.html.threat import threat
 from leakaudit.rendering.shown import Shown
 from leakaudit.results import grading
@@ -91,7 +91,7 @@ def content(shown: Shown) -> dict[str, object]:
         "by_point": heat.by_point(scene),
         "by_adversary": heat.by_adversary(scene),
         "adversaries": heat.adversaries(scene),
-        "shades": heat.legend(),
+        "steps": STEPS,
         "not_determined": not_determined(record.undetermined),
         "not_tried": record.not_tried or ["not recorded"],
         "notes": [*scopes(record.findings), *notes(record.findings)][:NOTES],

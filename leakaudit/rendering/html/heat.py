@@ -1,41 +1,74 @@
-"""Who leaks, and when: heat maps of nodes against rounds, points of a grid and adversaries."""
+"""Who leaks, and when: heat maps of nodes against rounds, points of a grid and adversaries.
+
+They are tables and not charts: a cell has one of six meanings in words, which a screen reader reads
+with its row and column, and the shades follow the page into dark mode.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from markupsafe import Markup
-
-from leakaudit.rendering.html import svg
 from leakaudit.rendering.html.shades import STEPS, Scene, Shade
 from leakaudit.results.model import Extended, decoded
 
 ROWS = 48  # cells at most; more nodes share a cell, which shows the worst of them
 COLUMNS = 48  # the same of rounds
-# In pixels.
-CELL = 16.0
-LEFT = 78.0
-TOP = 34.0
+CELL = 18  # pixels
 NAMED = 24  # adversaries that are drawn
-SWATCH = (
-    '<svg class="swatch" viewBox="0 0 12 12" width="12" aria-hidden="true">'
-    '<rect width="12" height="12" class="s{}"/></svg>'
-)
 
 Span = tuple[str, str]  # first and last of what shares a cell
 Places = Callable[[Shade], Iterable[int]]  # the columns of a shade
 
 
-def by_round(scene: Scene) -> Markup | None:
-    """Draw nodes against rounds: what a leak that spans these rounds gave away.
+@dataclass(frozen=True)
+class Cell:
+    """Neighbouring places of one shade.
+
+    Attributes:
+        shade: Class of the page's style.
+        words: What the shade means.
+        title: The same with the place, for the pointer.
+        columns: How many columns it spans.
+    """
+
+    shade: str
+    words: str
+    title: str
+    columns: int
+
+
+@dataclass(frozen=True)
+class HeatTable:
+    """A heat map as a table, which the page's colours and a screen reader apply to.
+
+    Attributes:
+        label: Description for a reader who does not see it.
+        across: What the columns are.
+        heads: Name and number of columns of each heading.
+        rows: Name and cells of each row.
+        columns: How many columns there are.
+        wide: Width of a column in pixels, if the page is wide enough.
+    """
+
+    label: str
+    across: str
+    heads: tuple[tuple[str, int], ...]
+    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    columns: int
+    wide: int
+
+
+def by_round(scene: Scene) -> HeatTable | None:
+    """Show nodes against rounds: what a leak that spans these rounds gave away.
 
     Args:
         scene: What was given away.
 
     Returns:
-        The drawing, None if nothing was attacked.
+        The table, None if nothing was attacked.
     """
     # Round 0 stands for what was taken before the first message.
     first = min([1, *(max(0, one.first) for one in scene.shades)])
@@ -52,14 +85,14 @@ def by_round(scene: Scene) -> Markup | None:
     return _map(scene.shades, columns, places, "round", said)
 
 
-def by_point(scene: Scene) -> Markup | None:
-    """Draw nodes against the points of an audit's grid, the largest epsilon at the right.
+def by_point(scene: Scene) -> HeatTable | None:
+    """Show nodes against the points of an audit's grid, the largest epsilon at the right.
 
     Args:
         scene: What was given away.
 
     Returns:
-        The drawing, None if there is no grid.
+        The table, None if there is no grid.
     """
     shades = [one for one in scene.shades if one.point]
     points = sorted({one.point[0] for one in shades}, key=_order)[-COLUMNS:]
@@ -89,14 +122,14 @@ def _name(epsilon: Extended) -> str:
     return f"{epsilon:g}"
 
 
-def by_adversary(scene: Scene) -> Markup | None:
-    """Draw nodes against adversaries.
+def by_adversary(scene: Scene) -> HeatTable | None:
+    """Show nodes against adversaries.
 
     Args:
         scene: What was given away.
 
     Returns:
-        The drawing, None if there are not several.
+        The table, None if there are not several.
     """
     names = adversaries(scene)
     if len(names) < 2:
@@ -123,54 +156,35 @@ def adversaries(scene: Scene) -> list[str]:
     return list(dict.fromkeys(one.adversary for one in scene.shades))[:NAMED]
 
 
-def legend(steps: Sequence[str] = STEPS) -> Markup:
-    """Return steps with their shades, as a list.
-
-    Args:
-        steps: Their names.
-
-    Returns:
-        The list.
-    """
-    entries = []
-    for k, name in enumerate(steps):
-        entries.append(svg.element("li", Markup(SWATCH).format(k), f" {name}"))
-    return svg.element("ul", *entries, class_="legend")
-
-
 def _map(
     shades: Sequence[Shade],
     columns: Sequence[Span],
     places: Places,
     across: str,
     label: str,
-    wide: float = CELL,
-) -> Markup | None:
-    """Draw one row for each node, or for several that share one."""
+    wide: int = CELL,
+) -> HeatTable | None:
+    """Make one row for each node, or for several that share one."""
     nodes = sorted({one.node for one in shades})
     if not nodes:
         return None
     tall = math.ceil(len(nodes) / ROWS)
     row = {node: k // tall for k, node in enumerate(nodes)}
-    cells: dict[tuple[int, int], int] = {}
+    steps: dict[tuple[int, int], int] = {}
     for one in shades:
         y = row[one.node]
         for x in places(one):
-            cells[y, x] = max(cells.get((y, x), 0), one.step)
-    rows = _spans(nodes, tall)
-    parts = [
-        svg.text(LEFT, 12, across, "quiet", "start"),
-        svg.text(LEFT - 8, TOP - 8, "node", "quiet", "end"),
-    ]
-    for x in range(0, len(columns), _stride(len(columns))):
-        parts.append(svg.text(LEFT + (x + 0.5) * wide, TOP - 8, columns[x][0], "quiet"))
-    for y, span in enumerate(rows):
+            steps[y, x] = max(steps.get((y, x), 0), one.step)
+    rows = []
+    for y, span in enumerate(_spans(nodes, tall)):
         name = _words(span)
-        parts.append(svg.text(LEFT - 8, TOP + (y + 1) * CELL - 4, name, "quiet", "end"))
-        values = [cells.get((y, x), -1) for x in range(len(columns))]
-        parts += _row(y, f"node {name}, {across}", values, columns, wide)
-    width = LEFT + max(len(columns) * wide, 8 * CELL) + 8
-    return svg.drawing(width, TOP + len(rows) * CELL + 8, parts, label)
+        values = [steps.get((y, x), -1) for x in range(len(columns))]
+        rows.append((name, _cells(f"node {name}, {across}", values, columns)))
+    stride = _stride(len(columns))
+    heads = []
+    for x in range(0, len(columns), stride):
+        heads.append((columns[x][0], min(stride, len(columns) - x)))
+    return HeatTable(label, across, tuple(heads), tuple(rows), len(columns), wide)
 
 
 def _stride(columns: int) -> int:
@@ -182,10 +196,9 @@ def _stride(columns: int) -> int:
     return 10
 
 
-def _row(
-    y: int, name: str, values: Sequence[int], columns: Sequence[Span], wide: float
-) -> Iterable[Markup]:
-    """Draw the cells of a row, neighbours of one shade as one rectangle; -1 was not looked at."""
+def _cells(name: str, values: Sequence[int], columns: Sequence[Span]) -> tuple[Cell, ...]:
+    """The cells of a row, neighbours of one shade as one cell; -1 was not looked at."""
+    cells = []
     x = 0
     for value, run in itertools.groupby(values):
         count = len(list(run))
@@ -195,10 +208,9 @@ def _row(
             said = STEPS[value]
             shade = f"s{value}"
         span = _words((columns[x][0], columns[x + count - 1][1]))
-        corner = LEFT + x * wide, TOP + y * CELL
-        title = f"{name} {span}: {said}"
-        yield svg.rectangle(*corner, count * wide - 1, CELL - 1, shade, title)
+        cells.append(Cell(shade, said, f"{name} {span}: {said}", count))
         x += count
+    return tuple(cells)
 
 
 def _spans(values: Sequence[int], size: int) -> list[Span]:

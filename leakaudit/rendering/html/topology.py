@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from xml.etree import ElementTree as Tree
 
 from markupsafe import Markup
 
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
-from leakaudit.rendering.html import svg
 from leakaudit.rendering.html.shades import STEPS
 from leakaudit.results.model import TraceSummary, given
+from leakaudit.results.wording import clean
 
 MOST = 150  # nodes that are drawn; more cannot be told apart on a page
 NUMBERED = 60  # nodes that bear numbers
 CAREFUL = 40  # nodes whose layout is the slow one, which takes cubic time
-SIDE = 420.0  # of the drawing, in pixels
+SIDE = 420  # of the drawing, in pixels
 ROOM = 28.0  # around the nodes
 SMALL_NODE = 5.0  # radius of a node without a number
 NODE = 14.0  # the same with one
@@ -61,16 +62,25 @@ def network(trace: TraceSummary, adversary: str, steps: Mapping[int, int]) -> Ma
     who = parsed(adversary)
     at = _layout(nodes, links)
     small = nodes > NUMBERED
-    parts = []
-    for edge in links:
-        parts.append(_wire(edge, at, who, steps))
-    for n in range(nodes):
-        parts.append(_node(n, at[n], who, steps.get(n), small))
     heard = sum(_hears(who, edge) for edge in links)
     label = (
         f"Network of {nodes} nodes and {len(links)} wires. {adversary} hears {heard} of the wires."
     )
-    return svg.drawing(SIDE, SIDE, parts, label)
+    drawing = Tree.Element(
+        "svg",
+        {
+            "viewBox": f"0 0 {SIDE} {SIDE}",
+            "width": f"{SIDE}",
+            "style": f"max-width:{SIDE}px",
+            "role": "img",
+            "aria-label": clean(label),
+        },
+    )
+    for edge in links:
+        _wire(drawing, edge, at, who, steps)
+    for n in range(nodes):
+        _node(drawing, n, at[n], who, steps.get(n), small)
+    return Markup(Tree.tostring(drawing, encoding="unicode"))
 
 
 def _hears(who: Adversary | None, edge: Edge) -> bool:
@@ -82,35 +92,56 @@ def _hears(who: Adversary | None, edge: Edge) -> bool:
 
 
 def _wire(
-    edge: Edge, at: Sequence[Point], who: Adversary | None, steps: Mapping[int, int]
-) -> Markup:
-    """A wire that is heard is shaded by what the node at its worse end gave away."""
+    drawing: Tree.Element,
+    edge: Edge,
+    at: Sequence[Point],
+    who: Adversary | None,
+    steps: Mapping[int, int],
+) -> None:
+    """Draw a wire; one that is heard is shaded by what the node at its worse end gave away."""
     i, j = edge
+    look = "wire deaf"
+    if _hears(who, edge):
+        step = max(steps.get(i, 0), steps.get(j, 0))
+        look = f"wire heard s{step}"
     x1, y1 = at[i]
     x2, y2 = at[j]
-    if not _hears(who, edge):
-        return svg.line(x1, y1, x2, y2, "wire deaf")
-    step = max(steps.get(i, 0), steps.get(j, 0))
-    return svg.line(x1, y1, x2, y2, f"wire heard s{step}")
+    ends = {"x1": _place(x1), "y1": _place(y1), "x2": _place(x2), "y2": _place(y2)}
+    Tree.SubElement(drawing, "line", {**ends, "class": look})
 
 
-def _node(n: int, at: Point, who: Adversary | None, step: int | None, small: bool) -> Markup:
+def _node(
+    drawing: Tree.Element, n: int, at: Point, who: Adversary | None, step: int | None, small: bool
+) -> None:
+    """Draw a node, a square if it is the adversary's own, with its number if there is room."""
     radius = SMALL_NODE if small else NODE
     x, y = at
     if who is not None and n in who.corrupt:
         ink = "number own"
         title = f"node {n}: the adversary's own"
-        corner = x - radius, y - radius
-        body = svg.rectangle(*corner, 2 * radius, 2 * radius, "node own", title)
-    elif step is None:
-        ink = "number"
-        body = svg.circle(x, y, radius, "node unknown", f"node {n}: not attacked")
+        box = {"x": x - radius, "y": y - radius, "width": 2 * radius, "height": 2 * radius}
+        body = _shape(drawing, "rect", box, "node own")
     else:
-        ink = f"number s{step}"
-        body = svg.circle(x, y, radius, f"node s{step}", f"node {n}: {STEPS[step]}")
-    if small:
-        return body
-    return body + svg.text(x, y + 4.5, n, ink)
+        look = "unknown"
+        ink = "number"
+        title = f"node {n}: not attacked"
+        if step is not None:
+            look = f"s{step}"
+            ink = f"number s{step}"
+            title = f"node {n}: {STEPS[step]}"
+        body = _shape(drawing, "circle", {"cx": x, "cy": y, "r": radius}, f"node {look}")
+    Tree.SubElement(body, "title").text = title
+    if not small:
+        _shape(drawing, "text", {"x": x, "y": y + 4.5}, ink).text = str(n)
+
+
+def _shape(drawing: Tree.Element, tag: str, places: Mapping[str, float], look: str) -> Tree.Element:
+    attributes = {name: _place(value) for name, value in places.items()}
+    return Tree.SubElement(drawing, tag, {**attributes, "class": look})
+
+
+def _place(value: float) -> str:
+    return f"{value:.1f}".removesuffix(".0")
 
 
 def _layout(nodes: int, links: Sequence[Edge]) -> list[Point]:

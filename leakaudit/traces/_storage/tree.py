@@ -140,22 +140,22 @@ def decode(tree: Mapping[str, Any], where: str) -> Trace:
 
 def _without_messages(tree: Mapping[str, Any]) -> Trace:
     """Return the description as a trace without messages; raises `Bad`."""
-    about = wellformed.meta(tree, "trace")
-    layout = wellformed.layout(about["layout"])
-    task = wellformed.spec(about["task"])
+    about = wellformed.meta(tree, wellformed.TraceEntry)
+    layout = wellformed.layout(about.layout)
+    task = wellformed.spec(about.task)
     edges = wellformed.tensor(tree, "topology", (torch.int32, torch.int64), 2)
     return Trace(
-        protocol=about["protocol"],
-        params=about["params"],
+        protocol=about.protocol,
+        params=about.params,
         task=task,
-        graph=wellformed.graph(about["nodes"], edges),
+        graph=wellformed.graph(about.nodes, edges),
         layout=layout,
-        columns=wellformed.columns(about["columns"], layout.size),
+        columns=wellformed.columns(about.columns, layout.size),
         rounds=0,
         messages=(),
         public=wellformed.tensors(tree, "public"),
-        id=about["id"],
-        provenance=about["provenance"],
+        id=about.id,
+        provenance=about.provenance,
     )
 
 
@@ -201,17 +201,17 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
     """
     numbers = (*wellformed.FLOATS, torch.int64)
     try:
-        about = wellformed.meta(tree, "truth")
+        about = wellformed.meta(tree, wellformed.TruthEntry)
         truth = Truth(
-            id=about["id"],
-            task=wellformed.spec(about["task"]),
+            id=about.id,
+            task=wellformed.spec(about.task),
             x=wellformed.tensor(tree, "x", wellformed.FLOATS),
             y=wellformed.tensor(tree, "y", numbers),
             node=wellformed.tensor(tree, "node", (torch.int64,), 1),
             index=wellformed.tensor(tree, "index", (torch.int64,), 1),
             pool=wellformed.tensor(tree, "pool", wellformed.FLOATS),
             states=wellformed.tensors(tree, "states"),
-            provenance=about.get("provenance", {}),
+            provenance=about.provenance,
         )
         _check_records(truth)
     except Bad as why:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeAlias, TypeVar
 
 import torch
+from msgspec import UNSET, Meta, Struct, UnsetType
 from torch import Tensor
 
-from leakaudit._util.schema import ANY, Pattern, departure
-from leakaudit.trace import Graph, Json, Layout, Messages, TaskSpec
+from leakaudit._util.decoding import Misfit, decoded
+from leakaudit._util.forms import present
+from leakaudit.trace import Graph, Layout, Messages, TaskSpec
+
+T = TypeVar("T")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INDEX = ("round", "src", "dst", "kind", "row")
@@ -26,33 +30,85 @@ MAX_SIZE = 1 << 40
 MAX_AXES = 8
 MAX_NAME = 200
 
-_NAME = Pattern("a short printable name", r"[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,200}")
-_TASK = {
-    "model": _NAME,
-    "args?": {str: ANY},
-    "loss?": _NAME,
-    "shape?": [int],
-    "classes?": int,
-    "mean?": [float],
-    "std?": [float],
-    "levels?": int,
-    "data?": str,
-    "labels?": [str],
-}
-_LAYOUT = {"names": [_NAME], "shapes": [[int]]}
-_META = {
-    "trace": {
-        "protocol": _NAME,
-        "params": {str: ANY},
-        "task": _TASK,
-        "nodes": int,
-        "layout": _LAYOUT,
-        "columns": [int],
-        "id": str,
-        "provenance": {str: ANY},
-    },
-    "truth": {"id": str, "task": _TASK, "provenance?": {str: ANY}},
-}
+# "(?!\n)$": in Python, "$" also matches before a final line break.
+_Name: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]{1,200}(?!\n)$",
+        description="a short printable name",
+    ),
+]
+_Number: TypeAlias = int | float  # as it was written
+_Free: TypeAlias = object  # any JSON value
+
+
+class _Open(Struct, frozen=True, kw_only=True):
+    """What a later version of the same format added is not read."""
+
+
+class _TaskEntry(_Open, frozen=True, kw_only=True):
+    """The task of a description; the attributes are those of `TaskSpec`, which has the defaults."""
+
+    model: _Name
+    args: dict[str, _Free] | UnsetType = UNSET
+    loss: _Name | UnsetType = UNSET
+    shape: tuple[int, ...] | UnsetType = UNSET
+    classes: int | UnsetType = UNSET
+    mean: tuple[_Number, ...] | UnsetType = UNSET
+    std: tuple[_Number, ...] | UnsetType = UNSET
+    levels: int | UnsetType = UNSET
+    data: str | UnsetType = UNSET
+    labels: tuple[str, ...] | UnsetType = UNSET
+
+
+class LayoutEntry(_Open, frozen=True, kw_only=True):
+    """Where each parameter lies.
+
+    Attributes:
+        names: Of the parameters.
+        shapes: Of the parameters.
+    """
+
+    names: tuple[_Name, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
+class TraceEntry(_Open, frozen=True, kw_only=True):
+    """The description of a trace.
+
+    Attributes:
+        protocol: Name of the victim.
+        params: Public constants of the protocol.
+        task: What is trained.
+        nodes: Number of nodes.
+        layout: Where each parameter lies.
+        columns: First recorded column of the flat vector, and the first one after them.
+        id: Of the recording.
+        provenance: How it was made.
+    """
+
+    protocol: _Name
+    params: dict[str, _Free]
+    task: _TaskEntry
+    nodes: int
+    layout: LayoutEntry
+    columns: tuple[int, ...]
+    id: str
+    provenance: dict[str, _Free]
+
+
+class TruthEntry(_Open, frozen=True, kw_only=True):
+    """The description of a truth.
+
+    Attributes:
+        id: Of the recording.
+        task: What is trained.
+        provenance: How it was made.
+    """
+
+    id: str
+    task: _TaskEntry
+    provenance: dict[str, _Free] = {}
 
 
 class Bad(Exception):
@@ -68,12 +124,15 @@ def bad(why: str) -> NoReturn:
     raise Bad(why)
 
 
-def meta(tree: Mapping[str, Any], kind: str) -> dict[str, Json]:
+def meta(tree: Mapping[str, Any], kind: type[T]) -> T:
     """Return the description, without what this version does not know.
+
+    json.loads reads the text, and not msgspec: it takes half of a surrogate pair, which stands in
+    the provenance of whoever recorded from a folder whose name is no UTF-8.
 
     Args:
         tree: Of the file.
-        kind: ``trace`` or ``truth``.
+        kind: `TraceEntry` or `TruthEntry`.
 
     Raises:
         Bad: It is missing or malformed.
@@ -87,21 +146,13 @@ def meta(tree: Mapping[str, Any], kind: str) -> dict[str, Json]:
             value = None
     if not isinstance(value, dict):
         bad("its description 'meta' is no JSON text of a dictionary")
-    known: dict[str, Json] = _known(value, _META[kind])
-    if why := departure(known, _META[kind]):
-        bad(f"in its description, {ascii(why)[1:-1]}")
-    return known
+    try:
+        return decoded(value, kind)
+    except Misfit as why:
+        bad(f"in its description, {ascii(str(why))[1:-1]}")
 
 
-def _known(value: Json, form: Any) -> Json:
-    """Leave out entries that a later version of the same format added."""
-    if not isinstance(form, dict) or str in form or not isinstance(value, dict):
-        return value
-    forms = {name.removesuffix("?"): part for name, part in form.items()}
-    return {name: _known(part, forms[name]) for name, part in value.items() if name in forms}
-
-
-def spec(value: Mapping[str, Json]) -> TaskSpec:
+def spec(value: _TaskEntry) -> TaskSpec:
     """Return the task.
 
     Args:
@@ -110,7 +161,7 @@ def spec(value: Mapping[str, Json]) -> TaskSpec:
     Raises:
         Bad: Its numbers are out of range.
     """
-    task = TaskSpec.from_json(value)
+    task = TaskSpec(**present(value))
     numbers = 0 <= task.levels < INT32 and 1 <= task.classes < INT32
     axes = len(task.shape) <= MAX_AXES and all(n >= 1 for n in task.shape)
     if not numbers or not axes or math.prod(task.shape) > MAX_SIZE:
@@ -119,7 +170,7 @@ def spec(value: Mapping[str, Json]) -> TaskSpec:
     return task
 
 
-def layout(value: Mapping[str, Json]) -> Layout:
+def layout(value: LayoutEntry) -> Layout:
     """Return where each parameter lies.
 
     Args:
@@ -128,8 +179,8 @@ def layout(value: Mapping[str, Json]) -> Layout:
     Raises:
         Bad: Names and shapes do not belong together, or the model is too large.
     """
-    names = tuple(value["names"])
-    shapes = tuple(map(tuple, value["shapes"]))
+    names = value.names
+    shapes = value.shapes
     odd = any(len(shape) > MAX_AXES or min(shape, default=1) < 0 for shape in shapes)
     if odd or len(names) != len(shapes) or len(set(names)) != len(names):
         bad("its layout needs one shape for every parameter name, each name once")
@@ -139,7 +190,7 @@ def layout(value: Mapping[str, Json]) -> Layout:
     return found
 
 
-def columns(value: list[int], size: int) -> tuple[int, int]:
+def columns(value: tuple[int, ...], size: int) -> tuple[int, int]:
     """Return which columns of the flat vector were recorded.
 
     Args:
@@ -150,7 +201,7 @@ def columns(value: list[int], size: int) -> tuple[int, int]:
         Bad: They do not lie in it.
     """
     if len(value) != 2 or not 0 <= value[0] < value[1] <= size:
-        bad(f"its columns {str(value)[:60]} do not lie in a model of {size} parameters")
+        bad(f"its columns {str(list(value))[:60]} do not lie in a model of {size} parameters")
     return value[0], value[1]
 
 

@@ -9,24 +9,23 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from leakaudit.accounting.pricing import price
+from leakaudit._util.plain import Figures
+from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
-from leakaudit.bounds.guarantee import Adjacency
 from leakaudit.bounds.mechanisms import classic_std
+from leakaudit.claim import Adjacency, Claim
 from leakaudit.lint import loops
 from leakaudit.lint.case import Case
 from leakaudit.lint.loops import Costs
 from leakaudit.lint.pitfall import Pitfall
 from leakaudit.verdict import Verdict
-from leakaudit.victim import Claim
 
 MORE = 1 + 1e-6  # a cost exceeds a claim by more than rounding
 NEAR = 1.25  # a figure this close below a claim is what was claimed: a choice
-MOST = 400  # rounds that are priced: a choice that bounds the time
+MOST = 400  # rounds that are accounted for: a choice that bounds the time
 SAME = 1e-3  # relative difference of standard deviations of which one was rounded: a choice
 SHOWN = 3  # names in a sentence
-TEXTBOOK = ("1.25", "eps < 1", "epsilon < 1")  # words of a claim by the classic calibration
 
 
 def check(case: Case) -> Iterator[Pitfall]:
@@ -42,12 +41,12 @@ def check(case: Case) -> Iterator[Pitfall]:
     if not covering:
         yield _rounds(case, max(case.claims, key=lambda claim: claim.rounds or 0))
     for claim in covering:
-        found = _priced(case, claim)
+        found = _cost(case, claim)
         if found is not None:
             yield found
             break
     for claim in case.claims:
-        if loops.adjacency(claim.adjacency) is None:
+        if claim.neighbours is None:
             said = repr(claim.adjacency) if claim.adjacency else "nothing"
             says = f"{_quote(claim)} says {said} of what two neighbouring data sets differ in"
             yield Pitfall(2, Verdict.UNSUPPORTED, says)
@@ -62,7 +61,7 @@ def _rounds(case: Case, claim: Claim) -> Pitfall:
     times = math.ceil(case.trace.rounds / (claim.rounds or 1))
     epsilon = claim.epsilon or 0.0
     delta = claim.delta or 0.0
-    figures = {
+    figures: Figures = {
         "claimed": epsilon,
         "rounds": case.trace.rounds,
         "covered": claim.rounds,
@@ -75,13 +74,14 @@ def _rounds(case: Case, claim: Claim) -> Pitfall:
     if case.laws == {"gaussian"} and 0 < delta < 1:
         # mu of k compositions is sqrt(k) mu.
         mu = gaussian.least_mu(epsilon, delta)
-        figures["gaussian"] = gaussian.epsilon(delta, math.sqrt(times) * mu)
-        says += f", {figures['gaussian']:.4g} for Gaussian noise"
+        composed = gaussian.epsilon(delta, math.sqrt(times) * mu)
+        figures["gaussian"] = composed
+        says += f", {composed:.4g} for Gaussian noise"
     verdict = Verdict.UNCLAIMED if claim.rounds == 1 else Verdict.UNSUPPORTED
     return Pitfall(1, verdict, says, figures)
 
 
-def _priced(case: Case, claim: Claim) -> Pitfall | None:
+def _cost(case: Case, claim: Claim) -> Pitfall | None:
     """Compare a claim with what the recorded constants cost.
 
     The pitfall is the slip that explains the difference; None if there is no difference.
@@ -99,7 +99,7 @@ def _priced(case: Case, claim: Claim) -> Pitfall | None:
     epsilon = claim.epsilon or 0.0
     if costs is None or costs.all <= epsilon * MORE:
         return None
-    figures = {
+    figures: Figures = {
         "claimed": epsilon,
         "delta": claim.delta,
         "all": costs.all,
@@ -131,10 +131,10 @@ def _if_claimed(cost: float, epsilon: float) -> float:
 
 
 def _exact(case: Case, claim: Claim) -> Costs | None:
-    """Price the outsider's view of one node at the claim's sensitivity.
+    """Bound the outsider's view of one node at the claim's sensitivity.
 
     The node is the one in most messages with the fewest neighbours. None if the claim or the view
-    does not allow a price.
+    does not allow a bound.
     """
     relations = case.relations
     if case.protocol is None or relations is None:
@@ -147,16 +147,17 @@ def _exact(case: Case, claim: Claim) -> Costs | None:
 
     node = max(case.holders, key=exposure, default=0)
     first = min((relations.vectors[g.vector].round for g in relations.gradients(node)), default=1)
-    prices = []
+    bounds = []
     for rounds in (min(case.trace.rounds, MOST), max(1, first)):
         protocol = replace(case.protocol, rounds=rounds)
-        prices.append(next(price(protocol, Adversary(), [node], claim.sensitivity, claim.delta)))
-    of_all, of_one = prices
+        found = view_bounds(protocol, Adversary(), [node], claim.sensitivity, claim.delta)
+        bounds.append(next(found))
+    of_all, of_one = bounds
     if of_all.reached is None or of_one.reached is None:
         return None
     # Adding or removing a record moves a sum half as far as replacing one.
     times = 1
-    if loops.adjacency(claim.adjacency) in (Adjacency.REPLACE, Adjacency.NODE):
+    if claim.neighbours in (Adjacency.REPLACE, Adjacency.NODE):
         times = 2
     return Costs(
         all=gaussian.epsilon(claim.delta, of_all.reached),
@@ -172,7 +173,7 @@ def _node(case: Case) -> Iterator[Pitfall]:
     if count < 2:
         return
     for claim in case.claims:
-        if loops.adjacency(claim.adjacency) in (None, Adjacency.NODE):
+        if claim.neighbours in (None, Adjacency.NODE):
             continue
         epsilon = claim.epsilon or 0.0
         delta = claim.delta or 0.0
@@ -184,7 +185,7 @@ def _node(case: Case) -> Iterator[Pitfall]:
             f"{_quote(claim)} is of one record; the {count} records of a node together have "
             f"{total:.4g}"
         )
-        figures = {"claimed": epsilon, "records": count, "node": total}
+        figures: Figures = {"claimed": epsilon, "records": count, "node": total}
         yield Pitfall(3, Verdict.UNCLAIMED, says, figures)
         return
 
@@ -213,7 +214,12 @@ def _classic(case: Case) -> Iterator[Pitfall]:
             continue
         classic = classic_std(epsilon, delta)
         needed = 1 / gaussian.least_mu(epsilon, delta)
-        figures = {"epsilon": epsilon, "delta": delta, "classic": classic, "needed": needed}
+        figures: Figures = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "classic": classic,
+            "needed": needed,
+        }
         says = (
             f"{_quote(claim)} with noise of {classic:.4g} sensitivities by "
             "sqrt(2 log(1.25 / delta)) / epsilon, proved below 1 alone; "
@@ -228,10 +234,9 @@ def _classic(case: Case) -> Iterator[Pitfall]:
 def _textbook(case: Case, claim: Claim) -> bool:
     """Return whether a claim is by the classic calibration.
 
-    It names it, or its noise is that of one of the recorded sensitivities.
+    It says so, or its noise is that of one of the recorded sensitivities.
     """
-    texts = (claim.source, *claim.assumes)
-    if any(word in text for text in texts for word in TEXTBOOK):
+    if claim.classic:
         return True
     clip = loops.number(case.params, "clip")
     if case.protocol is not None or clip is None or claim.std is None:

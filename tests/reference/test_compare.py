@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.accounting.ledger import Entry, alike, entries, worst
-from leakaudit.accounting.listeners import around, named
-from leakaudit.accounting.pricing import price
+from leakaudit.accounting.adversaries import around, named
+from leakaudit.accounting.compare import Comparison, alike, compare, worst
 from leakaudit.accounting.symmetry import Symmetry, invariant
+from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.bounds import gaussian
 from leakaudit.errors import LeakauditError
@@ -34,8 +34,8 @@ def declared(
     )
 
 
-def table(made: Protocol, size: int = 1, **asked: Any) -> list[Entry]:
-    return list(entries(made, around(made.graph, range(made.graph.nodes), size), **asked))
+def table(made: Protocol, size: int = 1, **asked: Any) -> list[Comparison]:
+    return list(compare(made, around(made.graph, range(made.graph.nodes), size), **asked))
 
 
 SYMMETRIC = [
@@ -56,18 +56,18 @@ def test_views_that_are_equal_by_symmetry_are_equal_when_computed(
     assert len(found) == len(around(made.graph, range(4), 2))
     assert any(one.like for one in found) or graph == "rgg"
     for one in found:
-        (again,) = price(made, one.listener.adversary, [one.listener.node])
+        (again,) = view_bounds(made, one.threat.adversary, [one.threat.node])
         assert again.largest is not None
-        assert again.largest == pytest.approx(one.price.largest, rel=1e-9)
-        assert again.level == one.price.level
-        assert again.linear == pytest.approx(one.price.linear, rel=1e-9)
-        assert len(again.leaking) == len(one.price.leaking)
+        assert again.largest == pytest.approx(one.bound.largest, rel=1e-9)
+        assert again.basis == one.bound.basis
+        assert again.linear == pytest.approx(one.bound.linear, rel=1e-9)
+        assert len(again.leaking) == len(one.bound.leaking)
 
 
 def test_a_ring_whose_nodes_are_alike_is_priced_once() -> None:
     found = table(declared("dpsgd", nodes=6, sigma=0.5))
     assert alike(found) == dict.fromkeys(range(1, 6), 0)
-    assert len({one.price.linear for one in found if one.like is None}) == len(
+    assert len({one.bound.linear for one in found if one.like is None}) == len(
         [one for one in found if one.like is None]
     )
 
@@ -117,28 +117,28 @@ def test_the_recommended_noise_gives_the_epsilon(
 ) -> None:
     made = declared(name, nodes=4, rounds=rounds, **constants)
     smoothness = 0.1 if name == "dpnorm" else None
-    (one,) = entries(
+    (one,) = compare(
         made, named([Adversary()], [0], 4), epsilon=2.0, delta=1e-5, smoothness=smoothness
     )
-    assert one.advice is not None
-    assert one.advice.holds
-    level = constants["sigma"] * one.advice.factor
+    assert one.calibration is not None
+    assert one.calibration.holds
+    level = constants["sigma"] * one.calibration.factor
     quiet = Protocol(replace(made.victim, sigma=level), made.graph, rounds, {})  # type: ignore[type-var]
-    (again,) = price(quiet, Adversary(), [0], 1.0, 1e-5, smoothness)
+    (again,) = view_bounds(quiet, Adversary(), [0], 1.0, 1e-5, smoothness)
     assert again.epsilon == pytest.approx(2.0, rel=1e-6)
     assert all(
         low <= level * (1 + 1e-9) and high >= level * (1 - 1e-9)
-        for low, high in one.advice.noise.values()
+        for low, high in one.calibration.noise.values()
     )
 
 
 def test_where_a_gradient_is_on_the_wire_no_noise_helps() -> None:
-    (one,) = entries(declared("pdmm"), named([Adversary()], [0], 5), epsilon=1.0)
-    assert one.price.mu == math.inf
-    assert one.advice is not None
-    assert one.advice.factor == math.inf
-    assert one.advice.leaking == one.price.leaking
-    assert not one.advice.holds
+    (one,) = compare(declared("pdmm"), named([Adversary()], [0], 5), epsilon=1.0)
+    assert one.bound.mu == math.inf
+    assert one.calibration is not None
+    assert one.calibration.factor == math.inf
+    assert one.calibration.leaking == one.bound.leaking
+    assert not one.calibration.holds
     assert one.verdict is Verdict.UNCLAIMED
 
 
@@ -157,9 +157,9 @@ def test_the_printed_noise_of_table_ii_is_refuted_and_theorem_1_is_not() -> None
         steps=2,
         order="adapt",
     )
-    (one,) = entries(printed, named([Adversary()], [0], 6))
+    (one,) = compare(printed, named([Adversary()], [0], 6))
     assert one.verdict is Verdict.REFUTED
-    assert one.price.sensitivity == 2 / 4000
+    assert one.bound.sensitivity == 2 / 4000
     assert one.least == pytest.approx(2.245, abs=5e-3)
     assert one.ratio == pytest.approx(2.245, abs=5e-3)
     made = protocol(
@@ -172,7 +172,7 @@ def test_the_printed_noise_of_table_ii_is_refuted_and_theorem_1_is_not() -> None
         samples=2,
         set={"sigma": 0.1},
     )
-    (held,) = entries(made, named([Adversary()], [0], 6), smoothness=0.1)
+    (held,) = compare(made, named([Adversary()], [0], 6), smoothness=0.1)
     assert held.verdict is Verdict.NOT_REFUTED
     assert held.claim is not None
     assert held.claim.epsilon == min(c.epsilon or 0 for c in made.victim.claims(made.graph, 12))
@@ -191,7 +191,7 @@ def test_secret_mini_batches_are_never_refuted_by_the_exact_view() -> None:
         samples=4000,
         batch=2000,
     )
-    (one,) = entries(sampled, named([Adversary()], [0], 4))
+    (one,) = compare(sampled, named([Adversary()], [0], 4))
     assert one.exact is not None
     assert one.exact > 1
     assert one.verdict is Verdict.INCONCLUSIVE
@@ -203,11 +203,11 @@ def test_the_pairwise_formula_is_compared_with_its_own_pair_alone() -> None:
     made = declared("muffliato", "ring", 8, 4, lr=0.5, clip=1.0, sigma=math.sqrt(0.5), gossips=4)
     claims = [c for c in made.victim.claims(made.graph, 4) if c.pair]
     viewer, node = claims[-1].pair or (0, 0)
-    far, near = entries(
+    far, near = compare(
         made, named([Adversary(hears="none", corrupt=frozenset({viewer})), Adversary()], [node], 8)
     )
     assert far.verdict is Verdict.REFUTED
-    assert far.price.mu == pytest.approx(math.sqrt(2), rel=1e-6)
+    assert far.bound.mu == pytest.approx(math.sqrt(2), rel=1e-6)
     assert far.least == pytest.approx(gaussian.epsilon(1e-3, math.sqrt(2)), rel=1e-6)
     assert near.verdict is Verdict.UNCLAIMED
 
@@ -216,14 +216,14 @@ def test_coalitions_hear_more_and_the_worst_is_shown() -> None:
     made = declared("dpsgd", nodes=6, rounds=4, sigma=0.5, own="plain")
     found = table(made, 2)
     by_size = {
-        k: max(one.price.linear or 0 for one in found if len(one.listener.adversary.corrupt) == k)
+        k: max(one.bound.linear or 0 for one in found if len(one.threat.adversary.corrupt) == k)
         for k in (1, 2)
     }
     assert by_size[2] > by_size[1]
-    top = [one for one in worst(found) if one.price.node == 0]
-    assert {one.listener.kind for one in top} == {"outsider", "wire", "neighbour", "coalition"}
-    assert max(one.price.largest or 0 for one in top) == max(
-        one.price.largest or 0 for one in found if one.price.node == 0
+    top = [one for one in worst(found) if one.bound.node == 0]
+    assert {one.threat.kind for one in top} == {"outsider", "wire", "neighbour", "coalition"}
+    assert max(one.bound.largest or 0 for one in top) == max(
+        one.bound.largest or 0 for one in found if one.bound.node == 0
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from leakaudit.accounting.pricing import price
+from leakaudit.accounting.basis import Basis, Ground, Stronger, Unit
+from leakaudit.accounting.view_bound import view_bounds
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError
 from leakaudit.protocols.declared import DECLARED, Protocol
@@ -36,7 +37,7 @@ def test_a_nodes_own_relations_price_as_the_whole_networks(
     protocol = Protocol(
         get("victims", name)(**constants), make("ring", 4, torch.Generator()), ROUNDS, {}
     )
-    (found,) = price(protocol, adversary, [0])
+    (found,) = view_bounds(protocol, adversary, [0])
     assert not found.refused
     knowledge = know(protocol.whole, adversary)
     whole = account(
@@ -69,4 +70,21 @@ def test_an_adversary_that_is_not_in_the_graph_is_refused(adversary: Adversary, 
         get("victims", "dpsgd")(sigma=0.5), make("ring", 4, torch.Generator()), 3, {}
     )
     with pytest.raises(LeakauditError, match=words):
-        list(price(protocol, adversary, [0]))
+        list(view_bounds(protocol, adversary, [0]))
+
+
+def test_the_text_of_a_basis_is_made_from_its_values() -> None:
+    """Every part that is set is in the sentence, and the unit of privacy begins it."""
+    plain = Basis(Ground.MODELS_SEEN)
+    assert plain.unit is Unit.RECORD
+    assert str(plain).startswith("record: the models are functions of what is seen")
+    smooth = Basis(Ground.SMOOTH, Stronger.ALL_MESSAGES, smoothness=0.25, own_view="not its own")
+    assert str(smooth) == (
+        "record: gradients are 0.25-Lipschitz; upper value, priced for one who hears every message "
+        "that the node sends or receives (not its own)"
+    )
+    reacting = Basis(Ground.REACTING, not_smooth="no bound")
+    assert reacting.unit is Unit.NODE
+    assert str(reacting).startswith("node: no epsilon for records")
+    assert str(reacting).endswith(" (with the smoothness: no bound)")
+    assert Basis(Ground.STEERED).unit is Unit.NONE

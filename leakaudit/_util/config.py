@@ -1,0 +1,398 @@
+"""TOML that people write: typed values, or one line with file, key, what is expected, and where.
+
+msgspec converts each value to the type of its key, strictly: text is not read as a number, and true
+is not 1. It is imported when a table is read and not before, because every command reads settings
+and few have any.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from leakaudit.errors import LeakauditError, suggest
+
+if TYPE_CHECKING:
+    from msgspec import Struct
+
+    from leakaudit._util.decoding import Departure
+
+T = TypeVar("T")
+
+# How often a file is parsed to find a line. Most keys are found at once; a word that is in every
+# line of a long file would take minutes, and a message without a line is still a good one.
+TRIES = 200
+
+
+class Wrong(LeakauditError):
+    """A value that has the right type and still cannot be meant.
+
+    Attributes:
+        at: Keys that lead to it, in the table that a value is made of.
+    """
+
+    def __init__(self, where: str, says: str, *at: str) -> None:
+        """Make the message.
+
+        Args:
+            where: What the keys belong to, such as ``check ring``; may be empty.
+            says: What is expected, and what came.
+            at: The keys; none for the table as a whole.
+        """
+        super().__init__(_joined(where, ".".join(at), says))
+        self.at = at
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a configuration, and where it stands.
+
+    Attributes:
+        values: Its values by key.
+        file: What messages call the file, such as ``scenario run.toml``; may be empty.
+        name: How messages about keys of the table begin; may be empty.
+        text: The whole file, in which lines are looked up; empty if the values are of no file.
+        path: Keys, and places in lists of tables, from the top of the file to the table.
+    """
+
+    values: Mapping[str, Any]
+    file: str = ""
+    name: str = ""
+    text: str = ""
+    path: tuple[str | int, ...] = ()
+
+    def named(self, name: str) -> Table:
+        """Return the same table under a name of its own.
+
+        Args:
+            name: Stands between the file and a key.
+        """
+        return replace(self, name=_joined(self.file, name))
+
+    def only(self, *keys: str) -> Table:
+        """Return the table with some of its keys.
+
+        Args:
+            keys: Those that stay, if they are there.
+        """
+        return replace(self, values={k: v for k, v in self.values.items() if k in keys})
+
+    def without(self, *keys: str) -> Table:
+        """Return the table with the other keys.
+
+        Args:
+            keys: Those that go.
+        """
+        return replace(self, values={k: v for k, v in self.values.items() if k not in keys})
+
+    def table(self, *keys: str) -> Table:
+        """Return the table at nested keys.
+
+        Args:
+            keys: From the outermost to the innermost.
+
+        Returns:
+            The table, of the same name; empty if there is none.
+
+        Raises:
+            LeakauditError: Something else than a table stands at one of the keys.
+        """
+        values = self.values
+        for depth, key in enumerate(keys, 1):
+            values = values.get(key, {})
+            if not isinstance(values, Mapping):
+                place = ".".join(keys[:depth])
+                raise self.error(f"expected a table [{place}], got {values!r:.60}", *keys[:depth])
+        return replace(self, values=values, path=(*self.path, *keys))
+
+    def tables(self, key: str) -> list[Table]:
+        """Return the tables ``[[key]]``.
+
+        Args:
+            key: Of a list of tables.
+
+        Returns:
+            The tables, of the same name; none if there is no such key.
+
+        Raises:
+            LeakauditError: Something else stands there.
+        """
+        found = self.values.get(key, [])
+        if not isinstance(found, list):
+            raise self.error(f"{key}: expected tables [[{key}]], got {found!r:.60}", key)
+        made = []
+        for place, values in enumerate(found):
+            if not isinstance(values, Mapping):
+                raise self.error(f"{key}: expected a table, got {values!r:.60}", key)
+            made.append(replace(self, values=values, path=(*self.path, key, place)))
+        return made
+
+    def known(self, keys: Sequence[str]) -> None:
+        """Refuse a key that nobody reads.
+
+        Args:
+            keys: All that may be there.
+
+        Raises:
+            LeakauditError: There is another one; the nearest is named.
+        """
+        for key in self.values:
+            if key not in keys:
+                raise self.error(f"unknown key {key!r}{suggest(key, keys)}", key)
+
+    def decode(self, form: type[Struct], kind: Callable[..., T]) -> T:
+        """Make a value of the table.
+
+        Args:
+            form: The type of every key; see `leakaudit._util.forms.form`.
+            kind: Takes the values that are given by key; the form itself, or a class of ours.
+
+        Returns:
+            What `kind` returns.
+
+        Raises:
+            LeakauditError: A key is unknown (the nearest is named) or missing, a value has another
+                type, or `kind` refuses it.
+        """
+        from msgspec import structs
+
+        fields = {field.encode_name: field for field in structs.fields(form)}
+        self.known(list(fields))
+        given = {key: self._value(key, fields[key].type) for key in self.values}
+        missing = [name for name, field in fields.items() if field.required and name not in given]
+        if missing:
+            raise self.error(f"expected the keys {', '.join(missing)}")
+        try:
+            return kind(**given)
+        except Wrong as error:
+            raise LeakauditError(_joined(self.file, f"{error}{self.line(*error.at)}")) from None
+        except LeakauditError as error:
+            raise LeakauditError(_joined(self.file, str(error))) from None
+
+    def error(self, says: str, *at: str | int) -> LeakauditError:
+        """Return an error about something in the table.
+
+        Args:
+            says: What is wrong.
+            at: Where in the table, from its own keys on; empty for the table as a whole.
+
+        Returns:
+            The error; it has the line of that place if it can be found.
+        """
+        return LeakauditError(_joined(self.name, f"{says}{self.line(*at)}"))
+
+    def line(self, *at: str | int) -> str:
+        """Return the line of a place as the end of a message.
+
+        Args:
+            at: Where in the table, from its own keys on; empty for the table as a whole.
+
+        Returns:
+            Such as `` (at line 3)``; empty if the line is not found.
+        """
+        line = line_of(self.text, (*self.path, *at))
+        if line is None:
+            return ""
+        return f" (at line {line})"
+
+    def _value(self, key: str, kind: Any) -> Any:
+        """Return one value as its type: lists become tuples, whole numbers floats if asked for."""
+        from leakaudit._util.decoding import first
+
+        value = self.values[key]
+        try:
+            return typed(value, kind)
+        except ValueError as error:
+            found = first(value, kind)
+            if found is None:
+                raise self.error(f"{key}: {error}", key) from None
+            found = replace(found, path=(key, *found.path))
+            at = found.path
+            if found.fault == "unknown":
+                at = (*at, str(found.value))
+            raise self.error(_sentence(found), *at) from None
+
+
+def read(path: Path, name: str = "") -> Table:
+    """Read a TOML file.
+
+    Args:
+        path: The file.
+        name: How messages about it begin; its path if empty.
+
+    Returns:
+        Its values.
+
+    Raises:
+        LeakauditError: It cannot be read, or is not TOML.
+    """
+    name = name or str(path)
+    try:
+        text = path.read_bytes().decode()
+        return Table(tomllib.loads(text), name, name, text)
+    except OSError as error:
+        raise LeakauditError(f"{name}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise LeakauditError(
+            f"{name}: expected a TOML file of UTF-8 text, got other bytes at {error.start}"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise LeakauditError(f"{name}: no valid TOML: {error}") from None
+    except RecursionError:
+        raise LeakauditError(f"{name}: no valid TOML: lists or tables nest too deeply") from None
+
+
+def typed(value: object, kind: Any) -> Any:
+    """Return a value of TOML as a type.
+
+    Args:
+        value: Of a key.
+        kind: What it may be.
+
+    Returns:
+        The value: a list as a tuple, a whole number as a float if that is asked for.
+
+    Raises:
+        ValueError: It is something else; the message is msgspec's.
+    """
+    import msgspec
+
+    try:
+        return msgspec.convert(value, kind, builtin_types=(date,))
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+def check(values: Mapping[str, object], form: type[Struct]) -> None:
+    """Check the fields of a value that was made in Python.
+
+    Args:
+        values: Of the fields, by name.
+        form: Their types.
+
+    Raises:
+        LeakauditError: A value has another type.
+    """
+    from leakaudit._util.decoding import first
+
+    try:
+        typed(values, form)
+    except ValueError:
+        # msgspec refuses subclasses, such as a text that is an enumeration's; they are let pass.
+        found = first(values, form)
+        if found is not None:
+            raise LeakauditError(_sentence(found)) from None
+
+
+def written(values: Mapping[str, object]) -> str:
+    """Write values as TOML.
+
+    Args:
+        values: By key; None does not exist in TOML.
+
+    Returns:
+        The text, which `read` reads.
+
+    Raises:
+        LeakauditError: A value is something that TOML does not have.
+    """
+    import tomli_w
+
+    try:
+        return tomli_w.dumps(values)
+    except TypeError as error:
+        raise LeakauditError(f"this cannot be written as TOML: {error}") from None
+
+
+def inline(value: object) -> str:
+    """Write one value as TOML on a single line.
+
+    tomli-w puts every entry of a list on its own line, and a table under a heading.
+
+    Args:
+        value: Text, a number, true or false, or a list or a table of such values.
+
+    Returns:
+        The text that stands behind ``key =``.
+    """
+    if isinstance(value, Mapping):
+        entries = [f"{_key(key)} = {inline(held)}" for key, held in value.items()]
+        if not entries:
+            return "{}"
+        return f"{{ {', '.join(entries)} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(inline, value))}]"
+    return written({"x": value}).removeprefix("x = ").rstrip("\n")
+
+
+def _joined(*parts: str) -> str:
+    return ": ".join(filter(None, parts))
+
+
+def _key(key: str) -> str:
+    return written({key: 0}).removesuffix(" = 0\n")
+
+
+def line_of(text: str, path: Sequence[str | int]) -> int | None:
+    """Find the line on which a key or a table begins.
+
+    tomllib returns values without their lines. So the file is read up to each line that has the
+    name of the key: the first piece with something at that place ends with the key's own value.
+
+    Args:
+        text: Of the file.
+        path: Keys and places in lists, from the top of the file.
+
+    Returns:
+        The line, counted from 1; None if it is not found.
+    """
+    names = [step for step in path if isinstance(step, str)]
+    if not text or not names:
+        return None
+    lines = text.split("\n")
+    word = re.compile(rf"(?<!\w){re.escape(names[-1])}(?!\w)")
+    starts = [place for place, line in enumerate(lines) if word.search(line)]
+    tries = 0
+    for start in starts:
+        for stop in range(start + 1, len(lines) + 1):
+            tries += 1
+            if tries > TRIES:
+                return None
+            try:
+                values = tomllib.loads("\n".join(lines[:stop]))
+            except tomllib.TOMLDecodeError:
+                continue  # the value goes on in the next line
+            if _holds(values, path):
+                return start + 1
+            break
+    return None
+
+
+def _holds(values: Any, path: Sequence[str | int]) -> bool:
+    """Return whether there is something at a place."""
+    try:
+        for step in path:
+            values = values[step]
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
+
+
+def _sentence(found: Departure) -> str:
+    """Say what is wrong with the value of a key, or at a place in it."""
+    from leakaudit._util.decoding import dotted, words
+
+    place = dotted(found.path)
+    if found.fault == "key":
+        return f"a key of {place}: expected text, got {found.value!r:.60}"
+    if found.fault == "unknown":
+        return f"{place}.{found.value}: unknown key{suggest(str(found.value), found.known)}"
+    expected = words(found.kinds, toml=True)
+    if found.fault == "missing":
+        return f"{place}.{found.value}: is missing; expected {expected}"
+    return f"{place}: expected {expected}, got {found.value!r:.60}"

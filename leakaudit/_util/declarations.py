@@ -1,0 +1,341 @@
+"""Read what our own files declare from their source, without importing them.
+
+Tables, and the order in which `auto` tries attacks, need a few words and default values. These are
+literals in the body of a class, but importing the class imports torch, which takes about ten times
+as long as everything else that a table needs. A value that is not a literal is never guessed: the
+class is imported then, as it always is for a plug-in.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.abc
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from functools import cache
+from typing import Any
+
+from leakaudit import registry
+
+# Decorators by which a leaf gets its name, and bases that declare nothing.
+REGISTERS = ("victim", "attack", "renderer")
+EMPTY_BASES = ("ABC", "Protocol", "object")
+
+
+class _NotLiteral(Exception):
+    """Something is not written such that its value is known without running the file."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What a class says of one hyper-parameter.
+
+    Attributes:
+        default: MISSING if it has none.
+        help: Its meaning and unit.
+        symbol: That of the paper.
+        choices: The words that it takes; () if it takes other values.
+    """
+
+    default: Any
+    help: str = ""
+    symbol: str = ""
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What a class or a function says of itself.
+
+    Attributes:
+        attributes: Values of the class variables that were asked for.
+        parameters: The hyper-parameters by name.
+        note: First line of the docstring.
+    """
+
+    attributes: Mapping[str, Any]
+    parameters: Mapping[str, Parameter]
+    note: str
+
+
+def everything(group: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, Declaration]]:
+    """Read the declarations of a group, by name.
+
+    Args:
+        group: One of `registry.GROUPS`.
+        wanted: Class variables to read.
+
+    Yields:
+        Each name with its declaration.
+
+    Raises:
+        LeakauditError: A plug-in cannot be imported.
+    """
+    for name in registry.names(group):
+        yield name, of(group, name, wanted)
+
+
+def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
+    """Read the declaration of one victim, attack or renderer.
+
+    Args:
+        group: One of `registry.GROUPS`.
+        name: Its registered name.
+        wanted: Class variables to read.
+
+    Raises:
+        LeakauditError: There is none of this name.
+    """
+    module = registry.unloaded(group, name)
+    if module is not None:
+        try:
+            return read(module, name, tuple(wanted))
+        except _NotLiteral:
+            pass
+    return of_loaded(registry.get(group, name), wanted)
+
+
+@cache
+def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
+    """Read what one of our own files registers.
+
+    Args:
+        module: Its dotted name.
+        name: The name that is registered.
+        wanted: Class variables to read.
+
+    Raises:
+        _NotLiteral: The file has to be run to know a value.
+    """
+    for node in _tree(module).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and _registers(node, name):
+            return _declaration(module, node, wanted)
+    raise _NotLiteral
+
+
+def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
+    """Return the declaration of what is loaded.
+
+    Args:
+        thing: A class or a function.
+        wanted: Class variables to read.
+    """
+    parameters = {}
+    if isinstance(thing, type):
+        for key, field in registry.parameters(thing).items():
+            parameters[key] = Parameter(
+                field.default,
+                field.metadata.get("help", ""),
+                field.metadata.get("symbol", ""),
+                _choices_of(thing, key),
+            )
+    attributes = {key: getattr(thing, key) for key in wanted}
+    return Declaration(attributes, parameters, _first_line(thing.__doc__))
+
+
+def _choices_of(kind: type, key: str) -> tuple[str, ...]:
+    """Return the words that a hyper-parameter takes."""
+    try:
+        return registry.choices(kind, key)
+    except NameError:  # a plug-in's annotation names what only type checkers import
+        return ()
+
+
+def table(module: str, name: str) -> dict[str, Any]:
+    """Read a module's dictionary whose keys are text.
+
+    Args:
+        module: Dotted name of one of our own modules.
+        name: Of the dictionary.
+
+    Returns:
+        Its entries; None for a value that is not a literal.
+    """
+    try:
+        entries = _entries(module, name)
+    except _NotLiteral:
+        return dict(getattr(importlib.import_module(module), name))
+    found = {}
+    for key, value in entries.items():
+        try:
+            found[key] = _literal(value)
+        except _NotLiteral:
+            found[key] = None
+    return found
+
+
+def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Declaration]:
+    """Read the declarations of the classes in a module's dictionary.
+
+    Args:
+        module: Dotted name of one of our own modules.
+        name: Of the dictionary, which has classes of the same module by name.
+        wanted: Class variables to read.
+    """
+    found = {}
+    try:
+        for key, value in _entries(module, name).items():
+            if not isinstance(value, ast.Name):
+                raise _NotLiteral
+            found[key] = _declaration(module, _class(module, value.id), wanted)
+    except _NotLiteral:
+        kinds = getattr(importlib.import_module(module), name)
+        return {key: of_loaded(kind, wanted) for key, kind in kinds.items()}
+    return found
+
+
+@cache
+def _tree(module: str) -> ast.Module:
+    """Parse a module's source."""
+    spec = importlib.util.find_spec(module)
+    if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
+        raise _NotLiteral
+    try:
+        source = spec.loader.get_source(module)
+    except ImportError:  # the file is not there
+        source = None
+    if source is None:  # installed without sources
+        raise _NotLiteral
+    return ast.parse(source, filename=spec.origin or module)
+
+
+def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
+    """Whether a decorator registers a class or function under a name."""
+    for decorator in node.decorator_list:
+        if not (isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name)):
+            continue
+        given = [arg.value for arg in decorator.args if isinstance(arg, ast.Constant)]
+        if decorator.func.id in REGISTERS and given == [name]:
+            return True
+    return False
+
+
+def _declaration(
+    module: str, node: ast.ClassDef | ast.FunctionDef, wanted: Sequence[str]
+) -> Declaration:
+    """Read what a class or a function says of itself."""
+    note = _first_line(ast.get_docstring(node, clean=False))
+    if isinstance(node, ast.FunctionDef):
+        return Declaration({}, {}, note)
+    attributes, fields = _body(module, node)
+    if not all(key in attributes for key in wanted):
+        raise _NotLiteral
+    values = {key: _literal(attributes[key]) for key in wanted}
+    parameters = {key: _parameter(field) for key, field in fields.items()}
+    return Declaration(values, parameters, note)
+
+
+def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[str, ast.AnnAssign]]:
+    """Return a dataclass's class variables and fields, those of its bases first."""
+    attributes: dict[str, ast.expr] = {}
+    fields: dict[str, ast.AnnAssign] = {}
+    for base in node.bases:
+        if not isinstance(base, ast.Name):
+            raise _NotLiteral
+        if base.id not in EMPTY_BASES:
+            home = _home(module, base.id)
+            inherited, more = _body(home, _class(home, base.id))
+            attributes |= inherited
+            fields |= more
+    for statement in node.body:
+        if isinstance(statement, ast.Assign):  # a field has an annotation
+            for target in statement.targets:
+                if isinstance(target, ast.Name):
+                    attributes[target.id] = statement.value
+        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            if not _is_class_variable(statement.annotation):
+                fields[statement.target.id] = statement
+            elif statement.value is not None:
+                attributes[statement.target.id] = statement.value
+    return attributes, fields
+
+
+def _is_class_variable(annotation: ast.expr) -> bool:
+    """Whether an annotation is ``ClassVar`` or ``ClassVar[...]``."""
+    if isinstance(annotation, ast.Subscript):
+        annotation = annotation.value
+    return isinstance(annotation, ast.Name) and annotation.id == "ClassVar"
+
+
+def _class(module: str, name: str) -> ast.ClassDef:
+    """Return the statement that defines a class."""
+    for node in _tree(module).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return node
+    raise _NotLiteral
+
+
+def _home(module: str, name: str) -> str:
+    """Return the module that a class comes from."""
+    for node in _tree(module).body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return module
+        if not isinstance(node, ast.ImportFrom) or node.module is None:
+            continue
+        if any(alias.name == name and alias.asname is None for alias in node.names):
+            return node.module
+    raise _NotLiteral
+
+
+def _entries(module: str, name: str) -> dict[str, ast.expr]:
+    """Return the entries of a dictionary that a module assigns."""
+    assigned = None
+    for node in _tree(module).body:
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        else:
+            continue
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            assigned = node.value
+    if not isinstance(assigned, ast.Dict):
+        raise _NotLiteral
+    found = {}
+    for key, value in zip(assigned.keys, assigned.values, strict=True):
+        if key is None:  # **others
+            raise _NotLiteral
+        found[str(_literal(key))] = value
+    return found
+
+
+def _parameter(field: ast.AnnAssign) -> Parameter:
+    """Read a field, whose value is a literal or `registry.param` of literals."""
+    choices = _choices(field.annotation)
+    value = field.value
+    if value is None:
+        return Parameter(MISSING, choices=choices)
+    if not isinstance(value, ast.Call):
+        return Parameter(_literal(value), choices=choices)
+    if not (isinstance(value.func, ast.Name) and value.func.id == "param"):
+        raise _NotLiteral
+    given = [_literal(arg) for arg in value.args]
+    if value.keywords or len(given) not in (2, 3):
+        raise _NotLiteral
+    symbol = given[2] if len(given) == 3 else ""
+    return Parameter(given[0], given[1], symbol, choices)
+
+
+def _choices(annotation: ast.expr) -> tuple[str, ...]:
+    """Return the words of ``Literal[...]``; () for another annotation."""
+    if not isinstance(annotation, ast.Subscript) or not isinstance(annotation.value, ast.Name):
+        return ()
+    if annotation.value.id != "Literal":
+        return ()
+    words = _literal(annotation.slice)
+    return words if isinstance(words, tuple) else (words,)
+
+
+def _literal(node: ast.expr) -> Any:
+    """Return the value of a literal."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        raise _NotLiteral from None
+
+
+def _first_line(doc: str | None) -> str:
+    """Return the first line of a docstring."""
+    return (doc or "").split("\n")[0]

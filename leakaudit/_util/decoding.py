@@ -1,0 +1,324 @@
+"""Values of JSON or TOML as types, and the first place where they are not what the types say.
+
+msgspec decides whether a value fits. Its message names a type and a place, but neither the value
+that came nor, below a mapping of free names, the name. So once it has refused a value, the value
+is walked beside its type to find the place.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cache
+from typing import Annotated, Literal, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta, inspect
+
+T = TypeVar("T")
+Step = str | int  # a key, or a place in a list
+
+# "(?!\n)$": in Python, "$" also matches before a final line break. In JSON schema the look-ahead
+# changes nothing.
+Sha256: TypeAlias = Annotated[
+    str, Meta(pattern=r"^[0-9a-f]{64}(?!\n)$", description="a sha256 in hexadecimal")
+]
+
+WHOLE = "the record"  # what a place is called that is not inside anything
+
+
+class Misfit(Exception):
+    """A value is not of its type; the message has the place, what is expected and what came."""
+
+
+@dataclass(frozen=True)
+class Departure:
+    """The first place where a value is not what its type says.
+
+    Attributes:
+        path: Keys and places in lists, from the outermost; for `missing`, `unknown` and `key`, of
+            the mapping.
+        fault: ``value``: it has another type. ``missing``: a key is not there. ``unknown``: a key
+            is not known. ``key``: a key is no text.
+        value: What came; for `missing`, the key.
+        kinds: What was expected, for `value` and `missing`.
+        known: Keys of the mapping, for `unknown`.
+    """
+
+    path: tuple[Step, ...]
+    fault: Literal["value", "missing", "unknown", "key"]
+    value: object
+    kinds: tuple[inspect.Type, ...] = ()
+    known: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Name the place, what is expected there, and what came."""
+        place = dotted(self.path) or WHOLE
+        if self.fault == "missing":
+            return f"{place}: {self.value!r} is missing"
+        if self.fault == "unknown":
+            return f"{place}: unknown entry {self.value!r:.60}"
+        if self.fault == "key":
+            return f"a key of {place}: expected text, got {self.value!r:.60}"
+        return f"{place}: expected {words(self.kinds)}, got {self.value!r:.60}"
+
+
+def decoded(value: object, kind: type[T]) -> T:
+    """Turn JSON values into a type.
+
+    Args:
+        value: As `json.loads` returns it.
+        kind: A `msgspec.Struct`.
+
+    Returns:
+        The value of that type.
+
+    Raises:
+        Misfit: It does not fit, or it holds what JSON does not: NaN, infinity.
+    """
+    try:
+        # What is free in the types must be JSON too; `json.loads` takes NaN and infinity.
+        json.dumps(value, allow_nan=False)
+        return msgspec.convert(value, kind)
+    except (msgspec.ValidationError, TypeError, ValueError, RecursionError) as error:
+        raise Misfit(departure(value, kind) or str(error)) from None
+
+
+def departure(value: object, kind: type) -> str | None:
+    """Find the first place where a JSON value is not what its type says.
+
+    Args:
+        value: JSON values.
+        kind: A `msgspec.Struct`.
+
+    Returns:
+        A sentence with the place, what is expected there, and what came; None if every value fits.
+    """
+    found = first(value, kind)
+    if found is None:
+        return None
+    return str(found)
+
+
+def first(value: object, kind: object) -> Departure | None:
+    """Find the first place where a value is not what its type says.
+
+    Args:
+        value: Of JSON or TOML.
+        kind: A type that msgspec knows.
+
+    Returns:
+        The place; None if every value fits.
+    """
+    return _departure(value, _described(kind), ())
+
+
+def dotted(path: Sequence[Step]) -> str:
+    """Write a place as people do.
+
+    Args:
+        path: Keys and places in lists, from the outermost.
+
+    Returns:
+        For example ``findings[0].scores.psnr``.
+    """
+    text = ""
+    for step in path:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif text:
+            text += f".{step:.60}"
+        else:
+            text = f"{step:.60}"
+    return text
+
+
+def words(kinds: Sequence[inspect.Type], toml: bool = False) -> str:
+    """Say in words what is expected.
+
+    Args:
+        kinds: Alternatives.
+        toml: Whether the file is TOML, which has tables, and no null.
+
+    Returns:
+        For example ``a whole number or null``.
+    """
+    # A number is a union of whole numbers and floats; people read one word.
+    has_float = any(isinstance(kind, inspect.FloatType) for kind in kinds)
+    names = []
+    for kind in kinds:
+        if has_float and isinstance(kind, inspect.IntType):
+            continue
+        if toml and isinstance(kind, inspect.NoneType):
+            continue
+        if toml and isinstance(kind, inspect.DictType | inspect.StructType):
+            names.append("a table")
+        else:
+            names.append(_name(kind))
+    return " or ".join(names)
+
+
+@cache
+def _described(kind: object) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _departure(value: object, kind: inspect.Type, at: tuple[Step, ...]) -> Departure | None:
+    if isinstance(kind, inspect.UnionType):
+        return _alternatives(value, kind.types, at)
+    if isinstance(kind, inspect.Metadata):
+        found = _departure(value, kind.type, at)
+        if found is None or _description(kind) is None:
+            return found
+        # The words of a described type stand for everything in it.
+        return Departure(at, "value", value, (kind,))
+    if isinstance(kind, inspect.VarTupleType) and isinstance(value, list | tuple):
+        return _items(value, kind.item_type, at)
+    if isinstance(kind, inspect.DictType) and isinstance(value, Mapping):
+        return _named(value, kind.value_type, at)
+    if isinstance(kind, inspect.StructType) and isinstance(value, Mapping):
+        return _fields(value, kind, at)
+    if _fits(value, kind):
+        return None
+    return Departure(at, "value", value, (kind,))
+
+
+def _alternatives(
+    value: object, kinds: Sequence[inspect.Type], at: tuple[Step, ...]
+) -> Departure | None:
+    """The departure from the one alternative that has the same shape, else from all of them."""
+    inside = None
+    for kind in kinds:
+        found = _departure(value, kind, at)
+        if found is None:
+            return None
+        if inside is None and _same_shape(value, kind):
+            inside = found
+    if inside is not None:
+        return inside
+    return Departure(at, "value", value, tuple(kinds))
+
+
+def _same_shape(value: object, kind: inspect.Type) -> bool:
+    if isinstance(kind, inspect.VarTupleType):
+        return isinstance(value, list | tuple)
+    if isinstance(kind, inspect.DictType | inspect.StructType):
+        return isinstance(value, Mapping)
+    return False
+
+
+def _items(value: Sequence[object], kind: inspect.Type, at: tuple[Step, ...]) -> Departure | None:
+    for place, item in enumerate(value):
+        found = _departure(item, kind, (*at, place))
+        if found is not None:
+            return found
+    return None
+
+
+def _named(
+    value: Mapping[object, object], kind: inspect.Type, at: tuple[Step, ...]
+) -> Departure | None:
+    """A mapping from free names."""
+    for key in value:
+        if not isinstance(key, str):
+            return Departure(at, "key", key)
+    for key, item in value.items():
+        found = _departure(item, kind, (*at, str(key)))
+        if found is not None:
+            return found
+    return None
+
+
+def _fields(
+    value: Mapping[object, object], kind: inspect.StructType, at: tuple[Step, ...]
+) -> Departure | None:
+    known = {field.encode_name: field for field in kind.fields}
+    tag = kind.tag_field
+    for key in value:
+        if not isinstance(key, str):
+            return Departure(at, "key", key)
+    for name, field in known.items():
+        if field.required and name not in value:
+            return Departure(at, "missing", name, (field.type,))
+    if kind.forbid_unknown_fields:
+        for key in value:
+            if key not in known and key != tag:
+                return Departure(at, "unknown", key, known=tuple(known))
+    for key, item in value.items():
+        if isinstance(key, str) and key in known:
+            found = _departure(item, known[key].type, (*at, key))
+            if found is not None:
+                return found
+    return None
+
+
+def _fits(value: object, kind: inspect.Type) -> bool:
+    """Whether a value that holds no others fits its type."""
+    if isinstance(kind, inspect.AnyType):
+        return True
+    if isinstance(kind, inspect.CustomType):
+        return _is_json(value)
+    if isinstance(kind, inspect.LiteralType | inspect.EnumType):
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            return False
+        return value in _allowed(kind)
+    if isinstance(value, bool):
+        return isinstance(kind, inspect.BoolType)
+    if isinstance(kind, inspect.StrType):
+        return isinstance(value, str) and (
+            kind.pattern is None or re.search(kind.pattern, value) is not None
+        )
+    if isinstance(kind, inspect.IntType):
+        return isinstance(value, int) and (kind.ge is None or value >= kind.ge)
+    if isinstance(kind, inspect.FloatType):
+        return isinstance(value, int | float) and math.isfinite(value)
+    if isinstance(kind, inspect.DateType):
+        return isinstance(value, date) and not isinstance(value, datetime)
+    return isinstance(kind, inspect.NoneType) and value is None
+
+
+def _allowed(kind: inspect.LiteralType | inspect.EnumType) -> list[object]:
+    if isinstance(kind, inspect.LiteralType):
+        return list(kind.values)
+    return [member.value for member in kind.cls]
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _description(kind: inspect.Metadata) -> str | None:
+    described = (kind.extra_json_schema or {}).get("description")
+    if described is None:
+        return None
+    return str(described)
+
+
+def _name(kind: inspect.Type) -> str:
+    if isinstance(kind, inspect.Metadata):
+        return _description(kind) or _name(kind.type)
+    if isinstance(kind, inspect.LiteralType | inspect.EnumType):
+        return " or ".join(sorted(map(repr, _allowed(kind))))
+    if isinstance(kind, inspect.VarTupleType):
+        return "a list"
+    if isinstance(kind, inspect.DictType | inspect.StructType):
+        return "a mapping"
+    if isinstance(kind, inspect.FloatType):
+        return "a finite number"
+    if isinstance(kind, inspect.IntType):
+        return "a whole number"
+    if isinstance(kind, inspect.StrType):
+        return "text"
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    if isinstance(kind, inspect.NoneType):
+        return "null"
+    return "a JSON value"

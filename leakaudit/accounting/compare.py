@@ -1,0 +1,371 @@
+"""Every adversary's exact view beside the paper's claim.
+
+A comparison has mu, epsilon, their ratio to the claim, and the noise that the claim needs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from leakaudit._util.plain import Plain, extended
+from leakaudit.accounting.adversaries import Threat
+from leakaudit.accounting.calibration import Calibration, calibrate
+from leakaudit.accounting.symmetry import Symmetry
+from leakaudit.accounting.view_bound import ViewBound, view_bounds
+from leakaudit.bounds import gaussian
+from leakaudit.claim import Claim
+from leakaudit.progress import step
+from leakaudit.protocols.declared import Protocol
+from leakaudit.verdict import Verdict
+
+# If neither the caller nor a claim says otherwise.
+DELTA = 1e-5
+SENSITIVITY = 1.0
+
+# Relative; by which a computed epsilon or mu may exceed another one and still count as equal.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One view of one node beside the claim.
+
+    Attributes:
+        threat: The adversary and the node.
+        bound: On the adversary's view.
+        claim: The strongest one that speaks of this view.
+        verdict: On the claim.
+        why: Of the verdict.
+        exact: Epsilon of a record at the claim's delta, as an upper value; None if there is none.
+        least: The same, as linear (and quadratic) losses reach it.
+        ratio: Exact over claimed.
+        calibration: The noise that the claim needs.
+        like: The adversary whose view is the same by symmetry.
+        sensitivity_from: Where the sensitivity comes from, in words.
+    """
+
+    threat: Threat
+    bound: ViewBound
+    claim: Claim | None
+    verdict: Verdict
+    why: str
+    exact: float | None = None
+    least: float | None = None
+    ratio: float | None = None
+    calibration: Calibration | None = None
+    like: Threat | None = None
+    sensitivity_from: str = ""
+
+    def to_json(self) -> dict[str, Plain]:
+        """Plain values; infinity is the text ``inf``."""
+        claim: Plain = None
+        if self.claim is not None:
+            claim = _plain_claim(self.claim)
+        recommended: Plain = None
+        if self.calibration is not None:
+            recommended = self.calibration.to_json()
+        same_as: Plain = None
+        if self.like is not None:
+            same_as = {"node": self.like.node, "adversary": str(self.like.adversary)}
+        return {
+            **self.bound.to_json(),
+            "sensitivity_from": self.sensitivity_from,
+            "kind": self.threat.kind,
+            "claim": claim,
+            "exact": extended(self.exact),
+            "least": extended(self.least),
+            "ratio": extended(self.ratio),
+            "verdict": self.verdict.name,
+            "why": self.why,
+            "recommended": recommended,
+            "same_as": same_as,
+        }
+
+
+def _plain_claim(claim: Claim) -> dict[str, Plain]:
+    return {
+        "source": claim.source,
+        "promise": claim.promise,
+        "epsilon": claim.epsilon,
+        "delta": claim.delta,
+        "adjacency": claim.adjacency,
+        "std": claim.std,
+        "rounds": claim.rounds,
+        "assumes": claim.assumes,
+        "sensitivity": claim.sensitivity,
+        "sampled": claim.sampled,
+    }
+
+
+@dataclass(frozen=True)
+class AssumedSensitivity:
+    """How far a record is taken to move a gradient.
+
+    Attributes:
+        value: In Euclidean norm.
+        origin: Where it comes from, in words.
+        comparable: Whether claims are judged at it.
+    """
+
+    value: float
+    origin: str
+    comparable: bool
+
+
+def assumed_sensitivity(
+    protocol: Protocol, claims: Sequence[Claim], asked: float | None
+) -> AssumedSensitivity:
+    """Return the sensitivity at which views are bounded.
+
+    Args:
+        protocol: Its constants may declare a clip.
+        claims: The first that states a sensitivity counts.
+        asked: By the user, None if it is left open.
+    """
+    clipped = protocol.clipped
+    if asked is not None:
+        return AssumedSensitivity(asked, "as given", True)
+    for claim in claims:
+        if not claim.sensitivity:
+            continue
+        origin = "as the claim assumes"
+        if clipped is not None and clipped.sensitivity > claim.sensitivity * (1 + ROUNDING):
+            origin += (
+                f"; the run allows {clipped.sensitivity:.6g}, since {clipped.words} "
+                "(--sensitivity prices that)"
+            )
+        return AssumedSensitivity(claim.sensitivity, origin, True)
+    if clipped is not None:
+        return AssumedSensitivity(clipped.sensitivity, clipped.words, False)
+    return AssumedSensitivity(
+        SENSITIVITY,
+        "assumed, because neither a claim nor a clip is declared; give --sensitivity",
+        False,
+    )
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked of every view, as for `compare`."""
+
+    sensitivity: AssumedSensitivity
+    delta: float | None
+    epsilon: float | None
+    smoothness: float | None
+
+
+def compare(
+    protocol: Protocol,
+    threats: Sequence[Threat],
+    *,
+    sensitivity: float | AssumedSensitivity | None = None,
+    delta: float | None = None,
+    epsilon: float | None = None,
+    smoothness: float | None = None,
+) -> Iterator[Comparison]:
+    """Yield every adversary's view beside the claim; views equal by symmetry are computed once.
+
+    Args:
+        protocol: With its constants and graph.
+        threats: The adversaries, each with a node.
+        sensitivity: As for `view_bounds`, or with its origin; by default `assumed_sensitivity`
+            chooses it.
+        delta: As for `view_bounds`; by default that of the claim, else 1e-5.
+        epsilon: For which noise is recommended; by default the claim's.
+        smoothness: As for `view_bounds`.
+
+    Raises:
+        LeakauditError: As for `view_bounds`.
+    """
+    claims = _claims(protocol)
+    if not isinstance(sensitivity, AssumedSensitivity):
+        sensitivity = assumed_sensitivity(protocol, claims, sensitivity)
+    question = _Question(sensitivity, delta, epsilon, smoothness)
+    # What a symmetry is proved for is mu without a smoothness, beside a claim on all nodes alike.
+    symmetric = smoothness is None and not any(claim.pair for claim in claims)
+    symmetry = Symmetry(protocol.graph, protocol.start)
+    known: dict[Threat, Comparison] = {}
+    for k, threat in enumerate(threats):
+        step("views", k, len(threats))
+        like = None
+        if symmetric and threat.kind != "named":
+            like = symmetry.like(threat)
+        if like is not None and like in known:
+            yield _renamed(known[like], threat, like)
+            continue
+        known[threat] = _comparison(protocol, threat, _strongest(claims, threat), question)
+        yield known[threat]
+    step("views", len(threats), len(threats))
+
+
+def _claims(protocol: Protocol) -> list[Claim]:
+    """Return the claims that are about everything that is sent in this run."""
+    claims = protocol.victim.claims(protocol.graph, protocol.rounds, protocol.public)
+    return [claim for claim in claims if _speaks(claim, protocol.rounds)]
+
+
+def _speaks(claim: Claim, rounds: int) -> bool:
+    if claim.epsilon is None or claim.delta is None or not claim.met:
+        return False
+    if math.isnan(claim.epsilon) or not 0 <= claim.delta < 1:
+        return False
+    return claim.rounds is None or claim.rounds >= rounds
+
+
+def _renamed(old: Comparison, threat: Threat, like: Threat) -> Comparison:
+    """Return a comparison for another adversary, whose view is the same by symmetry."""
+    bound = replace(old.bound, node=threat.node, adversary=threat.adversary)
+    return replace(old, threat=threat, bound=bound, like=like)
+
+
+def _comparison(
+    protocol: Protocol, threat: Threat, claim: Claim | None, question: _Question
+) -> Comparison:
+    """Bound one view, recommend noise for it, and judge the claim."""
+    delta = DELTA
+    if question.delta is not None:
+        delta = question.delta
+    elif claim is not None and claim.delta:
+        delta = claim.delta
+    assumed = question.sensitivity
+    (bound,) = view_bounds(
+        protocol, threat.adversary, [threat.node], assumed.value, delta, question.smoothness
+    )
+    # The noise is for the epsilon that was asked for, else for the claim, at the claim's delta.
+    target = question.epsilon
+    target_delta = delta
+    if target is None and claim is not None:
+        if assumed.comparable:
+            target = claim.epsilon
+        if claim.delta is not None:
+            target_delta = claim.delta
+    calibration = None
+    if target is not None and target != math.inf:
+        calibration = calibrate(protocol, threat, bound, target, target_delta, question.smoothness)
+    unjudged = Comparison(
+        threat,
+        bound,
+        claim,
+        Verdict.UNCLAIMED,
+        "",
+        calibration=calibration,
+        sensitivity_from=assumed.origin,
+    )
+    return judged(unjudged, assumed.comparable)
+
+
+def judged(comparison: Comparison, comparable: bool) -> Comparison:
+    """Return the comparison with its verdict.
+
+    REFUTED requires that losses of one kind exceed the claim: with constant gradients, or quadratic
+    ones within the smoothness, for a record in as many gradients as one can enter. NOT_REFUTED
+    requires that no loss does.
+
+    Args:
+        comparison: Without a verdict.
+        comparable: Whether it is known how far a gradient moves between the claim's neighbours.
+    """
+    claim = comparison.claim
+    bound = comparison.bound
+    if claim is None or claim.epsilon is None or claim.delta is None:
+        return replace(comparison, why="no claim speaks of this view at these constants")
+    if bound.refused:
+        return replace(comparison, verdict=Verdict.INCONCLUSIVE, why=bound.refused)
+    if not comparable:
+        why = "the claim does not say how far a gradient moves; give --sensitivity"
+        return replace(comparison, verdict=Verdict.UNSUPPORTED, why=why)
+    limit = claim.epsilon * (1 + ROUNDING)
+    shown = comparison
+    if bound.reached is not None:
+        shown = replace(shown, least=gaussian.epsilon(claim.delta, bound.reached))
+    if bound.mu is not None:
+        upper = gaussian.epsilon(claim.delta, bound.mu)
+        shown = replace(shown, exact=upper, ratio=_ratio(upper, claim.epsilon))
+        if upper <= limit:
+            why = f"no change within the sensitivity exceeds the claimed {claim.epsilon:.4g}"
+            return replace(shown, verdict=Verdict.NOT_REFUTED, why=why)
+    if claim.sampled:
+        why = "mini-batches are drawn in secret, which the exact view does not credit"
+        return replace(shown, verdict=Verdict.INCONCLUSIVE, why=why)
+    if shown.least is not None and shown.least > limit:
+        why = f"epsilon {shown.least:.4g} is reached, {claim.epsilon:.4g} is claimed"
+        return replace(shown, verdict=Verdict.REFUTED, why=why)
+    return replace(shown, verdict=Verdict.INCONCLUSIVE, why=_between(shown))
+
+
+def _between(comparison: Comparison) -> str:
+    """Say why neither verdict follows."""
+    exact = comparison.exact
+    least = comparison.least
+    if exact is None:
+        return "there is no epsilon for records to compare with the claim; give a smoothness"
+    if least is None:
+        return f"epsilon is {exact:.4g} at most, and nothing is known to reach it"
+    return f"epsilon lies between {least:.4g} and {exact:.4g}, the claim between them"
+
+
+def worst(found: Sequence[Comparison]) -> list[Comparison]:
+    """Return, for each node and kind of adversary, the first comparison with the largest mu.
+
+    Args:
+        found: All comparisons.
+    """
+    best: dict[tuple[int, str, bool], Comparison] = {}
+    for one in found:
+        key = (one.bound.node, one.threat.kind, one.bound.mu is None)
+        if key not in best or _exceeds(one.bound, best[key].bound):
+            best[key] = one
+    return list(best.values())
+
+
+def _exceeds(bound: ViewBound, other: ViewBound) -> bool:
+    return (bound.largest or 0.0) > (other.largest or 0.0) * (1 + ROUNDING)
+
+
+def alike(found: Sequence[Comparison]) -> dict[int, int]:
+    """Return the nodes of which every view is, by symmetry, one of another node: node -> that node.
+
+    Args:
+        found: All comparisons.
+    """
+    likes: dict[int, set[int | None]] = {}
+    for one in found:
+        node = one.bound.node
+        other = None
+        if one.like is not None and one.like.node != node:
+            other = one.like.node
+        likes.setdefault(node, set()).add(other)
+    same = {}
+    for node, others in likes.items():
+        if len(others) == 1:
+            (only,) = others
+            if only is not None:
+                same[node] = only
+    return same
+
+
+def _strongest(claims: Sequence[Claim], threat: Threat) -> Claim | None:
+    """Return the claim of the smallest epsilon that speaks of this view."""
+    mine = [claim for claim in claims if claim.pair is None or _is_pair(claim.pair, threat)]
+    return min(mine, key=lambda claim: claim.epsilon or 0.0, default=None)
+
+
+def _is_pair(pair: tuple[int, int], threat: Threat) -> bool:
+    """Return whether the adversary is the one curious node of a pair, and the node the other."""
+    curious, target = pair
+    adversary = threat.adversary
+    if adversary.hears != "none" or adversary.corrupt != {curious}:
+        return False
+    return threat.node == target
+
+
+def _ratio(exact: float, claimed: float) -> float:
+    if claimed == math.inf:
+        return 0.0
+    if claimed:
+        return exact / claimed
+    if exact:
+        return math.inf
+    return 1.0

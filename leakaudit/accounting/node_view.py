@@ -1,0 +1,197 @@
+"""What somebody sees of one node, with its bound: the adversary itself, and stronger ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from leakaudit.accounting.basis import Stronger
+from leakaudit.adversary import Adversary
+from leakaudit.errors import LeakauditError
+from leakaudit.protocols.declared import DECLARED, Protocol
+from leakaudit.relations import (
+    Bound,
+    Expression,
+    Knowledge,
+    Turns,
+    account,
+    alone,
+    know,
+    with_models,
+)
+
+# Relative distance of two mu that count as equal; a choice, well above rounding.
+CLOSE = 1e-9
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """What somebody sees of a node, with its bound at sensitivity 1.
+
+    Attributes:
+        knowledge: What is known.
+        targets: The node's gradients that are not known.
+        bound: At sensitivity 1.
+        stronger: Who that is, if not the adversary that was asked for.
+    """
+
+    knowledge: Knowledge
+    targets: Sequence[Expression]
+    bound: Bound
+    stronger: Stronger | None = None
+
+    @classmethod
+    def of(cls, knowledge: Knowledge, node: int, stronger: Stronger | None = None) -> NodeView:
+        """Bound what is known of a node.
+
+        Raises:
+            LeakauditError: The node has no unknown gradients, or the view cannot be accounted for.
+        """
+        targets = _targets(knowledge, node)
+        return cls(knowledge, targets, account(knowledge, targets, 1.0), stronger)
+
+    @property
+    def lowest(self) -> int:
+        """The lowest certificate.
+
+        A gradient that no message shows leaves the view as it is, wherever it was taken; so its 1
+        counts for nothing. Its 0 counts: another node's gradient, which is shown, may react to it.
+        """
+        fisher = self.bound.fisher
+        lowest = 2
+        for k, level in enumerate(self.bound.certificate):
+            is_shown = fisher is None or fisher[k, k] != 0
+            if is_shown or level == 0:
+                lowest = min(lowest, level)
+        return lowest
+
+    def turns(self, protocol: Protocol) -> Turns | None:
+        """Return which gradients a record can enter; None if all of them, or if not declared.
+
+        Args:
+            protocol: Whose turns count, if they are about these very gradients.
+        """
+        declared = protocol.turns
+        if declared is None:
+            return None
+        count = len(self.knowledge.declared.gradients(self._owner))
+        last = -1
+        for choices in declared:
+            for entered in choices:
+                last = max(last, *entered, -1)
+        if len(self.targets) != count or last >= count:
+            return None
+        return declared
+
+    @property
+    def _owner(self) -> int:
+        owner = self.knowledge.declared.vectors[self.targets[0].vector].owner
+        if owner is None:
+            raise LeakauditError("account: expected gradients that a node takes")
+        return owner
+
+
+def own_view(protocol: Protocol, adversary: Adversary, node: int) -> NodeView:
+    """Return what an adversary sees of a node, over all rounds.
+
+    Args:
+        protocol: With its constants and graph.
+        adversary: Who observes it.
+        node: To be bounded.
+
+    Raises:
+        LeakauditError: The view cannot be bounded; the message says why.
+    """
+    return NodeView.of(_knowledge(protocol, node, adversary), node)
+
+
+def stronger_views(protocol: Protocol, node: int) -> tuple[NodeView, ...]:
+    """Return views of which every adversary's is a function, unless it is the node itself.
+
+    They are computed once for each node.
+
+    Args:
+        protocol: With its constants and graph; it keeps the views.
+        node: To be bounded.
+    """
+    if node not in protocol.stronger:
+        protocol.stronger[node] = tuple(_stronger(protocol, node))
+    return protocol.stronger[node]
+
+
+def _stronger(protocol: Protocol, node: int) -> Iterator[NodeView]:
+    """Yield the view of one who hears all messages of the node, then with models besides."""
+    heard = _alone(protocol, node)
+    if heard is None:
+        return
+    try:
+        everything = NodeView.of(heard, node, Stronger.ALL_MESSAGES)
+    except LeakauditError:
+        return
+    yield everything
+    for below in (1, 2):
+        shown = with_models(heard, everything.targets, everything.bound.certificate, below)
+        if shown is None or everything.lowest >= below:
+            continue
+        try:
+            yield NodeView.of(shown, node, Stronger.MESSAGES_AND_MODELS)
+        except LeakauditError:
+            continue
+
+
+def _alone(protocol: Protocol, node: int) -> Knowledge | None:
+    """Return `alone` over all rounds.
+
+    If all rounds of a protocol are alike, later ones are copies of the last declared ones.
+    """
+    start = alone(protocol.start, node)
+    if start is None or protocol.start.round >= protocol.rounds:
+        return start
+    if protocol.repeats:
+        return alone(protocol.continued(start.rows, range(1, protocol.rounds + 1)), node)
+    return alone(protocol.whole, node)
+
+
+def _knowledge(protocol: Protocol, node: int, adversary: Adversary) -> Knowledge:
+    """Return what an adversary knows, over all relations that say something of the node.
+
+    Private vectors of its own nodes are included. In a long run whose rounds are alike, the
+    relations of the node alone are continued over the rounds, which is much faster. That needs two
+    things: all its messages are heard, and over the first rounds its own relations allow what those
+    of the whole network allow (the same mu, leaks and certificates).
+    """
+    if not protocol.repeats or protocol.rounds <= DECLARED:
+        return know(protocol.whole, adversary)
+    start = know(protocol.start, adversary)
+    own = start.near([node])
+    if not _all_heard(own) or not _agree(own, start, node):
+        return know(protocol.whole, adversary)
+    return know(protocol.continued(own.rows, range(1, protocol.rounds + 1)), adversary)
+
+
+def _all_heard(knowledge: Knowledge) -> bool:
+    """Return whether no message in use is hidden by anything but encryption."""
+    for k in knowledge.used - knowledge.known:
+        vector = knowledge.declared.vectors[k]
+        if vector.kind == "message" and not vector.secure:
+            return False
+    return True
+
+
+def _agree(own: Knowledge, start: Knowledge, node: int) -> bool:
+    """Return whether a part of the relations gives the bound that all of them give."""
+    part = account(own, _targets(own, node), 1.0)
+    whole = account(start, _targets(start, node), 1.0)
+    if part.certificate != whole.certificate or len(part.leaking) != len(whole.leaking):
+        return False
+    return part.mu == whole.mu or math.isclose(part.mu, whole.mu, rel_tol=CLOSE)
+
+
+def _targets(knowledge: Knowledge, node: int) -> list[Expression]:
+    """Return the node's gradients that the adversary does not know; refuse a node without any."""
+    gradients = knowledge.declared.gradients(node)
+    targets = [g for g in gradients if g.vector not in knowledge.known]
+    if not targets:
+        raise LeakauditError("its data does not enter by gradients, so there is nothing to price")
+    return targets

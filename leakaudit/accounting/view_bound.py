@@ -1,0 +1,384 @@
+"""What theory allows: the mu, and epsilon, of what an adversary sees of each node.
+
+The adversary's own view is computed first. If it sees every model at which the node takes gradients
+(certificate 2), its mu holds for one record. If not, the views of stronger adversaries are tried,
+of which its own view is a function, so that their mu is an upper value; and with a smoothness, the
+drift of the gradients is bounded. The least upper value counts. What constant and quadratic losses
+reach is computed beside it, so that the truth lies between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from leakaudit._util.plain import Plain, extended
+from leakaudit.accounting.basis import Basis, Ground, Unit
+from leakaudit.accounting.node_view import NodeView, own_view, stronger_views
+from leakaudit.adversary import Adversary
+from leakaudit.bounds import gaussian
+from leakaudit.errors import LeakauditError
+from leakaudit.progress import step
+from leakaudit.protocols.declared import Protocol
+from leakaudit.relations import Turns, account, drift, largest, reached, secretless
+
+# Choices of batches for which a drift is computed; above, a record counts in every gradient, which
+# is an upper value. A choice: each costs a pass over the declaration.
+DRIFTED = 16
+
+
+@dataclass(frozen=True)
+class ViewBound:
+    """The bound on what one adversary's view may tell about one node.
+
+    Attributes:
+        node: That the data belongs to.
+        adversary: Who observes it.
+        sensitivity: How far one gradient moves.
+        delta: At which epsilons are given.
+        mu: At record level, of Gaussian differential privacy; a certified upper value. None if
+            there is none, as `basis` says.
+        attained: Reached by changes that may differ from round to round; None if `mu` is an upper
+            value only.
+        linear: Reached by a record whose gradients are constant and move by the sensitivity.
+        reached: As `linear`, also by quadratic losses within the smoothness that was given.
+        epsilon: Of `mu`.
+        node_mu: If all data of the node change, and any two of its gradients, wherever taken,
+            differ by at most the sensitivity.
+        node_epsilon: Of `node_mu`.
+        basis: What these values rest on; None if they were refused.
+        certificate: Of every gradient, see `leakaudit.relations.Bound`.
+        leaking: Combinations of gradients without noise, if mu is inf.
+        enters: How many of the node's gradients one record enters at most.
+        gradients: How many gradients the node takes.
+        rounds: The rounds that these values are about.
+        refused: Why there are none, in words.
+    """
+
+    node: int
+    adversary: Adversary
+    sensitivity: float
+    delta: float
+    mu: float | None = None
+    attained: float | None = None
+    linear: float | None = None
+    reached: float | None = None
+    epsilon: float | None = None
+    node_mu: float | None = None
+    node_epsilon: float | None = None
+    basis: Basis | None = None
+    certificate: tuple[int, ...] = ()
+    leaking: tuple[str, ...] = ()
+    enters: int | None = None
+    gradients: int | None = None
+    rounds: int = 0
+    refused: str = ""
+
+    @property
+    def largest(self) -> float | None:
+        """The mu to compare views by: at record level, else of the node, else what is reached."""
+        for mu in (self.mu, self.node_mu):
+            if mu is not None:
+                return mu
+        return self.reached
+
+    @property
+    def unit(self) -> Unit | None:
+        """Whose change is bounded; None if the bound was refused."""
+        if self.basis is None:
+            return None
+        return self.basis.unit
+
+    def to_json(self) -> dict[str, Plain]:
+        """Plain values; infinity is the text ``inf``."""
+        level = ""
+        if self.basis is not None:
+            level = str(self.basis)
+        return {
+            "node": self.node,
+            "adversary": str(self.adversary),
+            "sensitivity": extended(self.sensitivity),
+            "delta": self.delta,
+            "mu": extended(self.mu),
+            "attained": extended(self.attained),
+            "linear": extended(self.linear),
+            "reached": extended(self.reached),
+            "epsilon": extended(self.epsilon),
+            "node_mu": extended(self.node_mu),
+            "node_epsilon": extended(self.node_epsilon),
+            "level": level,
+            "certificate": list(self.certificate),
+            "leaking": list(self.leaking),
+            "enters": self.enters,
+            "gradients": self.gradients,
+            "rounds_priced": self.rounds,
+            "refused": self.refused,
+        }
+
+
+def view_bounds(
+    protocol: Protocol,
+    adversary: Adversary,
+    nodes: Sequence[int],
+    sensitivity: float = 1.0,
+    delta: float = 1e-5,
+    smoothness: float | None = None,
+) -> Iterator[ViewBound]:
+    """Yield the bound of every node, over all rounds of the protocol.
+
+    Args:
+        protocol: With its constants and graph.
+        adversary: Who observes it.
+        nodes: To be bounded.
+        sensitivity: How far one gradient moves in Euclidean norm when a record changes and the
+            model does not.
+        delta: At which epsilons are given.
+        smoothness: Lipschitz constant of the node's gradients, for record level if the protocol
+            does not release the models.
+
+    Raises:
+        LeakauditError: A node or edge does not exist.
+    """
+    adversary.check(protocol.graph)
+    for k, node in enumerate(nodes):
+        if not 0 <= node < protocol.graph.nodes:
+            raise LeakauditError(
+                f"there is no node {node}: the graph has nodes 0 to {protocol.graph.nodes - 1}"
+            )
+        step("nodes", k, len(nodes))
+        empty = ViewBound(node, adversary, sensitivity, delta, rounds=protocol.rounds)
+        try:
+            found = _bound(protocol, empty, smoothness)
+        except LeakauditError as e:
+            found = replace(empty, refused=str(e))
+        yield found
+    step("nodes", len(nodes), len(nodes))
+
+
+def _bound(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> ViewBound:
+    """Return the bound for the node and the adversary of an empty one."""
+    node = empty.node
+    if node in empty.adversary.corrupt:
+        raise LeakauditError("the adversary is this node")
+    if secretless(protocol.start, node):
+        return _with_epsilons(_idle(empty))
+    if protocol.missing:
+        return _faulty(protocol, empty, smoothness)
+    try:
+        own = own_view(protocol, empty.adversary, node)
+    except LeakauditError as e:
+        return _elsewhere(protocol, empty, smoothness, str(e))
+    turns = own.turns(protocol)
+    count = len(own.targets)
+    found = replace(empty, certificate=own.bound.certificate, gradients=count, enters=count)
+    if own.bound.leaking:
+        return _with_epsilons(_leak(found, own))
+    found = replace(_reached(found, own, turns, smoothness), enters=_most(turns, count))
+    if own.lowest == 2:
+        found = _least(found, [own], turns, smoothness)
+    else:
+        found = _least(found, [own, *stronger_views(protocol, node)], turns, smoothness)
+    if own.lowest == 2 and not turns:
+        found = replace(found, attained=found.sensitivity * own.bound.attained)
+    return found
+
+
+def _idle(empty: ViewBound) -> ViewBound:
+    """Return the bound of a node whose data enters nothing."""
+    return replace(
+        empty,
+        mu=0.0,
+        attained=0.0,
+        linear=0.0,
+        reached=0.0,
+        node_mu=0.0,
+        basis=Basis(Ground.IDLE),
+        enters=0,
+        gradients=0,
+    )
+
+
+def _leak(found: ViewBound, own: NodeView) -> ViewBound:
+    """Return the bound of a view with a combination of gradients that bears no noise."""
+    # Constant gradients: a difference of two of them, which may be what leaks, tells nothing of
+    # these.
+    linear = found.sensitivity * _quadratic(own, range(len(own.targets)), 0.0)
+    return replace(
+        found,
+        mu=math.inf,
+        attained=math.inf,
+        linear=linear,
+        reached=math.inf,
+        node_mu=math.inf,
+        basis=Basis(Ground.LEAK),
+        leaking=tuple(map(str, own.bound.leaking)),
+    )
+
+
+def _reached(
+    found: ViewBound, own: NodeView, turns: Turns | None, smoothness: float | None
+) -> ViewBound:
+    """Return the bound with what records of simple losses reach: lower values of the truth."""
+    entered: Sequence[int] = range(len(own.targets))
+    least = 0.0
+    fisher = own.bound.fisher
+    if fisher is not None and turns:
+        least, _, entered = largest(fisher, turns)
+    elif fisher is not None:
+        # All gradients move by one vector of length 1: mu^2 is the sum of M. Rounding may leave it
+        # below 0.
+        least = math.sqrt(max(float(fisher.sum()), 0.0))
+    linear = found.sensitivity * least
+    if smoothness:
+        # Quadratic losses of the largest curvature that the smoothness allows, concave and convex.
+        concave = _quadratic(own, entered, -smoothness)
+        convex = _quadratic(own, entered, smoothness)
+        least = max(least, concave, convex)
+    return replace(found, linear=linear, reached=found.sensitivity * least)
+
+
+def _least(
+    found: ViewBound, views: Sequence[NodeView], turns: Turns | None, smoothness: float | None
+) -> ViewBound:
+    """Return the bound with the least upper value of all views, for records and for the node.
+
+    The adversary's view is a function of each of these views, so the bound of any of them is an
+    upper value of its own.
+    """
+    record_mu = math.inf
+    basis = Basis(Ground.STEERED)
+    node_mu = math.inf
+    not_smooth = ""
+    for view in views:
+        mu = math.inf
+        now = Basis(Ground.MODELS_SEEN, view.stronger)
+        if view.lowest == 2:
+            mu = _of_record(view, turns)
+        elif view.lowest == 1 and smoothness is not None:
+            now = Basis(Ground.SMOOTH, view.stronger, smoothness)
+            try:
+                mu = _drifted(view, turns, smoothness)
+            except LeakauditError as e:
+                not_smooth = str(e)
+        if mu < record_mu:
+            record_mu = mu
+            basis = now
+        if view.lowest >= 1:
+            node_mu = min(node_mu, view.bound.mu)
+    moved = found.sensitivity
+    if record_mu < math.inf:
+        found = replace(found, mu=moved * record_mu)
+    elif node_mu < math.inf:
+        basis = Basis(Ground.REACTING, not_smooth=not_smooth)
+    else:
+        basis = Basis(Ground.STEERED, not_smooth=not_smooth)
+    if node_mu < math.inf:
+        found = replace(found, node_mu=moved * node_mu)
+    return _with_epsilons(replace(found, basis=basis))
+
+
+def _with_epsilons(found: ViewBound) -> ViewBound:
+    """Return the bound with an epsilon for every mu."""
+    if found.mu is not None:
+        found = replace(found, epsilon=gaussian.epsilon(found.delta, found.mu))
+    if found.node_mu is not None:
+        found = replace(found, node_epsilon=gaussian.epsilon(found.delta, found.node_mu))
+    return found
+
+
+def _of_record(view: NodeView, turns: Turns | None) -> float:
+    """Return the mu at record level of a view that has every model, at sensitivity 1."""
+    if turns is None or view.bound.fisher is None:
+        return view.bound.mu
+    _, upper, _ = largest(view.bound.fisher, turns)
+    return min(view.bound.mu, upper)
+
+
+def _drifted(view: NodeView, turns: Turns | None, smoothness: float) -> float:
+    """Return the mu at record level of a view without the models, for Lipschitz gradients.
+
+    It is at sensitivity 1. A record of a mini-batch enters some gradients only. If there are few
+    choices, the bound of each is computed; else the record counts in all of them, which is an upper
+    value.
+    """
+    every = range(len(view.targets))
+    patterns: list[Sequence[int]] = [every]
+    if turns and math.prod(len(choices) for choices in turns) <= DRIFTED:
+        patterns = [tuple(itertools.chain(*chosen)) for chosen in itertools.product(*turns)]
+    worst = 0.0
+    for entered in patterns:
+        moves = [float(k in entered) for k in every]
+        found = drift(view.knowledge, view.targets, moves, smoothness)
+        aligned = account(view.knowledge, view.targets, found.limits, certify=False)
+        worst = max(worst, min(found.mu, aligned.mu))
+    return worst
+
+
+def _quadratic(view: NodeView, entered: Sequence[int], curvature: float) -> float:
+    """Return what least squares of this curvature reach.
+
+    It is 0, which claims nothing, if that cannot be computed.
+    """
+    try:
+        return reached(view.knowledge, view.targets, entered, curvature)
+    except LeakauditError:
+        return 0.0
+
+
+def _elsewhere(
+    protocol: Protocol, empty: ViewBound, smoothness: float | None, why: str
+) -> ViewBound:
+    """Return the bound for one who hears all messages of the node.
+
+    It is used if the adversary's own view cannot be bounded. No value is known to be reached then.
+    Raises LeakauditError, which says why, if there is no bound either.
+    """
+    views = [view for view in stronger_views(protocol, empty.node) if not view.bound.leaking]
+    if not views:
+        raise LeakauditError(why)
+    first = views[0]
+    turns = first.turns(protocol)
+    count = len(first.targets)
+    found = replace(
+        empty,
+        certificate=first.bound.certificate,
+        gradients=count,
+        enters=_most(turns, count),
+    )
+    found = _least(found, views, turns, smoothness)
+    if found.basis is None:
+        return found
+    return replace(found, basis=replace(found.basis, own_view=why))
+
+
+def _faulty(protocol: Protocol, empty: ViewBound, smoothness: float | None) -> ViewBound:
+    """Return the bound of a run in which messages were lost, over all its rounds.
+
+    Each step of the node is as declared, except for received vectors: a lost one is replaced by
+    another that is known. So the bound is that of one who hears all the node's messages, lost ones
+    included (`relations.alone`). An adversary of the run without the fault never has more.
+    """
+    why = f"{protocol.missing}, so every message of the node counts as heard"
+    try:
+        return _elsewhere(protocol, empty, smoothness, why)
+    except LeakauditError:
+        if protocol.holds:  # a leak of the rounds before the first loss is a leak of the run
+            before = replace(protocol, rounds=protocol.holds, missing="")
+            leaking = _bound(before, empty, None)
+            if leaking.mu == math.inf:
+                return leaking
+        raise LeakauditError(
+            f"{why}, and then its noise hides nothing; record without the fault"
+        ) from None
+
+
+def _most(turns: Turns | None, every: int) -> int:
+    """Return how many gradients one record enters at most."""
+    if turns is None:
+        return every
+    most = 0
+    for choices in turns:
+        most += max((len(entered) for entered in choices), default=0)
+    return most

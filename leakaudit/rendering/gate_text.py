@@ -1,0 +1,110 @@
+"""A gate's record for readers: lines for a terminal, and Markdown for a job's summary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from leakaudit.rendering import markdown as md
+from leakaudit.results.model import CheckRecord, GatePart, RuleEntry, RuleKind, RuleStatus
+from leakaudit.results.wording import clean, gate_headline
+
+MARKS = {
+    RuleStatus.OK: "ok",
+    RuleStatus.OVER: "LEAK",
+    RuleStatus.REGRESSION: "REGRESSION",
+    RuleStatus.CONTRADICTED: "NOT AS DECLARED",
+    RuleStatus.ACCEPTED: "accepted",
+    RuleStatus.WARNING: "warning",
+    RuleStatus.INCONCLUSIVE: "INCONCLUSIVE",
+    RuleStatus.NOT_COMPARABLE: "NOT COMPARABLE",
+    RuleStatus.VOID: "CANNOT TELL",
+    RuleStatus.UNTESTED: "nothing to score",
+}
+CONTROLS = {
+    RuleKind.POSITIVE: "control: planted records",
+    RuleKind.NEGATIVE: "control: records of others",
+    RuleKind.RECORDING: "control: the recording",
+    RuleKind.ATTACKED: "control: what was attacked",
+}
+# Outcomes that a failed test does not mention.
+_FINE = (RuleStatus.OK, RuleStatus.ACCEPTED, RuleStatus.UNTESTED)
+
+
+def text(record: CheckRecord) -> str:
+    """Return the summary, then one line for each rule, the worst first.
+
+    Args:
+        record: Of a gate.
+
+    Returns:
+        The text, of any width.
+    """
+    rules = record.gate.rules
+    width = max((len(MARKS[rule.status]) for rule in rules), default=0)
+    lines = [record.summary, ""]
+    for rule in rules:
+        lines.append(f"{MARKS[rule.status]:{width}}  {clean(rule.cell)}: {clean(_said(rule))}")
+    lines += _notes(record)
+    return "\n".join(lines) + "\n"
+
+
+def markdown(record: CheckRecord) -> str:
+    """Return the same as a Markdown page.
+
+    Args:
+        record: Of a gate.
+
+    Returns:
+        A page; names from the trace are escaped.
+    """
+    rows = [(MARKS[rule.status], rule.cell, _said(rule)) for rule in record.gate.rules]
+    parts = [
+        f"# Leakage gate: {record.gate.verdict}",
+        f"**{md.escape(record.summary)}**",
+        md.table(("outcome", "cell", "what"), rows),
+        md.items(_notes(record)),
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def failure(gate: GatePart, complete: bool, seeds: int) -> str:
+    """Return what a failed test shows: the summary, then the rules that do not hold.
+
+    Args:
+        gate: What was measured and how it was judged.
+        complete: Whether the run came to its end.
+        seeds: Number of seeds.
+
+    Returns:
+        Several lines.
+    """
+    lines = [gate_headline(gate, complete, seeds).text]
+    for rule in gate.rules:
+        if rule.status not in _FINE:
+            lines.append(f"  {MARKS[rule.status]} {clean(rule.cell)}: {clean(rule.says)}")
+    return "\n".join(lines)
+
+
+def _said(rule: RuleEntry) -> str:
+    name = CONTROLS.get(rule.kind, rule.kind.value)
+    if rule.measure and rule.kind in (RuleKind.LINT, RuleKind.RECORDING):
+        name = f"{name} {rule.measure}"
+    return f"{name}: {rule.says}"
+
+
+def _notes(record: CheckRecord) -> Iterator[str]:
+    """Yield what is not a rule: idle acceptances, stale cells, nodes that were not attacked."""
+    for acceptance, state in record.gate.acceptances.items():
+        if state == "expired":
+            yield f"acceptance {clean(acceptance)} has expired"
+        elif state == "unused":
+            yield f"acceptance {clean(acceptance)} covers nothing"
+    for name in record.gate.stale:
+        yield f"the baseline's {clean(name)} is no longer measured"
+    for cell in record.gate.cells:
+        if cell.reasons:
+            node, reason = next(iter(cell.reasons.items()))
+            count = len(cell.reasons)
+            yield clean(f"{cell.name}: {count} nodes not attacked, node {node}: {reason}")
+    if not record.complete:
+        yield "the run was cut short: not every seed was tried"

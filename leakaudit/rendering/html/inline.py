@@ -1,0 +1,105 @@
+"""Charts as part of the page: inline SVG in the page's colours, with values under the pointer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from xml.etree import ElementTree as Tree
+
+from markupsafe import Markup
+
+from leakaudit.rendering import plots
+from leakaudit.results.wording import clean
+
+# Colours of a chart, and the variables of the page that replace them. Only the dark page sets
+# --c0 and the following; on the light one and on paper the chart's own colours stay.
+_THEME = {
+    plots.INK: f"var(--ink, {plots.INK})",
+    plots.QUIET: f"var(--quiet, {plots.QUIET})",
+    plots.EDGE: f"var(--edge, {plots.EDGE})",
+}
+for _k, _colour in enumerate(plots.COLOURS):
+    _THEME.setdefault(_colour, f"var(--c{_k}, {_colour})")
+_COLOUR = re.compile("|".join(_THEME))
+_FAMILY = re.compile(r"font-family:[^;]*;? ?")  # the page's font is narrower than matplotlib's
+_NUMBER = re.compile(r"-?\d+\.\d+")
+_UNTURNED = re.compile(r"rotate\(-?0 [^)]*\)")
+_REFERENCE = re.compile(r"#([\w-]+)")
+
+
+def inline(svg: str, label: str, titles: Mapping[str, Sequence[str]]) -> Markup:
+    """Make a chart part of a page.
+
+    Args:
+        svg: A file of matplotlib.
+        label: Description for a reader who does not see it.
+        titles: By the id of a line, what appears under the pointer at each of its markers.
+
+    Returns:
+        The picture, which shrinks with the page. It has neither metadata nor styles, which would
+        apply to the whole page, and no ids but those that it refers to.
+    """
+    root = Tree.fromstring(svg)
+    for element in root.iter():
+        element.tag = _local(element.tag)
+        for key, value in list(element.items()):
+            del element.attrib[key]
+            shown = _simpler(_local(key), value)
+            if shown:
+                element.set(_local(key), shown)
+    for element in list(root.iter("g")):
+        if element.get("id") in titles:
+            _name_points(element, titles[element.attrib["id"]])
+    _strip(root)
+    _, _, width, _ = root.attrib["viewBox"].split()
+    view = {"viewBox": root.attrib["viewBox"], "width": width, "style": f"max-width:{width}px"}
+    root.attrib.clear()
+    root.attrib.update({**view, "role": "img", "aria-label": clean(label)})
+    return Markup(Tree.tostring(root, encoding="unicode"))
+
+
+def _local(name: str) -> str:
+    """A name without its namespace, which HTML does not want."""
+    return name.rpartition("}")[2]
+
+
+def _simpler(key: str, value: str) -> str:
+    """A value with the page's colours, shorter where nobody sees the difference."""
+    if key == "style":
+        return _COLOUR.sub(_themed, _FAMILY.sub("", value))
+    if key in ("d", "x", "y"):
+        return _NUMBER.sub(_rounded, value)
+    return _UNTURNED.sub("", value)
+
+
+def _themed(match: re.Match[str]) -> str:
+    return _THEME[match[0]]
+
+
+def _rounded(match: re.Match[str]) -> str:
+    return f"{float(match[0]):.2f}".rstrip("0").rstrip(".")
+
+
+def _name_points(line: Tree.Element, titles: Sequence[str]) -> None:
+    """Put a title into each marker of a line."""
+    for marker, text in zip(list(line.iter("use")), titles, strict=True):
+        title = Tree.SubElement(marker, "title")
+        title.text = clean(text)
+
+
+def _strip(root: Tree.Element) -> None:
+    """Take out what a page does not need."""
+    used: set[str] = set()
+    for element in root.iter():
+        for value in (element.get("href", ""), element.get("clip-path", "")):
+            used.update(_REFERENCE.findall(value))
+    for parent in list(root.iter()):
+        if parent.get("id") not in used:
+            parent.attrib.pop("id", None)
+        for child in list(parent):
+            empty = child.tag in ("g", "defs") and not len(child)
+            if child.tag in ("metadata", "style") or empty:
+                parent.remove(child)
+        if parent.tag not in ("text", "title"):
+            parent.text = None
+        parent.tail = None

@@ -1,0 +1,75 @@
+"""Chart of training curves: one panel for each quantity, one line for each run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from leakaudit.errors import LeakauditError
+from leakaudit.protocols.training_curves import Run, names
+from leakaudit.rendering import plots
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ACROSS = 2  # panels in a row
+WIDE = 480  # width of a panel: there are more rounds than an audit has points
+LABEL = 58  # letters of a run's name at most; its end tells runs apart
+
+
+def chart(runs: Mapping[str, Run]) -> Figure:
+    """Draw runs over each other, in as many panels as there are quantities, two panels in a row.
+
+    A panel whose values span powers of ten is logarithmic; zeros and values that are not finite
+    leave a gap there.
+
+    Args:
+        runs: Curves by label, at most as many as there are colours.
+
+    Returns:
+        The figure.
+
+    Raises:
+        LeakauditError: There are more runs than colours.
+    """
+    if len(runs) > len(plots.COLOURS):
+        raise LeakauditError(
+            f"curves: expected at most {len(plots.COLOURS)} runs in one picture, "
+            f"got {len(runs)}; draw several"
+        )
+    panels = [_panel(runs, name) for name in names(runs)]
+    across = min(ACROSS, len(panels))
+    rows = []
+    for start in range(0, len(panels), across):
+        rows.append(("", panels[start : start + across]))
+    legend = {label: _shortened(label) for label in runs}
+    return plots.curves(rows, legend, wide=WIDE)
+
+
+def title(name: str) -> str:
+    """Return the words for a quantity.
+
+    Args:
+        name: As in `leakaudit.protocols.training_curves`.
+
+    Returns:
+        The title of its panel.
+    """
+    if name.startswith("norm_"):
+        return f"norm of {name[5:]}"
+    known = {"consensus": "consensus error", "seconds": "seconds a round"}
+    return known.get(name, name.replace("_", " "))
+
+
+def _panel(runs: Mapping[str, Run], name: str) -> plots.Panel:
+    lines = []
+    for label, run in runs.items():
+        if name in run:
+            lines.append(plots.Line(label, "run", run[name].tolist()))
+    return plots.Panel(title(name), tuple(lines), "round", log=None, empty="no finite value")
+
+
+def _shortened(label: str) -> str:
+    if len(label) <= LABEL:
+        return label
+    return f"…{label[1 - LABEL :]}"

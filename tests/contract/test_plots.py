@@ -1,0 +1,174 @@
+"""Charts: any text is drawn as text, the same chart gives the same bytes, and nothing of the process changes."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as Tree
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+
+from leakaudit.errors import LeakauditError
+from leakaudit.rendering import plots
+
+HOSTILE = (
+    "$\\frac{",
+    "</text><script>alert(1)</script>",
+    "a\x00b\x1b[31m\ud800",
+    "\u202eevil\u2066",
+    "顔写真",
+    "&amp;" * 400,
+    "",
+)
+
+
+def chart(text: str = "plain", log: bool | None = False) -> Figure:
+    lines = (
+        plots.Line(text, "median", [1.0, None, 30.0, 4.0]),
+        plots.Line(text, "best", [2.0, float("inf"), 300.0, 5.0]),
+        plots.Line("not in the legend", "ceiling", [None, 3.0, None, None]),
+    )
+    panel = plots.Panel(text, lines, text, (text, "b", "c", "d"), log=log)
+    rows = [(text, [panel, panel]), ("", [plots.Panel(text, ())])]
+    return plots.curves(rows, {text: text}, {"median": text, "best": "best"}, text)
+
+
+def weights(text: str = "plain") -> Figure:
+    return plots.heat([plots.HeatMap(text, [text, "b"], [text], [[1.0, -0.01]], text, text, text)])
+
+
+@pytest.mark.parametrize("suffix", plots.SUFFIXES)
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_any_text_is_drawn_as_text(text: str, suffix: str, tmp_path: Path) -> None:
+    for k, figure in enumerate((chart(text), weights(text))):
+        path = tmp_path / f"{k}{suffix}"
+        plots.save(figure, path)
+        head = path.read_bytes()[:5]
+        assert head == {".png": b"\x89PNG\r", ".svg": b"<?xml", ".pdf": b"%PDF-"}[suffix]
+        if suffix == ".svg":
+            tree = Tree.parse(path)
+            tags = {element.tag.rpartition("}")[2] for element in tree.iter()}
+            assert tags <= {
+                "svg",
+                "defs",
+                "style",
+                "g",
+                "path",
+                "text",
+                "use",
+                "clipPath",
+                "rect",
+                "image",
+            }
+            shown = [element.text or "" for element in tree.iter() if element.tag.endswith("text")]
+            if text.startswith(("$", "</", "顔")):
+                assert text in shown
+
+
+@pytest.mark.parametrize("suffix", plots.SUFFIXES)
+def test_the_same_chart_gives_the_same_bytes_whatever_the_configuration(
+    suffix: str, tmp_path: Path
+) -> None:
+    plots.save(chart(), tmp_path / f"a{suffix}")
+    plots.save(weights(), tmp_path / f"c{suffix}")
+    changed = {"lines.linewidth": 9.0, "text.usetex": True, "font.size": 30, "savefig.dpi": 30}
+    with matplotlib.rc_context(changed):
+        before = dict(matplotlib.rcParams)
+        plots.save(chart(), tmp_path / f"b{suffix}")
+        plots.save(weights(), tmp_path / f"d{suffix}")
+        assert dict(matplotlib.rcParams) == before
+    digests = []
+    for name in "abcd":
+        digests.append(hashlib.sha256((tmp_path / f"{name}{suffix}").read_bytes()).hexdigest())
+    assert digests[0] == digests[1]
+    assert digests[2] == digests[3]
+    assert digests[0] != digests[2]
+
+
+def test_ids_of_two_charts_differ_by_their_name() -> None:
+    first, second = (plots.svg(chart(), name) for name in ("one", "two"))
+    assert first != second
+    assert first == plots.svg(chart(), "one")
+
+
+def test_another_suffix_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for name in ("a.jpg", "a", "a.png.gz"):
+        with pytest.raises(
+            LeakauditError, match=r"^--output: expected a name that ends in \.png, "
+        ):
+            plots.save(chart(), tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_point_is_seen_and_every_name_told_apart() -> None:
+    names = [f"line {k}" for k in range(12)]
+    panel = plots.Panel("", tuple(plots.Line(n, "rate", [k, k]) for k, n in enumerate(names)))
+    figure = plots.curves([("", [panel])], dict(zip(names, names, strict=True)))
+    (place,) = figure.axes
+    drawn = [(line.get_color(), line.get_marker()) for line in place.lines]
+    assert len(set(drawn)) == len(names)
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    dashed = chart().axes[0].lines[2]
+    assert (dashed.get_marker(), dashed.get_markevery()) == ("_", [1])
+
+
+@pytest.mark.parametrize(
+    ("values", "low", "high", "log", "limits"),
+    [
+        ([0.2, 0.4], 0.0, 1.0, False, (0, 1)),
+        ([0.2, 7.0], 0.0, None, False, (0, 7)),
+        ([-3.0, -2.0], None, None, False, (-3, -2)),
+        ([3e-7, 2.0], None, None, True, (1e-7, 10)),
+        ([0.3, 0.3], None, None, True, (0.1, 1)),
+    ],
+)
+def test_an_axis_holds_all_values_and_numbers_some_of_them(
+    values: list[float],
+    low: float | None,
+    high: float | None,
+    log: bool,
+    limits: tuple[float, float],
+) -> None:
+    panel = plots.Panel("", (plots.Line("a", "rate", values),), low=low, high=high, log=log)
+    (place,) = plots.curves([("", [panel])], {"a": "a"}).axes
+    bottom, top = place.get_ylim()
+    assert bottom <= limits[0] <= limits[1] <= top
+    if log:
+        assert (bottom, top) == pytest.approx(limits)
+    inside = [tick for tick in place.get_yticks() if bottom <= tick <= top]
+    assert 2 <= len(inside) <= 9
+
+
+def test_many_points_are_named_with_room_between_them() -> None:
+    points = tuple(f"{10**k:g}" for k in range(12))
+    panel = plots.Panel("", (plots.Line("a", "rate", [1.0] * 12),), points=points)
+    figure = plots.curves([("", [panel])], {"a": "a"})
+    plots.svg(figure, "drawn")
+    (place,) = figure.axes
+    boxes = [label.get_window_extent() for label in place.get_xticklabels()]
+    assert len(boxes) > 3
+    assert all(a.x1 < b.x0 for a, b in itertools.pairwise(boxes))
+
+
+def test_matplotlib_is_loaded_when_a_chart_is_drawn_and_never_with_windows() -> None:
+    probe = (
+        "import sys\n"
+        "from leakaudit.rendering import plots, training_chart, explanation_chart\n"
+        "from leakaudit.rendering.html import page\n"
+        "from leakaudit.auditing import panels\n"
+        "from leakaudit.sweeping import panels\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "plots.curves([('', [plots.Panel('a', ())])], {})\n"
+        "assert 'matplotlib' in sys.modules\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

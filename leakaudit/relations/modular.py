@@ -209,7 +209,7 @@ class Staircase:
         column, left = self._reduced(row)
         if column is None:
             return
-        left = self._without_found(left)
+        left = {k: v for k, v in left.items() if k not in self.found}
         self.pivots[column] = normal(left, column, self.prime)
         if len(left) == 1:
             self.found.add(column)
@@ -223,7 +223,7 @@ class Staircase:
 
         The second value is the row that is left then.
         """
-        left = self._without_found(row)
+        left = {k: v for k, v in row.items() if k not in self.found}
         heap = [-k for k in left]
         heapq.heapify(heap)
         while heap:
@@ -242,10 +242,6 @@ class Staircase:
                     heapq.heappush(heap, -k)
                 left[k] = new
         return None, left
-
-    def _without_found(self, row: Row) -> Row:
-        """Return a copy of a row without the columns that follow by themselves."""
-        return {k: v for k, v in row.items() if k not in self.found}
 
 
 def eliminate(rows: Iterable[Row], columns: Iterable[int], prime: int) -> list[Row]:

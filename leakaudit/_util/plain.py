@@ -1,15 +1,14 @@
-"""Plain values: what JSON can hold."""
+"""Figures of a finding as JSON holds them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
-Plain: TypeAlias = "bool | int | float | str | Sequence[Plain] | Mapping[str, Plain] | None"
+from leakaudit.trace import Json
 
 # Figures of a finding for programs, by name.
-Figures: TypeAlias = dict[str, Plain]
+Figures: TypeAlias = dict[str, Json]
 
 
 def extended(value: float | None) -> float | str | None:

@@ -13,13 +13,13 @@ from typing import cast
 
 from torch import Tensor
 
-from leakaudit._util.plain import Plain, extended
+from leakaudit._util.plain import extended
 from leakaudit.accounting.adversaries import Threat
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.bounds import gaussian
 from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Relations, Turns
-from leakaudit.trace import Graph
+from leakaudit.trace import Graph, Json
 from leakaudit.victim import Victim
 
 # Relative distance of the mu that was asked for and the mu computed anew at the recommended noise:
@@ -107,7 +107,7 @@ class Calibration:
             scaled += ", not confirmed"
         return f"{', '.join(ranges)} ({scaled})"
 
-    def to_json(self) -> dict[str, Plain]:
+    def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
         return {
             "epsilon": extended(self.epsilon),

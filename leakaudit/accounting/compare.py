@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from leakaudit._util.plain import Plain, extended
+from leakaudit._util.plain import extended
 from leakaudit.accounting.adversaries import Threat
 from leakaudit.accounting.calibration import Calibration, calibrate
 from leakaudit.accounting.symmetry import Symmetry
@@ -18,6 +18,7 @@ from leakaudit.bounds import gaussian
 from leakaudit.claim import Claim
 from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
+from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
 # If neither the caller nor a claim says otherwise.
@@ -58,15 +59,15 @@ class Comparison:
     like: Threat | None = None
     sensitivity_from: str = ""
 
-    def to_json(self) -> dict[str, Plain]:
+    def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
-        claim: Plain = None
+        claim: Json = None
         if self.claim is not None:
             claim = _plain_claim(self.claim)
-        recommended: Plain = None
+        recommended: Json = None
         if self.calibration is not None:
             recommended = self.calibration.to_json()
-        same_as: Plain = None
+        same_as: Json = None
         if self.like is not None:
             same_as = {"node": self.like.node, "adversary": str(self.like.adversary)}
         return {
@@ -84,7 +85,7 @@ class Comparison:
         }
 
 
-def _plain_claim(claim: Claim) -> dict[str, Plain]:
+def _plain_claim(claim: Claim) -> dict[str, Json]:
     return {
         "source": claim.source,
         "promise": claim.promise,

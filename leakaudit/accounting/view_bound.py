@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from leakaudit._util.plain import Plain, extended
+from leakaudit._util.plain import extended
 from leakaudit.accounting.basis import Basis, Ground, Unit
 from leakaudit.accounting.node_view import NodeView, own_view, stronger_views
 from leakaudit.adversary import Adversary
@@ -23,6 +23,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.progress import step
 from leakaudit.protocols.declared import Protocol
 from leakaudit.relations import Turns, account, drift, largest, reached, secretless
+from leakaudit.trace import Json
 
 # Choices of batches for which a drift is computed; above, a record counts in every gradient, which
 # is an upper value. A choice: each costs a pass over the declaration.
@@ -91,7 +92,7 @@ class ViewBound:
             return None
         return self.basis.unit
 
-    def to_json(self) -> dict[str, Plain]:
+    def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
         level = ""
         if self.basis is not None:

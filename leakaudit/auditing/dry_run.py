@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct, field
 
@@ -27,7 +27,7 @@ class DryPoint(Struct, frozen=True, kw_only=True):
     """
 
     epsilon: str
-    constants: dict[str, Free]
+    constants: Mapping[str, Free]
     delta: float
     sensitivity: float
     exact: dict[str, Extended]
@@ -48,7 +48,7 @@ class DryRun(Struct, frozen=True, kw_only=True):
         parameters: Size of the model.
     """
 
-    plan: dict[str, Free]
+    plan: Mapping[str, Free]
     grid: tuple[DryPoint, ...]
     runs: int
     replays: int

@@ -5,7 +5,7 @@ Attack findings as of any attack, each with its place in the grid, and the verdi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import UNSET, UnsetType
@@ -140,7 +140,7 @@ def _point(level: Level) -> AuditPoint:
 
 def _verdict(grid: Sequence[Level], one: JudgedTest) -> VerdictEntry:
     test = one.test
-    figures: dict[str, Free] = {}
+    figures: Mapping[str, Free] = {}
     if test.figures is not None:
         figures = model.plain(test.figures)
     return VerdictEntry(

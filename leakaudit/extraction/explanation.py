@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from leakaudit._util.plain import Plain
 from leakaudit.adversary import Adversary
 from leakaudit.errors import LeakauditError, NotDetermined
 from leakaudit.extraction import gradient_values, hearing
 from leakaudit.extraction.deduction import Deduction
 from leakaudit.progress import step
 from leakaudit.relations import Expression
-from leakaudit.trace import Trace
+from leakaudit.trace import Json, Trace
 
 GRADIENTS = 16  # of a node that are explained
 
@@ -92,9 +91,9 @@ class Explanation:
             text += f" ({', '.join(also)})"
         return text
 
-    def to_json(self) -> dict[str, Plain]:
+    def to_json(self) -> dict[str, Json]:
         """Plain values."""
-        rows: list[Plain] = []
+        rows: list[Json] = []
         for row in self.rows:
             rows.append({**asdict(row), "formal": row.formal})
         return {**asdict(self), "rows": rows, "summary": self.summary}

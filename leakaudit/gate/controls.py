@@ -142,7 +142,7 @@ def _records(like: GradientLeak | None, run: Recorded, node: int) -> int:
     if like is not None and like.batch:
         return like.batch
     held_there = int((run.truth.node == node).sum())
-    batch = int(run.trace.params.get("batch") or 0)
+    batch = int(run.trace.number("batch"))
     return batch if 0 < batch < held_there else held_there
 
 

@@ -409,7 +409,7 @@ def _announced(trace: Trace) -> Iterator[Deviation]:
 
 def _without_values(made: Recorded) -> str:
     """Say why no value could be compared with the truth."""
-    batch = int(made.trace.params.get("batch") or 0)
+    batch = int(made.trace.number("batch"))
     if 0 < batch < int(made.truth.node.bincount().max()):
         return "gradients are of mini-batches, which are drawn in secret"
     if made.trace.columns != (0, made.trace.layout.size):

@@ -131,8 +131,8 @@ def _too_small(check: Check, made: Recorded, clip: float) -> str:
     if not clip > 0:
         return ""
     counts = made.truth.node.bincount()
-    samples = int(made.trace.params.get("samples") or counts[counts > 0].min())
-    batch = int(made.trace.params.get("batch") or 0)
+    samples = int(made.trace.number("samples") or counts[counts > 0].min())
+    batch = int(made.trace.number("batch"))
     needed = clipped(clip, samples, batch).sensitivity
     if check.sensitivity >= needed * (1 - ROUNDING):
         return ""

@@ -145,8 +145,8 @@ class _Gradients:
     def __init__(self, made: Recorded, *, guessed: bool) -> None:
         self.made = made
         self.guessed = guessed
-        self.clip = float(made.trace.params.get("clip") or 0.0)
-        self.batch = int(made.trace.params.get("batch") or 0)
+        self.clip = made.trace.number("clip")
+        self.batch = int(made.trace.number("batch"))
 
     def __call__(self, vector: Vector, theta: Tensor) -> Tensor | None:
         """Return the gradient; None for mini-batches, which are drawn in secret."""

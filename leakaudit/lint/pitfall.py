@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from leakaudit._util.plain import Figures, Plain, extended
+from leakaudit._util.plain import Figures, extended
+from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
 BAD = (Verdict.REFUTED, Verdict.UNSUPPORTED)
@@ -92,7 +93,7 @@ class Pitfall:
     number: int
     verdict: Verdict
     says: str
-    figures: Mapping[str, Plain] = field(default_factory=dict)
+    figures: Mapping[str, Json] = field(default_factory=dict)
 
     @property
     def code(self) -> str:
@@ -114,7 +115,7 @@ class Pitfall:
         """Whether a claim or a declared constant does not hold."""
         return self.verdict in BAD
 
-    def to_json(self) -> dict[str, Plain]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain values; infinity is the text ``inf``."""
         figures: Figures = {}
         for name, value in self.figures.items():

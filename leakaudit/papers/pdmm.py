@@ -39,8 +39,8 @@ def two_steps(done: FinishedRun, leak: GradientLeak) -> GradientLeak:
         leak: Of the node, whose value is replaced.
     """
     w = done.truth.states["w"]
-    rho = done.trace.params["rho"]
-    a = 1 / done.trace.params["alpha"]
+    rho = done.trace.number("rho")
+    a = 1 / done.trace.number("alpha")
     w = w - w[-1]  # the messages give the changes of w; the end, w* for everybody, falls out
     around = list(done.trace.graph.neighbours[leak.node])
     own = w[:, leak.node]
@@ -112,7 +112,7 @@ def _printed(done: FinishedRun) -> float:
     Its right side is rho d (w^t + w^{t+2}) - 2 rho sum_j w_j^{t+1}.
     """
     w = done.truth.states["w"]
-    rho = done.trace.params["rho"]
+    rho = done.trace.number("rho")
     errors = []
     for node in range(done.trace.graph.nodes):
         around = list(done.trace.graph.neighbours[node])

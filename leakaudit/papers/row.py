@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from leakaudit._util.plain import Plain
+from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
 
 
@@ -30,7 +30,7 @@ class Quote:
     place: str
     text: str
 
-    def to_json(self) -> dict[str, Plain]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain values."""
         return {"place": self.place, "text": self.text}
 
@@ -49,9 +49,9 @@ class Judgement:
     about: str
     verdict: Verdict
     says: str
-    figures: Mapping[str, Plain] = field(default_factory=dict)
+    figures: Mapping[str, Json] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Plain]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain values."""
         return {
             "about": self.about,
@@ -111,7 +111,7 @@ class JudgedClaim:
         """That of the claim as it is published."""
         return self.findings[0].verdict
 
-    def to_json(self) -> dict[str, Plain]:
+    def to_json(self) -> dict[str, Json]:
         """Return plain values."""
         return {
             "row": self.row.number,

@@ -407,7 +407,7 @@ class Provenance(_Entry, frozen=True, kw_only=True):
     threads: int
     trace: TraceSource
     truth: TruthSource
-    settings: dict[str, Free]
+    settings: Mapping[str, Free]
     digest: Sha256
     command: str
     started: Time
@@ -601,7 +601,7 @@ class VerdictEntry(_Entry, frozen=True, kw_only=True):
     p: Number | None
     level: Number | None
     needs: int | None
-    figures: dict[str, Free]
+    figures: Mapping[str, Free]
 
     def read_figures(self) -> Figures | None:
         """Return the figures as a type.
@@ -666,8 +666,8 @@ class AuditPoint(_Entry, frozen=True, kw_only=True):
     """
 
     epsilon: Extended
-    constants: dict[str, Free]
-    views: tuple[dict[str, Free], ...]
+    constants: Mapping[str, Free]
+    views: tuple[Mapping[str, Free], ...]
 
     def read_views(self) -> list[ViewEntry]:
         """Return the views as types; the fields themselves keep every entry of the comparison.
@@ -959,7 +959,7 @@ class SweepPoint(_Entry, frozen=True, kw_only=True):
 
     attack: str
     adversary: str
-    at: dict[str, Free]
+    at: Mapping[str, Free]
     cells: int
     attacked: int | UnsetType = UNSET
     refused: int | UnsetType = UNSET
@@ -1023,11 +1023,11 @@ class SweptCell(_Entry, frozen=True, kw_only=True):
     key: Sha256
     attack: str
     adversary: str
-    at: dict[str, Free]
+    at: Mapping[str, Free]
     seed: int
     status: Literal["died", "done", "failed"]
     says: str
-    constants: dict[str, Free]
+    constants: Mapping[str, Free]
     records: int
     reasons: dict[str, str]
     columns: SweptColumns
@@ -1050,9 +1050,9 @@ class SweepPart(_Entry, frozen=True, kw_only=True):
     """
 
     digest: Sha256
-    plan: dict[str, Free]
+    plan: Mapping[str, Free]
     versions: dict[str, str | None]
-    axes: dict[str, tuple[Free, ...]]
+    axes: Mapping[str, tuple[Free, ...]]
     across: str | None
     psnr: Number
     cells: tuple[SweptCell, ...]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import cast
 
 import torch
 
@@ -24,7 +25,7 @@ PACKAGES = ("leakaudit", "torch", "torchvision", "numpy", "scipy", "scikit-image
 def collect(
     trace: Trace,
     *,
-    settings: Mapping[str, Json],
+    settings: Mapping[str, object],
     seeds: Mapping[str, int],
     device: str,
     command: str,
@@ -56,6 +57,8 @@ def collect(
     Raises:
         LeakauditError: The settings hold a value that JSON cannot hold.
     """
+    checked = digest(settings)
+    plain = cast("dict[str, Json]", dict(settings))
     return {
         "versions": versions(),
         "shimmed": _torchvision.shimmed(),
@@ -64,8 +67,8 @@ def collect(
         "threads": torch.get_num_threads(),
         "trace": {"id": trace.id, "sha256": trace_sha256, "recording": trace.recording},
         "truth": truth(truth_sha256, truth_path, truth_recording),
-        "settings": dict(settings),
-        "digest": digest(settings),
+        "settings": plain,
+        "digest": checked,
         "command": command,
         "started": started.astimezone(UTC).isoformat(timespec="seconds"),
         "seconds": seconds,
@@ -103,7 +106,7 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def digest(settings: Mapping[str, Json]) -> str:
+def digest(settings: Mapping[str, object]) -> str:
     """sha256 of the settings as canonical JSON (sorted keys, no spaces, UTF-8).
 
     Args:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
@@ -44,7 +45,7 @@ class PlanFile(_Stored, frozen=True, kw_only=True):
 
     format: Literal["leakaudit.sweep"]
     version: Literal[1]
-    plan: dict[str, Free]
+    plan: Mapping[str, Free]
     versions: dict[str, str | None]
 
 
@@ -85,10 +86,10 @@ class CellConfig(_Stored, frozen=True, kw_only=True):
         device: Where the cell is computed.
     """
 
-    scenario: dict[str, Free]
+    scenario: Mapping[str, Free]
     adversary: str
     attack: str
-    settings: dict[str, Free]
+    settings: Mapping[str, Free]
     epsilon: NoiseConfig | None
     nodes: tuple[int, ...]
     gradients: int
@@ -141,7 +142,7 @@ class CellResult(_Stored, frozen=True, kw_only=True):
     config: CellConfig
     status: Status
     says: str
-    constants: dict[str, Free]
+    constants: Mapping[str, Free]
     records: int
     findings: tuple[CellFinding, ...]
     refused: tuple[Scores, ...]

@@ -134,7 +134,11 @@ def _column(
     for wanted in map(axis_value, view.values):
         at[wanted] = None
         for point in mine:
-            if view.axis not in point.at or axis_value(point.at[view.axis]) == wanted:
+            if view.axis is None or view.axis not in point.at:
+                on_it = True
+            else:
+                on_it = axis_value(point.at[view.axis]) == wanted
+            if on_it:
                 at[wanted] = _value(point, metric, style)
                 break
     return list(at.values())

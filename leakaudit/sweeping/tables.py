@@ -20,7 +20,7 @@ from leakaudit.errors import LeakauditError
 from leakaudit.protocols.scenario import FORM, Scenario
 from leakaudit.results.model import encoded
 from leakaudit.sweeping.plan import SweepPlan
-from leakaudit.trace import Json
+from leakaudit.trace import Json, Setting
 
 TABLES = ("scenario", "sweep", "audit")  # that one file may have
 ELSEWHERE = ("set", "seed", "states", "curves", "epsilon")  # no axis of `over`
@@ -85,7 +85,7 @@ def _planned(
 
 def _axes(
     over: Mapping[str, Any],
-) -> tuple[dict[str, tuple[Json, ...]], dict[str, dict[str, tuple[Json, ...]]]]:
+) -> tuple[dict[str, tuple[Setting, ...]], dict[str, dict[str, tuple[Setting, ...]]]]:
     """Return the axes of all cells, and those in a table of their own, of one attack or victim."""
     shared = {}
     own = {}
@@ -154,7 +154,7 @@ def of_json(values: Any) -> SweepPlan:
     return SweepPlan(**{**given, "scenario": scenario, "epsilon": epsilon})
 
 
-def _values(given: Any, *at: str) -> tuple[Json, ...]:
+def _values(given: Any, *at: str) -> tuple[Setting, ...]:
     """Return the values of an axis: words, numbers, true or false, all different."""
     if not _are_values(given):
         expected = "expected a list of different words or finite numbers"

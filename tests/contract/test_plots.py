@@ -7,6 +7,7 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as Tree
 
 import matplotlib
@@ -76,7 +77,7 @@ def test_the_same_chart_gives_the_same_bytes_whatever_the_configuration(
 ) -> None:
     plots.save(chart(), tmp_path / f"a{suffix}")
     plots.save(weights(), tmp_path / f"c{suffix}")
-    changed = {"lines.linewidth": 9.0, "text.usetex": True, "font.size": 30, "savefig.dpi": 30}
+    changed: Any = {"lines.linewidth": 9.0, "text.usetex": True, "font.size": 30, "savefig.dpi": 30}
     with matplotlib.rc_context(changed):
         before = dict(matplotlib.rcParams)
         plots.save(chart(), tmp_path / f"b{suffix}")

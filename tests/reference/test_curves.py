@@ -156,7 +156,7 @@ def test_a_line_goes_where_its_values_are() -> None:
     for place, name in ((loss, "loss"), (consensus, "consensus")):
         for line, run in zip(_drawn(figure)[place is consensus], runs.values(), strict=True):
             xs, ys = line.get_data()
-            assert list(xs) == list(range(len(run[name])))
+            assert np.asarray(xs).tolist() == list(range(len(run[name])))
             assert np.asarray(ys).tolist() == run[name].tolist()
         low, high = place.get_ylim()
         assert low <= min(float(run[name].min()) for run in runs.values())

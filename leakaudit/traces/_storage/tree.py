@@ -20,7 +20,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -65,7 +65,7 @@ def read(path: Path, kind: str) -> dict[str, Any]:
     return tree
 
 
-def to_json(value: Json) -> str:
+def to_json(value: object) -> str:
     """Return JSON text.
 
     Args:
@@ -138,6 +138,11 @@ def decode(tree: Mapping[str, Any], where: str) -> Trace:
     return replace(trace, messages=(messages,), rounds=rounds, complete=closed)
 
 
+def _plain(values: Mapping[str, object]) -> Mapping[str, Json]:
+    """Return values that `wellformed` has read from JSON as what they are."""
+    return cast("Mapping[str, Json]", values)
+
+
 def _without_messages(tree: Mapping[str, Any]) -> Trace:
     """Return the description as a trace without messages; raises `Bad`."""
     about = wellformed.meta(tree, wellformed.TraceEntry)
@@ -146,7 +151,7 @@ def _without_messages(tree: Mapping[str, Any]) -> Trace:
     edges = wellformed.tensor(tree, "topology", (torch.int32, torch.int64), 2)
     return Trace(
         protocol=about.protocol,
-        params=about.params,
+        params=_plain(about.params),
         task=task,
         graph=wellformed.graph(about.nodes, edges),
         layout=layout,
@@ -155,7 +160,7 @@ def _without_messages(tree: Mapping[str, Any]) -> Trace:
         messages=(),
         public=wellformed.tensors(tree, "public"),
         id=about.id,
-        provenance=about.provenance,
+        provenance=_plain(about.provenance),
     )
 
 
@@ -211,7 +216,7 @@ def decode_truth(tree: Mapping[str, Any], where: str) -> Truth:
             index=wellformed.tensor(tree, "index", (torch.int64,), 1),
             pool=wellformed.tensor(tree, "pool", wellformed.FLOATS),
             states=wellformed.tensors(tree, "states"),
-            provenance=about.provenance,
+            provenance=_plain(about.provenance),
         )
         _check_records(truth)
     except Bad as why:

@@ -87,6 +87,10 @@ class Nids(Victim):
         """
         if not self.alphas:
             return (decimal(self.alpha),) * nodes
+        if isinstance(self.alphas, str):
+            raise LeakauditError(
+                f"nids: expected alphas as a list of numbers, got text {self.alphas!r}"
+            )
         steps = tuple(decimal(step) for step in self.alphas)
         if len(steps) != nodes or min(steps) <= 0:
             raise LeakauditError(

@@ -374,6 +374,8 @@ def _each(given: list[Fraction], nodes: int) -> list[Fraction]:
 
 def _positive(name: str, numbers: Sequence[float]) -> list[Fraction]:
     """Return step sizes as fractions, and refuse those that are not positive."""
+    if isinstance(numbers, str):
+        raise LeakauditError(f"recal: expected {name} as a list of numbers, got text {numbers!r}")
     found = [decimal(number) for number in numbers]
     if not found or min(found) <= 0:
         raise LeakauditError(

@@ -71,17 +71,19 @@ def run(args: argparse.Namespace) -> int:
         The exit code.
     """
     from leakaudit.extraction import explanation
-    from leakaudit.rendering import console, plots
+    from leakaudit.rendering import console
     from leakaudit.traces import trace_file
 
     if args.output is not None:
+        from leakaudit.rendering import plots
+
         plots.expect_suffix(args.output)
     chosen = settings(args)
     trace = trace_file.load(args.trace)
     with console.shown(chosen.progress):
         found = explanation.explain(trace, listener(args), args.node, args.gradients)
     if args.output is not None:
-        from leakaudit.rendering import explanation_chart
+        from leakaudit.rendering import explanation_chart, plots
 
         plots.save(explanation_chart.combinations(found), args.output)
         say(f"{args.output}: written", args)

@@ -181,7 +181,12 @@ def test_what_workers_of_xdist_measured_is_written_once_by_the_main_process(tmp_
     def cells(name: str) -> dict[str, Any]:
         return {
             str(path): {
-                name: {"digest": "ab" * 32, "seeds": [0, 1], "samples": {"gain": [0.0, 1.0]}}
+                name: {
+                    "check": name[0],
+                    "digest": "ab" * 32,
+                    "seeds": [0, 1],
+                    "samples": {"gain": [0.0, 1.0]},
+                }
             }
         }
 

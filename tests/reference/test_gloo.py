@@ -161,15 +161,18 @@ def test_nodes_apart_send_what_nodes_together_send(
 
 
 @pytest.mark.parametrize(("victim", "constants"), EXACT, ids=lambda v: str(v).replace(" ", ""))
-def test_arithmetic_that_is_the_same_gives_the_same_bits(
+def test_arithmetic_that_is_the_same_gives_the_same_numbers(
     victim: str, constants: dict[str, Any]
 ) -> None:
+    """To a few roundings: on some processors torch rounds a row of a batch unlike the row by itself."""
     chosen = scenario(victim, **constants)
     whole, found = (
         messages(r.trace)
         for r in (recording.record(recording.plan(chosen), None), apart(chosen, 4))
     )
-    assert all(torch.equal(found[k], whole[k]) for k in whole)
+    largest = max(float(value.abs().max()) for value in whole.values())
+    few = 16 * torch.finfo(getattr(torch, chosen.dtype)).eps * largest
+    assert all(torch.allclose(found[k], whole[k], rtol=0, atol=few) for k in whole)
 
 
 def test_every_victim_without_a_server_is_separable_and_tried_here() -> None:

@@ -354,7 +354,7 @@ def test_theorem_4_at_plf_300(decay: float, needed: float) -> None:
     back_and_forth = {"active": torch.tensor([0, 1] * 300 + [0])}
     kind = registry.get("victims", "recal")
     (claim,) = kind(
-        tau="0.2", s="0.5", sigma=0.2 * 3 * needed, decay=decay, sensitivity=3.0
+        tau=[0.2], s=[0.5], sigma=0.2 * 3 * needed, decay=decay, sensitivity=3.0
     ).claims(RING, 600, back_and_forth)
     assert claim.epsilon == pytest.approx(1, rel=0.01)
     rho = sum((0.2 * 3) ** 2 / (2 * (0.2 * 3 * needed) ** 2 * decay**c) for c in range(300))

@@ -45,9 +45,8 @@ def test_every_shell_command_is_understood(
     monkeypatch.setenv("PET_STANDALONE", "1")  # torchrun takes a free port
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     (tmp_path / "examples").symlink_to(project / "examples")
-    lines = re.findall(
-        r"^(?:\.venv/bin/)?leakaudit (.*?)(?:\s+#.*)?$", (project / "README.md").read_text(), re.M
-    )
+    blocks = re.findall(r"^```sh\n(.*?)^```$", (project / "README.md").read_text(), re.M | re.S)
+    lines = re.findall(r"^(?:\.venv/bin/)?leakaudit (.*?)(?:\s+#.*)?$", "\n".join(blocks), re.M)
     assert len(lines) >= 5
     for line in lines:
         line = line.replace("--nodes 10", "--nodes 5").replace(

@@ -166,9 +166,11 @@ def test_nothing_covers_anything_else(values: list[float], log: bool) -> None:
     rows = [("first", [panel, panel]), ("", [panel, panel]), ("third", [panel])]
     figure = plots.curves(rows, {"a": "a long name of this line " * 9, "b": "b"}, note="note")
     plots.svg(figure, "drawn")
-    boxes = [place.get_tightbbox() for place in figure.axes]
-    boxes += [text.get_window_extent() for text in figure.texts]
-    boxes += [legend.get_window_extent() for legend in figure.legends]
+    boxes = []
+    for artist in (*figure.axes, *figure.texts, *figure.legends):
+        box = artist.get_tightbbox()
+        assert box is not None
+        boxes.append(box)
     assert len(boxes) == 5 + 2 + 1
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
     page = figure.bbox

@@ -112,7 +112,7 @@ def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and _registers(node, name):
             return _declaration(module, node, wanted)
-    raise _NotLiteral
+    raise _NotLiteral(f"{module}: expected a class or function registered as {name!r}")
 
 
 def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
@@ -178,7 +178,7 @@ def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Dec
     try:
         for key, value in _entries(module, name).items():
             if not isinstance(value, ast.Name):
-                raise _NotLiteral
+                raise _NotLiteral(f"{module}: {name}: expected the name of a class for {key!r}")
             found[key] = _declaration(module, _class(module, value.id), wanted)
     except _NotLiteral:
         kinds = getattr(importlib.import_module(module), name)
@@ -191,13 +191,13 @@ def _tree(module: str) -> ast.Module:
     """Parse a module's source."""
     spec = importlib.util.find_spec(module)
     if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
-        raise _NotLiteral
+        raise _NotLiteral(f"{module}: it has no source")
     try:
         source = spec.loader.get_source(module)
     except ImportError:  # the file is not there
         source = None
     if source is None:  # installed without sources
-        raise _NotLiteral
+        raise _NotLiteral(f"{module}: it has no source")
     return ast.parse(source, filename=spec.origin or module)
 
 
@@ -220,8 +220,9 @@ def _declaration(
     if isinstance(node, ast.FunctionDef):
         return Declaration({}, {}, note)
     attributes, fields = _body(module, node)
-    if not all(key in attributes for key in wanted):
-        raise _NotLiteral
+    missing = [key for key in wanted if key not in attributes]
+    if missing:
+        raise _NotLiteral(f"{module}: {node.name}: expected {', '.join(missing)}")
     values = {key: _literal(attributes[key]) for key in wanted}
     parameters = {key: _parameter(field) for key, field in fields.items()}
     return Declaration(values, parameters, note)
@@ -233,7 +234,7 @@ def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[st
     fields: dict[str, ast.AnnAssign] = {}
     for base in node.bases:
         if not isinstance(base, ast.Name):
-            raise _NotLiteral
+            raise _NotLiteral(f"{module}: {node.name}: expected the name of a base class")
         if base.id not in EMPTY_BASES:
             home = _home(module, base.id)
             inherited, more = _body(home, _class(home, base.id))
@@ -264,7 +265,7 @@ def _class(module: str, name: str) -> ast.ClassDef:
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return node
-    raise _NotLiteral
+    raise _NotLiteral(f"{module}: expected a class {name}")
 
 
 def _home(module: str, name: str) -> str:
@@ -276,7 +277,7 @@ def _home(module: str, name: str) -> str:
             continue
         if any(alias.name == name and alias.asname is None for alias in node.names):
             return node.module
-    raise _NotLiteral
+    raise _NotLiteral(f"{module}: expected that it defines or imports {name}")
 
 
 def _entries(module: str, name: str) -> dict[str, ast.expr]:
@@ -292,11 +293,11 @@ def _entries(module: str, name: str) -> dict[str, ast.expr]:
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             assigned = node.value
     if not isinstance(assigned, ast.Dict):
-        raise _NotLiteral
+        raise _NotLiteral(f"{module}: expected a dictionary {name}")
     found = {}
     for key, value in zip(assigned.keys, assigned.values, strict=True):
         if key is None:  # **others
-            raise _NotLiteral
+            raise _NotLiteral(f"{module}: {name}: expected no other dictionary in it")
         found[str(_literal(key))] = value
     return found
 
@@ -310,10 +311,10 @@ def _parameter(field: ast.AnnAssign) -> Parameter:
     if not isinstance(value, ast.Call):
         return Parameter(_literal(value), choices=choices)
     if not (isinstance(value.func, ast.Name) and value.func.id == "param"):
-        raise _NotLiteral
+        raise _NotLiteral(f"line {value.lineno}: expected param(...) or a literal")
     given = [_literal(arg) for arg in value.args]
     if value.keywords or len(given) not in (2, 3):
-        raise _NotLiteral
+        raise _NotLiteral(f"line {value.lineno}: expected two or three positional arguments")
     symbol = given[2] if len(given) == 3 else ""
     return Parameter(given[0], given[1], symbol, choices)
 
@@ -333,7 +334,7 @@ def _literal(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError):
-        raise _NotLiteral from None
+        raise _NotLiteral(f"line {node.lineno}: expected a literal") from None
 
 
 def _first_line(doc: str | None) -> str:

@@ -13,7 +13,7 @@ from typing import cast
 
 from torch import Tensor
 
-from leakaudit._util.plain import extended
+from leakaudit._util.plain import encoded
 from leakaudit.accounting.adversaries import Threat
 from leakaudit.accounting.view_bound import ViewBound, view_bounds
 from leakaudit.bounds import gaussian
@@ -110,12 +110,12 @@ class Calibration:
     def to_json(self) -> dict[str, Json]:
         """Plain values; infinity is the text ``inf``."""
         return {
-            "epsilon": extended(self.epsilon),
+            "epsilon": encoded(self.epsilon),
             "delta": self.delta,
-            "factor": extended(self.factor),
+            "factor": encoded(self.factor),
             "noise": dict(self.noise),
-            "mu": extended(self.mu),
-            "reached": extended(self.reached),
+            "mu": encoded(self.mu),
+            "reached": encoded(self.reached),
             "leaking": list(self.leaking),
             "holds": self.holds,
         }

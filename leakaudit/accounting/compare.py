@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from leakaudit._util.plain import extended
+from leakaudit._util.plain import encoded
 from leakaudit.accounting.adversaries import Threat
 from leakaudit.accounting.calibration import Calibration, calibrate
 from leakaudit.accounting.symmetry import Symmetry
@@ -75,9 +75,9 @@ class Comparison:
             "sensitivity_from": self.sensitivity_from,
             "kind": self.threat.kind,
             "claim": claim,
-            "exact": extended(self.exact),
-            "least": extended(self.least),
-            "ratio": extended(self.ratio),
+            "exact": encoded(self.exact),
+            "least": encoded(self.least),
+            "ratio": encoded(self.ratio),
             "verdict": self.verdict.name,
             "why": self.why,
             "recommended": recommended,

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from leakaudit._util.plain import extended
+from leakaudit._util.plain import encoded
 from leakaudit.accounting.basis import Basis, Ground, Unit
 from leakaudit.accounting.node_view import NodeView, own_view, stronger_views
 from leakaudit.adversary import Adversary
@@ -100,15 +100,15 @@ class ViewBound:
         return {
             "node": self.node,
             "adversary": str(self.adversary),
-            "sensitivity": extended(self.sensitivity),
+            "sensitivity": encoded(self.sensitivity),
             "delta": self.delta,
-            "mu": extended(self.mu),
-            "attained": extended(self.attained),
-            "linear": extended(self.linear),
-            "reached": extended(self.reached),
-            "epsilon": extended(self.epsilon),
-            "node_mu": extended(self.node_mu),
-            "node_epsilon": extended(self.node_epsilon),
+            "mu": encoded(self.mu),
+            "attained": encoded(self.attained),
+            "linear": encoded(self.linear),
+            "reached": encoded(self.reached),
+            "epsilon": encoded(self.epsilon),
+            "node_mu": encoded(self.node_mu),
+            "node_epsilon": encoded(self.node_epsilon),
             "level": level,
             "certificate": list(self.certificate),
             "leaking": list(self.leaking),

@@ -113,7 +113,7 @@ def _findings(
     found = []
     for one, stored in zip(simulated.outcomes, images, strict=True):
         cell = GridPoint(epsilon=encoded(grid[one.level].epsilon), seed=one.seed)
-        entry = findings.entry(one.leak, one.found, one.score, stored)
+        entry = findings.finding(one.leak, one.found, one.score, stored)
         found.append(replace(entry, cell=cell))
     return tuple(found)
 

@@ -22,7 +22,7 @@ from leakaudit.pipeline.attack_run import ready as writable
 from leakaudit.progress import expired, watching
 from leakaudit.rendering import pictures, plots
 from leakaudit.results import model, provenance, record_file
-from leakaudit.results.model import AuditRecord, Provenance, StoredImages
+from leakaudit.results.model import AuditRecord, Provenance
 from leakaudit.scoring import lpips_weights
 
 FIGURE = "audit.png"
@@ -80,7 +80,7 @@ def audit(
         )
         _, sentence = lpips_weights.find("off", simulated.trace.task.shape)
         files = record.Files(
-            images=[model.fitted(image, StoredImages) for image in images],
+            images=images,
             picture=drawn,
             originals=pictures.save_originals(folder / "originals.npz", made, simulated.truth),
             figure=FIGURE,

@@ -42,6 +42,7 @@ class Block:
 class _StoredCell(Struct, frozen=True, forbid_unknown_fields=True):
     """A cell as the file holds it, under its name."""
 
+    check: str
     digest: Sha256
     seeds: tuple[int, ...]
     samples: dict[str, tuple[float, ...]]
@@ -134,6 +135,7 @@ def _block_text(cell: Block) -> str:
         for measure, values in sorted(cell.samples.items())
     ]
     lines = [
+        f'      "check": {json.dumps(cell.check)}',
         f'      "digest": {json.dumps(cell.digest)}',
         '      "samples": {\n' + ",\n".join(samples) + "\n      }",
         f'      "seeds": {json.dumps(list(cell.seeds))}',
@@ -169,13 +171,8 @@ def read(path: Path) -> Baseline:
             raise LeakauditError(
                 f"baseline {path}: {name}: expected one sample a seed, {count} each"
             )
-        cells[name] = Block(_check(name), cell.digest, cell.seeds, cell.samples)
+        cells[name] = Block(cell.check, cell.digest, cell.seeds, cell.samples)
     return Baseline(cells, stored.reason, stored.updated, stored.versions)
-
-
-def _check(name: str) -> str:
-    """Read the check from a key of the file, ``check/adversary/attack``; its name has no "/"."""
-    return name.partition("/")[0]
 
 
 def _unreadable(path: Path, why: str) -> LeakauditError:

@@ -25,8 +25,8 @@ from leakaudit.gate.rule import CONTROLS, UNSOUND, Rule
 from leakaudit.gate.runs import Recorded, Runner, ready
 from leakaudit.progress import expired, remaining, step
 from leakaudit.results import provenance
-from leakaudit.results.findings import about
-from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, TraceSummary, fitted
+from leakaudit.results.findings import trained
+from leakaudit.results.model import AcceptanceState, ExitCode, RuleKind, TraceSummary
 
 # Seconds that further recordings of a check may take if its own seeds took less. A choice: a check
 # of a second or two may grow to this without anybody minding.
@@ -203,7 +203,7 @@ def _close(check: Check, cells: Sequence[Cell], shown: Fidelity, out: Judged) ->
 
 def _once(check: Check, cells: Sequence[Cell], made: Recorded, out: Judged, hidden: bool) -> None:
     """Lint one recording and plant leaks like its own; hidden: whether it declares noise."""
-    out.networks[check.name] = fitted(about(made.trace), TraceSummary)
+    out.networks[check.name] = trained(made.trace)
     out.rules += linted.rules(check, made)
     for cell in cells:
         nodes = held(cell, made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Generator, Tensor
@@ -21,6 +21,9 @@ from leakaudit.trace import Graph, Trace, Truth
 from leakaudit.traces import gaps
 from leakaudit.traces.trace_file import same_run
 from leakaudit.victim import Victim
+
+if TYPE_CHECKING:
+    from leakaudit.accounting.node_view import NodeView
 
 # Rounds that are declared of a protocol whose rounds are alike, and how many of the last ones are
 # compared with each other. Starts of the bundled protocols end in round 2 or 3, and three alike
@@ -111,7 +114,7 @@ class Protocol:
         return self.victim.relations(self.graph, DECLARED, self.public)
 
     @cached_property
-    def stronger(self) -> dict[int, tuple[Any, ...]]:
+    def stronger(self) -> dict[int, tuple[NodeView, ...]]:
         """What `accounting` found for adversaries who hear all messages of a node, by node.
 
         It is the same for all of them.

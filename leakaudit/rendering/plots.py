@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeGuard
 
 from leakaudit._util.files import replacing
 from leakaudit.errors import LeakauditError
@@ -51,9 +51,15 @@ DPI = 144  # of a PNG: two pixels a unit
 WIDE = 330
 HIGH = 210
 ROW_TITLE = 26
+MARGIN = 6  # at the edges of the page
 LINE = 17  # of the legend
+TITLE_LINE = 14  # of a panel's title
+BELOW = 36  # of a panel, for the names of places and of the axis
+AXIS_NAME = 20  # its top, below a panel
+BETWEEN = 6  # the numbers of an axis and what stands beside them
 LETTER = 5.9  # width of a letter of the legend, about
-SMALL_LETTER = 5.4  # the same beside an axis
+SMALL_LETTER = 5.4  # the same below an axis
+DIGIT = 5.8  # width of the widest letter in most numbers beside an axis
 CELL = 24
 DECADES = 2  # powers of ten that values must span for an axis to become logarithmic by itself
 TICKS = 6  # at most how many steps between numbers stand beside an axis
@@ -236,25 +242,26 @@ def curves(
     columns = _columns(texts, letters)
     head = math.ceil(len(texts) / columns) * LINE
     head += LINE * sum(text.count("\n") for text in texts)
-    titled = [bool(title) for title, _ in rows]
-    heights = [HIGH + ROW_TITLE * has for has in titled]
+    heights = [HIGH + ROW_TITLE * bool(title) for title, _ in rows]
+    high = head + sum(heights)
     with _settings():
-        figure = _figure(page, sum(heights) + head)
-        parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)
-        for part, (title, panels) in zip(parts[:, 0], rows, strict=True):
-            part.set_facecolor("none")
+        figure = _figure(page, high)
+        drawn = []
+        for _, panels in rows:
+            drawn.append([_panel(figure, panel, looks, _room(panel, wide)) for panel in panels])
+        _arrange(figure, drawn, heights, wide)
+        top = head
+        for (title, _), height in zip(rows, heights, strict=True):
             if title:
-                part.suptitle(_said(title, letters), x=0.005, ha="left", fontsize=11, weight="bold")
-            places = part.subplots(1, across, squeeze=False)[0]
-            for place in places[len(panels) :]:
-                place.set_axis_off()
-            for place, panel in zip(places, panels, strict=False):
-                _panel(place, panel, looks, _room(panel, wide))
+                place = (MARGIN / page, 1 - (top + 2 * MARGIN) / high)
+                figure.text(*place, _said(title, letters), va="top", fontsize=11, weight="bold")
+            top += height
         if entries:
             figure.legend(
                 [handle for handle, _ in entries],
                 texts,
-                loc="outside upper left",
+                loc="upper left",
+                bbox_to_anchor=(0, 1),
                 ncols=columns,
                 handlelength=2.6,
                 columnspacing=1.6,
@@ -276,6 +283,7 @@ def heat(maps: Sequence[HeatMap]) -> Figure:
     page = max(480, 150 + CELL * max(len(one.columns) for one in maps))
     with _settings():
         figure = _figure(page, sum(heights))
+        figure.set_layout_engine("constrained")
         places = figure.subplots(len(maps), 1, height_ratios=heights, squeeze=False)[:, 0]
         for place, one in zip(places, maps, strict=True):
             _heat_map(place, one, letters=int((page - 90) / LETTER))
@@ -319,14 +327,15 @@ def svg(figure: Figure, name: str) -> str:
     """Return a chart as SVG without a background, to stand on a page.
 
     Args:
-        figure: The chart.
+        figure: The chart, which loses its background.
         name: Enters the ids of what the SVG refers to; another one on each chart of a page keeps
             these apart.
 
     Returns:
         The text of the file.
     """
-    return _written(figure, "svg", name, transparent=True).decode()
+    figure.patch.set_visible(False)
+    return _written(figure, "svg", name).decode()
 
 
 def logarithmic(values: Sequence[float]) -> bool:
@@ -370,19 +379,35 @@ def _settings(name: str = "leakaudit") -> Iterator[None]:
 
 
 def _figure(width: float, height: float) -> Figure:
-    """A figure of so many units, whose parts are laid out when it is drawn."""
+    """An empty figure of so many units."""
     from matplotlib.figure import Figure
 
-    size = (width * PIXEL, height * PIXEL)
-    return Figure(figsize=size, layout="constrained", facecolor="white")
+    return Figure(figsize=(width * PIXEL, height * PIXEL), dpi=DPI, facecolor="white")
 
 
-def _written(figure: Figure, kind: str, name: str, transparent: bool = False) -> bytes:
+def _written(figure: Figure, kind: str, name: str) -> bytes:
     """The bytes of a file."""
-    metadata = _METADATA[kind]
     with _settings(name), io.BytesIO() as file:
-        figure.savefig(file, format=kind, dpi=DPI, metadata=metadata, transparent=transparent)
+        # `Figure.savefig` would draw the figure twice, the first time to measure it.
+        _draw(figure, kind, file)
         return file.getvalue()
+
+
+def _draw(figure: Figure, kind: str, file: BinaryIO) -> None:
+    """Write the figure into an open file."""
+    metadata = _METADATA[kind]
+    if kind == "svg":
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+        FigureCanvasSVG(figure).print_svg(file, metadata=metadata)
+    elif kind == "pdf":
+        from matplotlib.backends.backend_pdf import FigureCanvasPdf
+
+        FigureCanvasPdf(figure).print_pdf(file, metadata=metadata)
+    else:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        FigureCanvasAgg(figure).print_png(file, metadata=metadata)
 
 
 def _said(text: str, most: int) -> str:
@@ -475,8 +500,10 @@ def _columns(texts: Sequence[str], letters: int) -> int:
 # ---------------------------------------------------------------------------------------------
 
 
-def _panel(place: Axes, panel: Panel, looks: Mapping[str, Look], letters: int) -> None:
-    """Draw one panel."""
+def _panel(figure: Figure, panel: Panel, looks: Mapping[str, Look], letters: int) -> Axes:
+    """Draw one panel, whose place on the page is set when the space around it is known."""
+    place = figure.add_axes((0, 0, 1, 1))
+    place.patch.set_visible(False)
     place.set_title(_wrapped(panel.title, letters))
     values: list[float] = []
     for line in panel.lines:
@@ -488,7 +515,7 @@ def _panel(place: Axes, panel: Panel, looks: Mapping[str, Look], letters: int) -
     if not drawable:
         place.set_axis_off()
         place.text(0.5, 0.5, panel.empty, transform=place.transAxes, ha="center", color=QUIET)
-        return
+        return place
     if log and min(values) <= 0:
         place.set_title("zeros are left out", loc="right", fontsize=9, color=QUIET)
     for k, line in enumerate(panel.lines):
@@ -498,6 +525,42 @@ def _panel(place: Axes, panel: Panel, looks: Mapping[str, Look], letters: int) -
     _vertical(place, panel, drawable, log)
     place.autoscale_view()
     _horizontal(place, panel, letters)
+    return place
+
+
+def _arrange(
+    figure: Figure, rows: Sequence[Sequence[Axes]], heights: Sequence[float], wide: float
+) -> None:
+    """Put all panels into their places; matplotlib's own layout takes as long as the drawing."""
+    page, high = figure.get_size_inches() / PIXEL
+    left = MARGIN + max(_widest_number(place) for row in rows for place in row) + BETWEEN
+    width = wide - left - 2 * MARGIN
+    bottom = sum(heights)  # of a row, above the bottom of the page
+    for row, height in zip(rows, heights, strict=True):
+        bottom -= height
+        above = BETWEEN + TITLE_LINE * max(map(_title_lines, row))
+        tall = HIGH - above - BELOW
+        for column, place in enumerate(row):
+            start = column * wide + left
+            place.set_position((start / page, (bottom + BELOW) / high, width / page, tall / high))
+            # Without it, matplotlib measures the names of all places to put this one below them.
+            place.xaxis.set_label_coords(1, -AXIS_NAME / tall)
+
+
+def _widest_number(place: Axes) -> float:
+    """Width of the widest number beside the vertical axis, about."""
+    if not place.axison:
+        return 0.0
+    bottom, top = place.get_ylim()
+    ticks = [tick for tick in place.yaxis.get_majorticklocs() if bottom <= tick <= top]
+    shown = place.yaxis.get_major_formatter().format_ticks(ticks)
+    return DIGIT * max(map(len, shown), default=0)
+
+
+def _title_lines(place: Axes) -> int:
+    """Lines above a panel."""
+    titles = [text for text in (place.get_title("left"), place.get_title("right")) if text]
+    return max((text.count("\n") + 1 for text in titles), default=0)
 
 
 def _line(line: Line, look: Look, log: bool) -> Line2D:
@@ -541,6 +604,7 @@ def _vertical(place: Axes, panel: Panel, values: Sequence[float], log: bool) -> 
         place.yaxis.set_major_locator(ticker.MaxNLocator(TICKS, steps=ROUND))
         place.yaxis.set_major_formatter(lambda v, _: f"{v:.6g}")
     place.tick_params(axis="y", length=0)
+    place.yaxis.set_label_coords(0, 0)  # it has no label, and nothing is measured to place it
 
 
 def _horizontal(place: Axes, panel: Panel, letters: int) -> None:

@@ -55,10 +55,8 @@ def title(name: str) -> str:
     Returns:
         The title of its panel.
     """
-    if name.startswith("norm_"):
-        return f"norm of {name[5:]}"
     known = {"consensus": "consensus error", "seconds": "seconds a round"}
-    return known.get(name, name.replace("_", " "))
+    return known.get(name, name.replace("norm_", "norm of ").replace("_", " "))
 
 
 def _panel(runs: Mapping[str, Run], name: str) -> plots.Panel:

@@ -32,29 +32,6 @@ def finding(
     leak: GradientLeak,
     found: Reconstruction,
     score: Score,
-    images: Mapping[str, Json] | None = None,
-) -> dict[str, Json]:
-    """Return one entry of ``findings`` as JSON values.
-
-    Args:
-        leak: What was attacked.
-        found: What came out.
-        score: How near it comes to the truth.
-        images: Where it was saved, from `record_file.save_reconstructions`; None if it was not.
-
-    Returns:
-        The values of a `leakaudit.results.model.Finding`.
-    """
-    stored = None
-    if images is not None:
-        stored = model.fitted(images, StoredImages)
-    return model.plain(entry(leak, found, score, stored))
-
-
-def entry(
-    leak: GradientLeak,
-    found: Reconstruction,
-    score: Score,
     images: StoredImages | None = None,
 ) -> Finding:
     """Return one finding of a record.
@@ -63,7 +40,7 @@ def entry(
         leak: What was attacked.
         found: What came out.
         score: How near it comes to the truth.
-        images: Where it was saved; None if it was not.
+        images: Where it was saved, from `record_file.save_reconstructions`; None if it was not.
 
     Returns:
         The finding.
@@ -153,7 +130,7 @@ def _labels(found: Reconstruction) -> tuple[float | None, ...] | None:
     return tuple(finite(label) for label in found.y.tolist())
 
 
-def undetermined(node: int, adversary: str, reason: str) -> dict[str, Json]:
+def undetermined(node: int, adversary: str, reason: str) -> Undetermined:
     """Return one entry of ``undetermined``.
 
     Args:
@@ -162,15 +139,15 @@ def undetermined(node: int, adversary: str, reason: str) -> dict[str, Json]:
         reason: Why.
 
     Returns:
-        The values of a `leakaudit.results.model.Undetermined`.
+        The entry.
     """
-    return model.plain(Undetermined(node=node, adversary=adversary, reason=reason))
+    return Undetermined(node=node, adversary=adversary, reason=reason)
 
 
 def build(
     trace: Trace,
-    findings: Sequence[Mapping[str, Json]],
-    undetermined: Sequence[Mapping[str, Json]],
+    findings: Sequence[Finding],
+    undetermined: Sequence[Undetermined],
     not_tried: Iterable[str],
     provenance: Mapping[str, Json],
     *,
@@ -196,36 +173,22 @@ def build(
         The values of a `leakaudit.results.model.AttackRecord`.
     """
     left_out = list(not_tried)
-    found = [model.fitted(one, Finding) for one in findings]
-    closed = [model.fitted(one, Undetermined) for one in undetermined]
     return {
         "schema": SCHEMA,
         "version": VERSION,
         "kind": "attack",
         "complete": complete,
-        "summary": summary(found, closed, left_out, complete),
-        "trace": about(trace),
-        "findings": [dict(one) for one in findings],
-        "undetermined": [dict(one) for one in undetermined],
+        "summary": summary(findings, undetermined, left_out, complete),
+        "trace": model.plain(trained(trace)),
+        "findings": [model.plain(one) for one in findings],
+        "undetermined": [model.plain(one) for one in undetermined],
         "not_tried": left_out,
         "metrics": definitions(trace.task, lpips),
-        "attacks": {name: model.plain(attack) for name, attack in attacks_of(found).items()},
+        "attacks": {name: model.plain(attack) for name, attack in attacks_of(findings).items()},
         "picture": picture,
         "originals": originals,
         "provenance": dict(provenance),
     }
-
-
-def about(trace: Trace) -> dict[str, Json]:
-    """Describe what was trained, and the network to draw, as JSON values.
-
-    Args:
-        trace: A recording.
-
-    Returns:
-        The values of a `leakaudit.results.model.TraceSummary`.
-    """
-    return model.plain(trained(trace))
 
 
 def trained(trace: Trace) -> TraceSummary:

@@ -14,7 +14,6 @@ keys; `given` reads such a field. Infinity is the text ``inf``, because JSON has
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias, TypeVar
@@ -23,6 +22,10 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from leakaudit._util.decoding import Sha256
+from leakaudit._util.plain import Extended as Extended
+from leakaudit._util.plain import Number as Number
+from leakaudit._util.plain import decoded as decoded
+from leakaudit._util.plain import encoded as encoded
 from leakaudit.errors import LeakauditError
 from leakaudit.trace import Json
 from leakaudit.verdict import Verdict
@@ -34,12 +37,6 @@ S = TypeVar("S", bound=Struct)
 SCHEMA: Literal["leakaudit.results"] = "leakaudit.results"
 VERSION: Literal[2] = 2
 
-# To a reader of JSON, 1 and 1.0 are the same number, but their bytes differ; the union keeps each
-# number as it was written.
-Number: TypeAlias = int | float
-# A number, "inf" for infinity, or null; an epsilon of null stands for constants that were left as
-# configured.
-Extended: TypeAlias = int | float | Literal["inf"] | None
 # Any JSON value: settings and constants belong to the program that was run, not to this schema.
 Free: TypeAlias = object
 
@@ -1183,34 +1180,6 @@ def given(value: T | UnsetType, default: T) -> T:
     """
     if isinstance(value, UnsetType):
         return default
-    return value
-
-
-def encoded(value: Number | None) -> Extended:
-    """Return a number as the record holds it.
-
-    Args:
-        value: A number, infinity or None.
-
-    Returns:
-        The same, but the text ``inf`` for infinity.
-    """
-    if value == math.inf:
-        return "inf"
-    return value
-
-
-def decoded(value: Extended) -> Number | None:
-    """Return a number of the record as a number.
-
-    Args:
-        value: A number, ``inf`` or None.
-
-    Returns:
-        The same, but infinity for the text.
-    """
-    if value == "inf":
-        return math.inf
     return value
 
 

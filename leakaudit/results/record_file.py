@@ -230,7 +230,7 @@ def read(path: Path) -> dict[str, Json]:
     return dict(results)
 
 
-def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[dict[str, Json]]:
+def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[StoredImages]:
     """Write reconstructions to one npz, so that they can be scored again without an attack.
 
     Args:
@@ -257,7 +257,7 @@ def save_reconstructions(path: Path, found: Sequence[Reconstruction]) -> list[di
             entry = replace(entry, choices={str(place): name for place, name in names.items()})
             kept |= {name: one.choices[place] for place, name in names.items()}
         arrays |= {name: tensor.detach().cpu().numpy() for name, tensor in kept.items()}
-        entries.append(model.plain(entry))
+        entries.append(entry)
     with replacing(path) as file:
         np.savez_compressed(file, allow_pickle=False, **arrays)
     return entries

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from leakaudit import registry
 from leakaudit._util import config
 from leakaudit._util.forms import Nodes, Number, Numbers, Settings, Words
+from leakaudit._util.plain import encoded
 from leakaudit.adversary import Adversary
 from leakaudit.auditing.plan import AuditPlan
 from leakaudit.errors import suggest
@@ -119,7 +120,7 @@ class SweepPlan:
         """What varies in all cells beside attack, adversary and seed: name -> values."""
         shared = dict(self.over)
         if self.epsilon:
-            shared["epsilon"] = tuple(_axis_value(epsilon) for epsilon in self.epsilon)
+            shared["epsilon"] = tuple(encoded(epsilon) for epsilon in self.epsilon)
         return shared
 
     @property
@@ -160,13 +161,6 @@ class SweepPlan:
             gradients=self.gradients,
             table="sweep",
         )
-
-
-def _axis_value(epsilon: float) -> Setting:
-    """Return an epsilon as an axis has it: infinity is the text ``inf``."""
-    if epsilon == math.inf:
-        return "inf"
-    return epsilon
 
 
 def _is_index(value: object) -> bool:

@@ -152,7 +152,7 @@ class Job:
 
 def _finding(leak: GradientLeak, found: Reconstruction, scored: Score) -> CellFinding:
     """Return one reconstruction as the file of a cell holds it."""
-    whole = findings.entry(leak, found, scored)
+    whole = findings.finding(leak, found, scored)
     return CellFinding(
         node=whole.node,
         adversary=whole.adversary,

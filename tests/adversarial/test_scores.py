@@ -289,8 +289,8 @@ def test_explain_attack_and_the_trace_count_rounds_alike(victim: str) -> None:
             Reconstruction(leak.node, "none", torch.empty(0), None, Certificate.FAILED, 1.0),
             lost,
         )
-        span = entry["leak"]["rounds"]
-        assert (span["first"], span["last"]) == (int(leak.rounds.min()), int(leak.rounds.max()))
+        span = entry.leak.rounds
+        assert (span.first, span.last) == (int(leak.rounds.min()), int(leak.rounds.max()))
     assert latest == last
 
 

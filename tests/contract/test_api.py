@@ -13,6 +13,7 @@ import torch
 import leakaudit as la
 from leakaudit import registry
 from leakaudit.cli import main
+from leakaudit.results.model import plain
 
 SCENARIO = la.Scenario(
     victim="dpsgd",
@@ -103,8 +104,8 @@ def test_an_audit_writes_what_it_returns(place: Path) -> None:
         f"[scenario]\n{SCENARIO.to_toml()}".replace("[set]", "[scenario.set]") + AUDIT
     )
     found = la.audit("audit.toml", "out")
-    assert found["kind"] == "audit"
-    assert json.loads((place / "out/results.json").read_text())["audit"] == found["audit"]
+    assert found.audit.verdicts
+    assert plain(found) == json.loads((place / "out/results.json").read_text())
     assert la.report("out", "markdown") == (place / "out/report.md").read_text()
     with pytest.raises(la.LeakauditError, match="there is no report 'pdf'"):
         la.report("out", "pdf")

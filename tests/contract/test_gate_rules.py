@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -396,14 +397,18 @@ def test_a_damaged_baseline_is_refused(tmp_path: Path, old: str, new: str, messa
 
 def test_a_run_replaces_the_cells_of_its_checks_and_knows_which_are_stale(tmp_path: Path) -> None:
     block = example().cells["ring/eavesdropper/exact"]
-    names = ("ring/node:1/exact", "ring-2/eavesdropper/exact", "wide/eavesdropper/exact")
-    example(**dict.fromkeys(names, block)).write(tmp_path / "b.json")
-    old = baseline.read(tmp_path / "b.json")
-    assert {name: cell.check for name, cell in old.cells.items()} == {
-        "ring/eavesdropper/exact": "ring",
+    checks = {
         "ring/node:1/exact": "ring",
         "ring-2/eavesdropper/exact": "ring-2",
         "wide/eavesdropper/exact": "wide",
+    }
+    names = tuple(checks)
+    added = {name: replace(block, check=check) for name, check in checks.items()}
+    example(**added).write(tmp_path / "b.json")
+    old = baseline.read(tmp_path / "b.json")
+    assert {name: cell.check for name, cell in old.cells.items()} == {
+        "ring/eavesdropper/exact": "ring",
+        **checks,
     }
     gate = Gate((Check("ring", "m:f", attacks=("exact",)),))
     judged = judge.Judged(gate, judge.Options())

@@ -136,7 +136,7 @@ def test_numbers_that_json_cannot_hold_are_never_written(
 
 def test_a_residual_that_is_not_finite_becomes_null() -> None:
     found = attacked(math.nan)[0]
-    assert findings.finding(leak(0), found, score(found, None)[0])["residual"] is None
+    assert findings.finding(leak(0), found, score(found, None)[0]).residual is None
 
 
 @pytest.mark.parametrize(

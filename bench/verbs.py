@@ -2,10 +2,11 @@
 
 python bench/verbs.py BEFORE AFTER [--runs 5] [--only VERB …]     BEFORE, AFTER: the python of each installation
 
-One JSON line a verb, then a table. A figure is user and system time of the process and of all that it started; the least of `--runs` runs,
-which alternate between the two. ratio: after over before. Runs start in empty folders, so that neither checkout is on the path, and with
-one thread. code: how the verb ended, equal on both sides; a verb that does not end in a verdict (0, 1 or 3) has no ratio, and the script
-then ends with code 1.
+One JSON line per verb, then a table. A figure is user and system time of the process and of all
+its children: the least of `--runs` runs, which alternate between the two installations after one
+run each that fills the caches. ratio: after over before. Each run starts in a folder of its own, so
+that neither checkout is on the path, and uses one thread. code: the exit code, equal on both sides.
+A verb that does not end in a verdict (0, 1 or 3) has no ratio, and the script then exits with 1.
 """
 
 from __future__ import annotations
@@ -196,12 +197,13 @@ def main() -> int:
         for verb in asked.only:
             times: dict[str, list[float]] = {"before": [], "after": []}
             codes = set()
-            for _ in range(asked.runs):
+            for k in range(asked.runs + 1):
                 for side, python in (("before", asked.before), ("after", asked.after)):
                     fresh(verb, place / "prepared", place / "work")
                     seconds, code = cpu(python, VERBS[verb], place / "work")
-                    times[side].append(seconds)
                     codes.add(code)
+                    if k > 0:  # the first one warms the caches
+                        times[side].append(seconds)
             before, after = min(times["before"]), min(times["after"])
             line = {
                 "bench": f"verbs/{verb}",

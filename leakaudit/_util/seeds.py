@@ -31,11 +31,20 @@ def generators(seed: int, *names: str) -> dict[str, Generator]:
     Returns:
         A generator on the CPU by name.
     """
-    streams = SeedSequence(seed).spawn(len(names))
-    return {
-        name: Generator().manual_seed(_word(stream))
-        for name, stream in zip(names, streams, strict=True)
-    }
+    return {name: nth_generator(seed, place) for place, name in enumerate(names)}
+
+
+def nth_generator(seed: int, place: int) -> Generator:
+    """Return one of the generators that `generators` returns, without making the others.
+
+    Args:
+        seed: Seed of the run.
+        place: Its place in the list of names, from 0.
+
+    Returns:
+        A generator on the CPU.
+    """
+    return Generator().manual_seed(_word(SeedSequence(seed, spawn_key=(place,))))
 
 
 def child(*numbers: int) -> int:

@@ -16,8 +16,6 @@ from leakaudit.protocols import recording
 from leakaudit.tasks import data
 from leakaudit.traces.recorder import Recorder
 
-NAMES = ("data", "split", "graph", "model", "run", "schedule")
-
 
 def seeded(ready: recording.Plan, seed: int) -> recording.Plan:
     """Return the plan of one run.
@@ -28,8 +26,8 @@ def seeded(ready: recording.Plan, seed: int) -> recording.Plan:
     """
     scenario = ready.scenario
     chosen = child(scenario.seed, seed) if seed else scenario.seed
-    random = dict(recording.generators(chosen, *NAMES))
-    random["schedule"] = recording.generators(scenario.seed, *NAMES)["schedule"]
+    random = dict(recording.generators(chosen, *recording.STREAMS))
+    random["schedule"] = recording.generators(scenario.seed, *recording.STREAMS)["schedule"]
     rows = data.split(
         ready.source, scenario.nodes, scenario.samples, scenario.split, random["split"]
     )
@@ -46,7 +44,7 @@ def replayed(ready: recording.Plan, rows: Tensor, seed: int) -> recording.Plan:
     """
     noise = torch.Generator().manual_seed(child(ready.scenario.seed, seed, 1))
     random: Mapping[str, Generator] = {
-        **recording.generators(ready.scenario.seed, *NAMES),
+        **recording.generators(ready.scenario.seed, *recording.STREAMS),
         "run": noise,
     }
     return replace(ready, rows=rows, random=random)

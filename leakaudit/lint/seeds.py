@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from leakaudit._util.plain import Figures
+from leakaudit._util.seeds import nth_generator
 from leakaudit.errors import LeakauditError
 from leakaudit.lint.case import Case
 from leakaudit.lint.pitfall import Pitfall, chance_text
@@ -144,7 +145,7 @@ def _earliest(table: Messages) -> int:
 def _streams(seed: int, count: int, dtype: str) -> Iterator[_Stream]:
     """Yield the first normal numbers of the usual generators for a seed."""
     kind = torch.float64 if dtype == "torch.float64" else torch.float32
-    ours = recording.generators(seed, "data", "split", "graph", "model", "run", "schedule")["run"]
+    ours = nth_generator(seed, recording.STREAMS.index("run"))
     for name, generator in (("torch", torch.Generator().manual_seed(seed)), ("leakaudit", ours)):
         draw = torch.randn(count, generator=generator, dtype=kind).double().numpy()
         yield _Stream(seed, name, draw)

@@ -25,6 +25,8 @@ from leakaudit.traces.recorder import Recorder, human, plan_size
 if TYPE_CHECKING:
     from leakaudit.victim import Victim
 
+# What a run draws random numbers for, in the order of its streams.
+STREAMS = ("data", "split", "graph", "model", "run", "schedule")
 POOL = 1000  # records of the data set that are kept for identification, a choice
 
 
@@ -127,7 +129,7 @@ def plan(
     """
     victim, args = scenario.parts()
     _known(scenario, args)
-    random = generators(scenario.seed, "data", "split", "graph", "model", "run", "schedule")
+    random = generators(scenario.seed, *STREAMS)
     source = data.load(scenario.data, data_root, download, random["data"])
     rows = data.split(source, scenario.nodes, scenario.samples, scenario.split, random["split"])
     task = Task.build(

@@ -267,10 +267,11 @@ def test_of_what_is_planted_in_every_field_nothing_stays(name: str) -> None:
     if "files" in secret:
         secret["files"] = {"PLANTED.npz": "0" * 64}
     assert str(FIRST) in json.dumps(secret)
-    text = json.dumps(redacted(secret, "key"))
+    out = redacted(secret, "key")
+    text = json.dumps(out)
     assert "PLANTED" not in text
     assert not re.findall(rf"{FIRST}|{FIRST + 1}|{FIRST + 2}", text)
     for format in (*FORMATS, "markdown", "text"):
-        page = rendered(format, redacted(secret, "key"))
+        page = rendered(format, out)
         assert "PLANTED" not in page
         assert str(FIRST) not in page

@@ -83,7 +83,7 @@ class DLG(Attack):
         """Reconstruct inputs and labels of several leaks in one batch.
 
         Args:
-            leaks: What the adversary knows.
+            leaks: The leaks to attack.
             task: The learning task.
             generators: One for each leak.
 

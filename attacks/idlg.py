@@ -84,7 +84,7 @@ class IDLG(Attack):
         """Reconstruct the inputs of several leaks in one batch.
 
         Args:
-            leaks: What the adversary knows.
+            leaks: The leaks to attack.
             task: The learning task.
             generators: One for each leak.
 

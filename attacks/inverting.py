@@ -126,7 +126,7 @@ class Inverting(Attack):
         """Reconstruct the inputs of several leaks, single gradients in one batch.
 
         Args:
-            leaks: What the adversary knows.
+            leaks: The leaks to attack.
             task: The learning task.
             generators: One for each leak.
 

@@ -34,7 +34,7 @@ def attack(
     """Run one attack on all leaks, or on each leak the strongest attack that fits.
 
     Args:
-        leaks: What the adversary knows.
+        leaks: The leaks to attack.
         name: Name of the attack, the attack itself, or ``auto``.
         generator: Source of all random choices.
         task: The learning task. Only needed if the model is the user's own
@@ -58,7 +58,7 @@ def attack_one(
     """Attack one leak; `auto` tries exact attacks first, then iterative ones, until one fits.
 
     Args:
-        leak: What the adversary knows.
+        leak: The leak to attack.
         task: The learning task.
         name: Name of the attack, the attack itself, or ``auto``.
         generator: Source of all random choices.
@@ -125,7 +125,7 @@ def attack_together(
     them one after the other, and divide the remaining time among them.
 
     Args:
-        leaks: What the adversary knows.
+        leaks: The leaks to attack.
         task: The learning task.
         name: Name of the attack, or ``auto``.
         generators: One for each leak.

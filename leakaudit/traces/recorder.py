@@ -47,7 +47,7 @@ class Recorder:
             records in memory.
         protocol: A registered victim, whose constants are `params` and whose kinds of messages are
             sent, or ``own:NAME`` for a protocol that nobody has declared.
-        task: What is trained.
+        task: The learning task.
         graph: Who can send to whom.
         params: Constants of the protocol.
         layout: Of the flat model vector; by default the task's own.

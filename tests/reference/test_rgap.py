@@ -244,7 +244,7 @@ def test_what_cannot_be_taken_apart_is_said() -> None:
     for wrong, words in (
         (difference, "use differential"),
         (replace(leak, batch=2), "recovers one sample"),
-        (replace(leak, theta=None), "needs the models"),
+        (replace(leak, theta=None), "requires the models"),
         (
             replace(leak, value=leak.value[:, 3:], columns=(3, task.layout.size)),
             "gradients of all layers",

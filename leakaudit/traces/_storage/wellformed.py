@@ -79,7 +79,7 @@ class TraceEntry(_Open, frozen=True, kw_only=True):
     Attributes:
         protocol: Name of the victim.
         params: Public constants of the protocol.
-        task: What is trained.
+        task: The learning task.
         nodes: Number of nodes.
         layout: Where each parameter lies.
         columns: First recorded column of the flat vector, and the first one after them.
@@ -102,7 +102,7 @@ class TruthEntry(_Open, frozen=True, kw_only=True):
 
     Attributes:
         id: Of the recording.
-        task: What is trained.
+        task: The learning task.
         provenance: How it was made.
     """
 

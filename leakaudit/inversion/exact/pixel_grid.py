@@ -7,10 +7,10 @@ units. The grid therefore distinguishes a correct estimate from a wrong one with
 truth, and rounding then makes it exact.
 
 It also reveals how much of another input an estimate still contains. If x = x_true + a (y - x_true)
-with one known input y and an unknown number a, only one value of a takes all pixels onto the grid. A pixel
-has levels + 1 possible values, and each of them gives an a that the other pixels confirm or refute
-(`Grid.in_plane`). `others_between` uses the same idea in integers to list all images with which two
-or three images on the grid could be confused.
+with one known input y and an unknown number a, only one value of a takes all pixels onto the grid.
+A pixel has levels + 1 possible values, and each of them gives an a that the other pixels confirm or
+refute (`Grid.in_plane`). `others_between` uses the same idea in integers to list all images with
+which two or three images on the grid could be confused.
 """
 
 from __future__ import annotations

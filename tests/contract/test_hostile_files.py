@@ -392,10 +392,10 @@ def test_what_the_sha256_file_may_be(tmp_path: Path) -> None:
     record(path)
     assert beside.read_text() == f"{hashlib.sha256(path.read_bytes()).hexdigest()}  trace.pt\n"
     beside.write_text("nonsense")
-    assert "holds no sha256" in refused(path)
+    assert "does not contain a sha256" in refused(path)
     beside.unlink()
     assert load(path).complete
-    assert "no sha256 beside it" in refused(path, lambda p: load(p, verify=True))
+    assert "no sha256 next to it" in refused(path, lambda p: load(p, verify=True))
     beside.write_text(f"{'0' * 64}  trace.pt\n")
     assert "does not match" in refused(path)
     assert load(path, verify=False).complete
@@ -422,15 +422,15 @@ def instead(name: str, value: Any) -> Callable[[Tree], None]:
 
 
 FORMS: dict[str, tuple[Callable[[Tree], object], str]] = {
-    "another format": (lambda t: t.__setitem__("format", "x"), "no file of leakaudit"),
-    "a format that is no text": (lambda t: t.__setitem__("format", [1]), "no file of leakaudit"),
+    "another format": (lambda t: t.__setitem__("format", "x"), "not a file of leakaudit"),
+    "a format that is no text": (lambda t: t.__setitem__("format", [1]), "not a file of leakaudit"),
     "a truth": (
         lambda t: t.__setitem__("format", "leakaudit.truth"),
-        "is a truth file, a trace is expected",
+        "is a truth file; expected a trace",
     ),
     "version 2": (
         lambda t: t.__setitem__("version", 2),
-        "format version 2, this program reads version 1; update leakaudit",
+        "format version 2, but this program reads version 1; update leakaudit",
     ),
     "version true": (lambda t: t.__setitem__("version", True), "format version True"),
     "no version": (lambda t: t.pop("version"), "format version None"),
@@ -504,11 +504,11 @@ FORMS: dict[str, tuple[Callable[[Tree], object], str]] = {
     "a row out of range": (column("row", 6), "row 6"),
     "a round below zero": (column("round", -3), "round -3"),
     "rounds in floats": (instead("round", torch.zeros(6)), "'round' should be a tensor of int32"),
-    "a column too short": (instead("dst", torch.zeros(5, dtype=torch.int32)), "does not hold them"),
+    "a column too short": (instead("dst", torch.zeros(5, dtype=torch.int32)), "does not contain them"),
     "a payload too narrow": (instead("payload", torch.zeros(6, 3)), "3 columns"),
     "a payload of integers": (instead("payload", torch.zeros(6, 4, dtype=torch.int32)), "payload"),
     "a payload with one axis": (instead("payload", torch.zeros(24)), "payload"),
-    "a payload too short": (instead("payload", torch.zeros(5, 4)), "does not hold them"),
+    "a payload too short": (instead("payload", torch.zeros(5, 4)), "does not contain them"),
     "counters below zero": (instead("written", torch.tensor([-1, -1, 0, 1])), "announces"),
     "counters beyond": (instead("written", torch.tensor([6, 10**15, 0, 1])), "announces"),
     "too few counters": (instead("written", torch.tensor([6, 6])), "counters"),
@@ -645,21 +645,21 @@ def foreign(folder: Path) -> None:
 
 FOLDERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda f: (f / "manifest.json").unlink(), "without a manifest.json"),
-    "text": (lambda f: (f / "manifest.json").write_text("hello"), "no manifest of a trace"),
+    "text": (lambda f: (f / "manifest.json").write_text("hello"), "not the manifest of a trace"),
     "a deep manifest": (
         lambda f: (f / "manifest.json").write_text("[" * 100_000),
-        "no manifest of a trace",
+        "not the manifest of a trace",
     ),
     "a large manifest": (
         lambda f: (f / "manifest.json").write_bytes(b" " * (17 << 20)),
-        "no manifest of a trace",
+        "not the manifest of a trace",
     ),
-    "a list": (lambda f: (f / "manifest.json").write_text("[]"), "no manifest of a trace"),
+    "a list": (lambda f: (f / "manifest.json").write_text("[]"), "not the manifest of a trace"),
     "no shards": (manifest(lambda m: m["shards"].clear()), "names no shards"),
     "shards of text": (manifest(lambda m: m["shards"].append("x")), "names the shard None"),
     "version 2": (
         manifest(lambda m: m.__setitem__("version", 2)),
-        "format version 2, this program reads version 1",
+        "format version 2, but this program reads version 1",
     ),
     "two dots": (named("shards/../../secret.pt"), "inside the folder"),
     "an absolute path": (named("/etc/passwd"), "inside the folder"),

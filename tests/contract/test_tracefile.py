@@ -443,7 +443,7 @@ INCOMPLETE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({}, {"nodes": 1, "graph": {"nodes": 1, "edges": []}}, "src 1, expected 0 to 0"),
     ({"dst": np.array([1])}, {}, "round has 2 entries, but dst 1"),
     ({"src": np.array([0.5, 1])}, {}, "whole numbers"),
-    ({"round": np.array([-1, 0])}, {}, "round: there is no -1"),
+    ({"round": np.array([-1, 0])}, {}, "round: expected numbers from 0 to"),
     ({"kind": np.array([0, 1])}, {}, "name them in the description"),
     ({"kind": np.array([0, 1])}, {"kinds": ["w"]}, "kind 1, expected 0 to 0"),
     ({"payload": np.zeros((2, 5))}, {}, "5 columns"),

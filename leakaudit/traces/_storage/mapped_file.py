@@ -236,8 +236,7 @@ class MapFile(MemoryFile):
         self._released = stop
 
     def release(self, stop: int) -> None:
-        """Release written pages from this process; the operating system writes them to the disk
-        later.
+        """Release written pages from this process; the operating system writes them out later.
 
         Args:
             stop: Number of bytes of the last leaf that have been written.

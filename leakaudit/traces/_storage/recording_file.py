@@ -1,5 +1,4 @@
-"""The tables of one recording: a single one in memory or in a file, or one per shard of a
-folder."""
+"""The tables of one recording: one in memory or in a file, or one per shard of a folder."""
 
 from __future__ import annotations
 

@@ -160,6 +160,7 @@ def fisher(knowledge: Knowledge, targets: Sequence[Expression]) -> Array:
 def sensitivities(targets: Sequence[Expression], sensitivity: float | Sequence[float]) -> Array:
     """Return a sensitivity (T,) for each target.
 
+    Args:
         targets: T vectors.
         sensitivity: One for all, or (T,).
 

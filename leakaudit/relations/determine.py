@@ -184,8 +184,9 @@ def is_determined(
 class Generic:
     """Ranks of what is determined.
 
-    here: Rank at the declared parameters.
-    generic: Largest rank at randomly drawn parameters.
+    Attributes:
+        here: Rank at the declared parameters.
+        generic: Largest rank at randomly drawn parameters.
     """
 
     here: int

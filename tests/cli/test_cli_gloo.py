@@ -160,7 +160,8 @@ def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
     assert main(["trace", "verify", str(tmp_path / "t.pt"), "-f", "json"]) == 0
     missing = json.loads(capsys.readouterr().out)["missing"]
     assert re.fullmatch(
-        r"messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process had terminated", missing[0]
+        r"messages 'w' 2 -> 1 of rounds [567] to 8: their sender's process had terminated",
+        missing[0],
     )
     assert re.fullmatch(r"node 2 ended after round [45]: killed by signal 9", missing[-1])
     trace = trace_file.load(tmp_path / "t.pt")
@@ -185,7 +186,8 @@ def test_a_killed_process_leaves_a_trace_that_names_the_missing_rounds(
     found = json.loads((tmp_path / "out" / "results.json").read_text())["findings"]
     assert found
     assert all(
-        f["leak"]["rounds"]["last"] <= 6 and "are missing, so only rounds up to" in f["leak"]["scope"]
+        f["leak"]["rounds"]["last"] <= 6
+        and "are missing, so only rounds up to" in f["leak"]["scope"]
         for f in found
     )
 
@@ -203,7 +205,8 @@ def test_a_frozen_process_is_given_up_and_ended(
     until(lambda: not any(map(alive, one.pids.values())))
     said = gaps.sentences(trace_file.load(tmp_path / "t.pt"))
     assert any(
-        re.fullmatch(r"messages 'w' 2 -> 1 of rounds [567] to 8: not received in time", s) for s in said
+        re.fullmatch(r"messages 'w' 2 -> 1 of rounds [567] to 8: not received in time", s)
+        for s in said
     ), said
     assert any(
         re.fullmatch(r"node 2 ended after round [45]: it hung, and was given up", s) for s in said

@@ -267,7 +267,8 @@ def test_a_node_that_hangs_is_given_up_after_the_timeout(monkeypatch: pytest.Mon
     said = gaps.sentences(found.trace)
     assert len(said) == 2
     assert all(
-        "messages 'w' 2 -> " in s and "rounds 4 to" in s and s.endswith("not received in time") for s in said
+        "messages 'w' 2 -> " in s and "rounds 4 to" in s and s.endswith("not received in time")
+        for s in said
     )
     assert sorted(k for k in sent(found.trace, "w") if k[1] == 2) == sorted(
         (t, 2, j) for t in range(1, ROUNDS + 1) for j in (1, 3)

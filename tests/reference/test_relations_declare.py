@@ -173,7 +173,8 @@ def test_residuals_find_the_relation_that_does_not_describe_the_run() -> None:
     assert (found.checked, found.skipped) == (1, 1)
     run["m[0>1,0]"] = torch.tensor([0.0, 1e-2])
     with pytest.raises(
-        LeakauditError, match=r"round 0: the relation m\[0>1,0\] = 2 w\[0,0\] has a relative residual of 2.2e-03"
+        LeakauditError,
+        match=r"round 0: the relation m\[0>1,0\] = 2 w\[0,0\] has a relative residual of 2.2e-03",
     ):
         residuals(p, lambda v: run.get(v.label), 1e-6)
 

@@ -97,7 +97,7 @@ class Differential(Attack):
         "5 to 30 s for a small network on one core"
     )
 
-    labels: Sequence[int] = param((), "known labels, e.g. 3 or 3,1,4; default: found by trial")
+    labels: Sequence[int] = param((), "known labels, e.g. 3 or 3,1,4; default: found by the attack")
     rows: int = param(4, "maximum number of consecutive differences to fit at once")
     steps: int = param(300, "maximum number of L-BFGS steps (20 iterations each) per restart")
     restarts: int = param(

@@ -82,9 +82,7 @@ def test_an_attack_refuses_the_truth_of_another_run_of_the_same_id(
 ) -> None:
     capsys.readouterr()
     assert main(["attack", "a.pt", "--truth", "b.truth.pt", "-o", "mixed", "-q"]) == 2
-    assert "has the id 'nightly' that was expected, but belongs to another recording" in one_line(
-        capsys
-    )
+    assert "has the expected id 'nightly', but belongs to another recording" in one_line(capsys)
     assert not (place / "mixed").exists()
 
 

@@ -82,7 +82,7 @@ def test_a_truncated_trace_and_flipped_bytes(
 
 def test_another_runs_truth_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*RECORD, "--seed", "5", "-o", "other.pt"]) == 0
-    assert "name the right file with --truth" in refused(
+    assert "name the matching file with --truth" in refused(
         capsys, "attack", "trace.pt", "--truth", "other.truth.pt"
     )
 

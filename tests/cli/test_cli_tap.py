@@ -144,8 +144,12 @@ def test_a_killed_process_leaves_a_trace_that_verify_accepts_and_that_names_what
     assert {k for k in wanted if k[0] < 4 or (k[0] == 4 and k[1] != 2)} == found.keys()
     assert all(torch.equal(found[k], wanted[k]) for k in found)
     facts = verify("cut.pt")
-    assert "messages 'w' 2 -> 0 of round 4: their sender's process was gone" in facts["missing"]
-    assert "messages 'w' 2 -> 1 of round 4: their sender's process was gone" in facts["missing"]
+    assert (
+        "messages 'w' 2 -> 0 of round 4: their sender's process had terminated" in facts["missing"]
+    )
+    assert (
+        "messages 'w' 2 -> 1 of round 4: their sender's process had terminated" in facts["missing"]
+    )
     assert any(
         line.startswith("node 2 ended after round 3: its process did not end in order")
         for line in facts["missing"]

@@ -70,7 +70,7 @@ def test_an_attack_is_a_value_or_a_name() -> None:
 def test_settings_belong_to_a_name(place: Path) -> None:
     trace, _ = la.record(SCENARIO)
     leaks = la.leaks(trace, nodes=[0])
-    with pytest.raises(la.LeakauditError, match="given as a value, so give it steps"):
+    with pytest.raises(la.LeakauditError, match="pass steps to its constructor"):
         la.attack(leaks, la.attacks.DLG(), generator=generator(), steps=3)
 
 

@@ -267,7 +267,8 @@ def test_a_node_that_hangs_is_given_up_after_the_timeout(monkeypatch: pytest.Mon
     said = gaps.sentences(found.trace)
     assert len(said) == 2
     assert all(
-        "messages 'w' 2 -> " in s and "rounds 4 to" in s and s.endswith("not in time") for s in said
+        "messages 'w' 2 -> " in s and "rounds 4 to" in s and s.endswith("not received in time")
+        for s in said
     )
     assert sorted(k for k in sent(found.trace, "w") if k[1] == 2) == sorted(
         (t, 2, j) for t in range(1, ROUNDS + 1) for j in (1, 3)
@@ -283,7 +284,7 @@ def test_a_node_that_hangs_is_given_up_after_the_timeout(monkeypatch: pytest.Mon
         (
             "pdmm",
             "drop:0-1@0",
-            "node 1 ended before a round was over: waited in vain for a message 'z0' of round 0",
+            "node 1 ended before completing a round: waited in vain for a message 'z0' of round 0",
         ),
     ],
 )
@@ -314,8 +315,8 @@ def test_verify_accepts_the_trace_and_names_the_rounds(tmp_path: Path) -> None:
     faulty("dpsgd", "stop:3@5", tmp_path / "t.pt")
     facts = trace_info.verify(tmp_path / "t.pt")
     assert facts["missing"] == [
-        "messages 'w' 3 -> 0 of rounds 6 to 8: their sender's process was gone",
-        "messages 'w' 3 -> 2 of rounds 6 to 8: their sender's process was gone",
+        "messages 'w' 3 -> 0 of rounds 6 to 8: their sender's process had terminated",
+        "messages 'w' 3 -> 2 of rounds 6 to 8: their sender's process had terminated",
         "node 3 ended after round 5: its process failed",
     ]
     assert trace_info.info(tmp_path / "t.pt")["missing"] == facts["missing"]
@@ -353,7 +354,7 @@ def test_no_gradient_beyond_the_gap_is_claimed_and_those_before_it_are_true(
     for leak in hearing.leaks(trace, listener):
         rounds = leak.theta_rounds.tolist()
         assert max(rounds) <= 3
-        assert "messages of round 4 are missing, so this rests on rounds up to 3" in leak.scope
+        assert "messages of round 4 are missing, so only rounds up to 3 are used" in leak.scope
         true = torch.stack([g(leak.node, truth.states["w"][t, leak.node]) for t in rounds])
         assert torch.allclose(leak.combination.double() @ true, leak.value, rtol=0, atol=1e-10)
 
@@ -389,7 +390,7 @@ def test_a_provenance_of_another_form_is_passed_over(dropped: Recorder, entry: A
 
 
 def test_a_limit_that_is_no_round_is_refused(dropped: Recorder) -> None:
-    with pytest.raises(LeakauditError, match="expected a round as 'holds_until', got '3'"):
+    with pytest.raises(LeakauditError, match="expected a round number as 'holds_until', got '3'"):
         gaps.before(replace(dropped.trace, provenance={"holds_until": "3"}))
 
 

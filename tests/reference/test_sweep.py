@@ -184,7 +184,7 @@ def test_what_an_attack_cannot_use_is_a_reason_and_no_failure(tmp_path: Path) ->
     result = Job(tmp_path).measure(cell)
     assert result.findings == ()
     assert result.records == 2
-    assert result.reasons["0"].startswith("rgap: it takes one sample apart")
+    assert result.reasons["0"].startswith("rgap: it recovers one sample")
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------

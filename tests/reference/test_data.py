@@ -336,7 +336,7 @@ def test_folders_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(LeakauditError, match=r"b\.png and a\.png have sizes 7x6 and 5x6"):
         load(f"images:{tmp_path}")
     Image.fromarray(np.zeros((6, 5), np.uint16)).save(tmp_path / "b.png")
-    with pytest.raises(LeakauditError, match=r"b\.png: expected 8 bits a channel"):
+    with pytest.raises(LeakauditError, match=r"b\.png: expected 8 bits per channel"):
         load(f"images:{tmp_path}")
     Image.new("1", (6000, 5000)).save(tmp_path / "b.png")
     with pytest.raises(LeakauditError, match=r"b\.png: expected at most 16777216 pixels"):
@@ -443,7 +443,7 @@ def test_libsvm_files_that_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_names_that_are_unknown(name: str) -> None:
-    with pytest.raises(LeakauditError, match=r"no data set|expected 2 to"):
+    with pytest.raises(LeakauditError, match=r"unknown data set|expected 2 to"):
         load(name, generator=Generator().manual_seed(0))
 
 

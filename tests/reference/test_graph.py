@@ -116,7 +116,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("ring", 1, "at least 2 nodes"),
         ("star", 0, "at least 2 nodes"),
         ("rng", 5, "did you mean 'r"),
-        ("torus", 5, "no graph 'torus'"),
+        ("torus", 5, "unknown graph 'torus'"),
         ("complete", 10**5, "exceeds the limit"),
         ("ring", 10**9, "exceeds the limit"),
     ],

@@ -1,4 +1,4 @@
-"""Figures of a finding as JSON holds them."""
+"""Numbers in findings, represented as JSON."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import TypeAlias
 
 from leakaudit.trace import Json
 
-# Figures of a finding for programs, by name.
+# Numbers of a finding for programs, by name.
 Figures: TypeAlias = dict[str, Json]
 
 
 def extended(value: float | None) -> float | str | None:
-    """Return a number as JSON holds it: infinity is the text ``inf``.
+    """Return a number as JSON: infinity becomes the text ``inf``.
 
     Args:
-        value: May be None, for none.
+        value: The number, or None.
     """
     if value == math.inf:
         return "inf"

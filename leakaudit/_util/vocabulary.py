@@ -140,7 +140,9 @@ def finite(value: Tensor, what: str) -> None:
     """
     if not bool(torch.isfinite(value).all()):
         bad = int((~torch.isfinite(value)).sum())
-        says = f"{what}: {bad} of {value.numel()} numbers are NaN or infinite (useless for attacks)"
+        says = (
+            f"{what}: {bad} of {value.numel()} numbers are NaN or infinite, which no attack can use"
+        )
         raise LeakauditError(
             f"{says}; lower the step size, or stop recording when training diverges"
         )

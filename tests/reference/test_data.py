@@ -97,7 +97,7 @@ def test_photo_tiles_lie_side_by_side_in_the_scaled_photograph() -> None:
 
 def test_a_photograph_that_is_not_bundled_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(data_sources.PHOTOS, "coffee", "not_there.png")
-    with pytest.raises(LeakauditError, match="does not bundle not_there"):
+    with pytest.raises(LeakauditError, match="does not include not_there"):
         load("photos")
 
 
@@ -277,7 +277,7 @@ def test_npz_files_that_are_refused(tmp_path: Path) -> None:
             load(f"npz:{path}")
     with pytest.raises(LeakauditError, match="cannot be read"):
         load(f"npz:{tmp_path / 'absent.npz'}")
-    with pytest.raises(LeakauditError, match=r"x claims 1000000000000 bytes, expected at most \d+"):
+    with pytest.raises(LeakauditError, match=r"x declares 1000000000000 bytes, expected at most \d+"):
         load(bomb(path, (10**6, 10**6), b"\0" * 100))
     with pytest.raises(LeakauditError, match="x claims 5000 bytes"):
         load(bomb(path, (50, 100), b"\0" * 100))

@@ -90,7 +90,8 @@ def test_wrong_constants_are_refused(name: str, constants: dict[str, Any], words
 
 def test_what_a_declaration_lacks_is_said() -> None:
     with pytest.raises(
-        LeakauditError, match="expected 8 positive numbers separated by commas, got '1,2'"
+        LeakauditError,
+        match="expected alphas to be 8 positive numbers separated by commas, got '1,2'",
     ):
         declare("nids", RING, 3, alphas="1,2")
     with pytest.raises(LeakauditError, match="set samples"):

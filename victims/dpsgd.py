@@ -124,7 +124,7 @@ class DPSGD(Victim):
             samples: Records per node, d_i; 0 if unknown.
 
         Raises:
-            LeakauditError: The table's noise depends on the records, whose number is unknown.
+            LeakauditError: The table's noise depends on the number of records, which is unknown.
         """
         if not self.epsilon:
             return self.sigma

@@ -65,7 +65,7 @@ class FedAvg(Victim):
             samples: Records per client; 0 if unknown.
 
         Raises:
-            LeakauditError: The number of steps depends on the records, whose number is unknown.
+            LeakauditError: The number of steps depends on that of records, which is unknown.
         """
         if not self.batch:
             return Steps(self.lr, self.epochs, self.batch, decay=self.decay)

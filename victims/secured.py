@@ -63,7 +63,9 @@ class SecureD(Victim):
     rho: float = param(0.1, "penalty of the averaging", "rho")
     iterations: int = param(4, "ADMM iterations per FL round; the paper trains with 2", "I")
     group_size: int = param(3, "peers per group; must divide the number of peers", "s")
-    partitions: int = param(4, "number of partitions; two peers meet again after as many", "|Pi|")
+    partitions: int = param(
+        4, "number of partitions, and iterations until two peers meet again", "|Pi|"
+    )
     lr: float = param(0.1, "step size of the local training", "eta")
     local_steps: int = param(5, "gradient steps per FL round")
     batch: int = param(0, "records per gradient step; 0 uses all")

@@ -27,7 +27,7 @@ def growth(graph: Graph, alpha: float, rho: float, theta: float, inner: int, l2:
         alpha: Step size.
         rho: Penalty of disagreement.
         theta: Averaging constant.
-        inner: Gradient steps a round.
+        inner: Gradient steps per round.
         l2: Weight of the l2 term of a node's loss.
 
     Returns:

@@ -56,7 +56,7 @@ def prox(problem: Problem, start: Tensor, linear: Tensor, weight: Tensor) -> Ten
         weight: Weight of the quadratic term, (N, 1), positive.
 
     Returns:
-        The minimisers, (N, d); NaN for nodes whose data are not in this process.
+        The minimisers, (N, d); NaN for nodes without data in this process.
 
     Raises:
         LeakauditError: The model has no exact update, or the steps do not converge.

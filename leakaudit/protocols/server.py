@@ -33,7 +33,7 @@ def train(
 
     Args:
         problem: The task and every client's data.
-        graph: A star whose last node is the server.
+        graph: A star with the server as its last node.
         rounds: Length of the run.
         recorder: Receives the messages and states.
         wires: Undirected edges that are recorded.

@@ -281,7 +281,7 @@ def test_the_error_of_a_process_is_one_line(
         (["--engine", "gloo", "--fault", "stop"], "--fault: expected stop:NODE@ROUND"),
         (
             ["--engine", "gloo", "--fault", "drop:0-2@3"],
-            "--fault drop:0-2@3: the run has no such wire",
+            "--fault drop:0-2@3: the run has no such channel",
         ),
         (
             ["--engine", "gloo", "--procs", "2", "--fault", "stop:1@2"],

@@ -147,7 +147,7 @@ def test_a_killed_process_leaves_a_trace_that_verify_accepts_and_that_names_what
     assert "messages 'w' 2 -> 0 of round 4: their sender's process was gone" in facts["missing"]
     assert "messages 'w' 2 -> 1 of round 4: their sender's process was gone" in facts["missing"]
     assert any(
-        line.startswith("node 2 ended after round 3: its process did not end in order")
+        line.startswith("node 2 ended after round 3: its process did not end normally")
         for line in facts["missing"]
     )
     assert "leakaudit tap: messages 'w' 2 -> 0 of round 4" in capfd.readouterr().err
@@ -239,7 +239,7 @@ def test_wrong_use_is_one_line_and_code_2_and_leaves_nothing(
         (
             "trace.tap/rank0.0.jsonl",
             bytes(range(256)),
-            "rank0.0.jsonl is refused: expected the log of rank 0",
+            "rank0.0.jsonl: expected the log of rank 0",
         ),
     ],
 )
@@ -315,7 +315,7 @@ def test_messages_that_are_not_understood_are_kept_and_code_3(
     )
     assert main(["tap", "--", sys.executable, "own.py"]) == 3
     said = capfd.readouterr().err
-    assert "say yourself: model.name; next: leakaudit tap describe trace.tap -o tap.toml" in said
+    assert "to be filled in: model.name; next: leakaudit tap describe trace.tap -o tap.toml" in said
     assert len(read_logs("trace.tap")) == 2
     assert not (folder / "trace.pt").exists()
     assert main(["tap", "--describe", "tap.toml", "--", sys.executable, "own.py"]) == 2
@@ -394,7 +394,7 @@ def test_describe_writes_what_merge_reads_once_it_is_filled_in(
         )
         == 0
     )
-    assert "say yourself: params.alpha" in capfd.readouterr().err
+    assert "to be filled in: params.alpha" in capfd.readouterr().err
     assert (
         main(
             [

@@ -278,12 +278,12 @@ def test_a_node_that_hangs_is_given_up_after_the_timeout(monkeypatch: pytest.Mon
     ("victim", "fault", "sentence"),
     [
         ("secured", "stop:3@2", "node 3 ended after round 2: its process failed"),
-        ("secured", "stop:3@2", "ended after round 2: waited in vain for a message 'y' of round 3"),
+        ("secured", "stop:3@2", "ended after round 2: message 'y' of round 3 did not arrive"),
         ("secured", "stop:3@2", "nothing was sent in rounds 3 to 8"),
         (
             "pdmm",
             "drop:0-1@0",
-            "node 1 ended before a round was over: waited in vain for a message 'z0' of round 0",
+            "node 1 ended before a round was over: message 'z0' of round 0 did not arrive",
         ),
     ],
 )

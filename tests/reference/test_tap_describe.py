@@ -233,7 +233,7 @@ def test_tags_choose_messages_and_say_their_kinds(tmp_path: Path) -> None:
     kinds = {(m.kinds[int(m.kind[k])], float(m.payload[int(m.row[k]), 0])) for k in range(len(m))}
     assert kinds == {("w", 4.0), ("y", 6.0)}
     with pytest.raises(
-        LeakauditError, match=r"tracking sends 2 kinds of messages \(w, y\); say which tag is which"
+        LeakauditError, match=r"tracking sends 2 kinds of messages \(w, y\); assign the tags"
     ):
         trace_of(tmp_path, 2, write, first="update", protocol="tracking", params=params)
 
@@ -484,7 +484,7 @@ def test_a_guess_does_not_invent_a_model(tmp_path: Path) -> None:
 
     found = guess(logged(tmp_path, 2, write))
     assert found.description is None
-    assert found.said == "weights (sure), dpsgd; say yourself: params.alpha, model.name"
+    assert found.said == "weights (sure), dpsgd; to be filled in: params.alpha, model.name"
     assert "NOT KNOWN: the step size" in found.toml
 
 

@@ -135,7 +135,9 @@ def generated(key: str) -> Edits:
 CASES = {
     # names that mean nothing
     "a kind of no meaning, and no noise": Case(
-        2, "dpsgd does not send messages of kind 'weights'", (('kind="w"', 'kind="weights"'), SILENT)
+        2,
+        "dpsgd does not send messages of kind 'weights'",
+        (('kind="w"', 'kind="weights"'), SILENT),
     ),
     "a kind with a typo": Case(2, "did you mean 'w'", (('kind="w"', 'kind="ww"'),)),
     "a constant of no meaning": Case(

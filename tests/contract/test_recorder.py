@@ -559,7 +559,8 @@ def test_a_kind_that_the_protocol_does_not_send_is_refused_and_one_of_an_own_pro
     rec = recorder(None, **FEDSGD)
     rec.send(1, 2, [0, 1], "w", torch.zeros(D))
     with pytest.raises(
-        LeakauditError, match=r"round 1: fedsgd does not send messages of kind 'grad' \(known: g, w\)"
+        LeakauditError,
+        match=r"round 1: fedsgd does not send messages of kind 'grad' \(known: g, w\)",
     ):
         rec.send(1, 0, 2, "grad", torch.zeros(D))
     with pytest.raises(LeakauditError, match="channel 0 -> 1 is not in the graph"):

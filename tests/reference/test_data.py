@@ -277,7 +277,9 @@ def test_npz_files_that_are_refused(tmp_path: Path) -> None:
             load(f"npz:{path}")
     with pytest.raises(LeakauditError, match="cannot be read"):
         load(f"npz:{tmp_path / 'absent.npz'}")
-    with pytest.raises(LeakauditError, match=r"x declares 1000000000000 bytes, expected at most \d+"):
+    with pytest.raises(
+        LeakauditError, match=r"x declares 1000000000000 bytes, expected at most \d+"
+    ):
         load(bomb(path, (10**6, 10**6), b"\0" * 100))
     with pytest.raises(LeakauditError, match="x declares 5000 bytes"):
         load(bomb(path, (50, 100), b"\0" * 100))

@@ -436,9 +436,7 @@ def test_a_fault_must_fit_the_run(text: str, why: str) -> None:
 
 
 def test_faults_ask_for_a_process_a_node() -> None:
-    with pytest.raises(
-        LeakauditError, match=r"expected one process per node \(--procs 4\), got 2"
-    ):
+    with pytest.raises(LeakauditError, match=r"expected one process per node \(--procs 4\), got 2"):
         engine.check(
             recording.plan(scenario("dpsgd")), Spread(2, faults=(Fault.parse("stop:1@1"),))
         )

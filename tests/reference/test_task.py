@@ -411,7 +411,9 @@ def test_statistics_of_one_value_a_channel_are_refused_in_one_sentence(call: str
         else:
             getattr(task, call)(theta, x[:samples], y[:samples])
 
-    with pytest.raises(LeakauditError, match="bn=train cannot compute statistics of one sample on 1x1"):
+    with pytest.raises(
+        LeakauditError, match="bn=train cannot compute statistics of one sample on 1x1"
+    ):
         run(task, 1)
     run(task, 2)
     run(Task.build(replace(spec, args={"bn": "eval"})), 1)

@@ -103,9 +103,9 @@ def curve(
 def implied(q: Quadratic, error: float, delta: float) -> float:
     """Return an estimate of the smallest epsilon at which DP-RECAL can reach a relative error.
 
-    It uses only the last release, which leaves x_i with noise of standard deviation tau_i C / mu in
-    each of p coordinates. error: its square root is used, the reading of the print that requires
-    least; tau_i: the smallest of the grid.
+    It uses only the last release, regardless of earlier ones. This release leaves x_i with noise of
+    standard deviation tau_i C / mu in each of p coordinates. error: its square root is used, the
+    reading of the print that requires least; tau_i: the smallest of the grid.
     """
     tau = 0.95 / (q.smooth / 2 + 2 * max(DUAL) * q.smooth)
     spread = float((tau * q.change).square().mean().sqrt()) * q.best.shape[0] ** 0.5

@@ -8,7 +8,7 @@ Cyffers, Even, Bellet and Massoulie 2022, Algorithms 1 and 2:
 gamma = 1 is plain gossip; the accelerated gamma is written from memory and not verified. The
 claim is the pairwise formula as the authors' public code computes it. The formula adds the terms as
 if every message had fresh noise, although all messages share y^0; the exact view bound of distant
-pairs therefore exceeds it. The proof may assume a restriction that we do not know.
+pairs therefore exceeds it. The restriction that the proof assumes may differ.
 """
 
 from __future__ import annotations
@@ -131,11 +131,11 @@ class Muffliato(Victim):
         for hops in range(1, int(apart.max()) + 1):
             at_distance = np.argwhere(apart == hops).tolist()
             rho, v, u = min((float(pairs[v, u]), v, u) for v, u in at_distance)
-            promise = f"what node {v} observes reveals little about node {u}, {hops} hops away"
+            promise = f"node {u} has differential privacy towards node {v}, {hops} hops away"
             found.append(self._claim(promise, rho, rounds, (v, u)))
         mean = float(pairs.mean(1).max())
         average = (
-            "what a node observes reveals little about another, averaged over the other nodes: "
+            "a node has differential privacy towards another, on average over senders: "
             f"Renyi epsilon of order alpha at most {mean:.6g} alpha"
         )
         return (*found, self._claim(average, None, rounds))

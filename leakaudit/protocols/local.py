@@ -278,10 +278,9 @@ def stable(name: str, task: Task, bound: float = 2.0, **steps: float) -> None:
     """
     high = {k: v for k, v in steps.items() if v * task.l2 >= bound}
     if high:
-        limit = f"{bound / task.l2:g} ({bound:g} / l2)"
+        limit = f"{bound / task.l2:g} (= {bound:g} / l2, where the steps begin to diverge)"
         raise LeakauditError(
-            f"{name}: expected {', '.join(high)} < {limit} (from there on the steps diverge), "
-            f"got {_listed(high)}; lower it"
+            f"{name}: expected {', '.join(high)} < {limit}, got {_listed(high)}; lower it"
         )
 
 

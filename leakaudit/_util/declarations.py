@@ -1,9 +1,9 @@
-"""Read what our own files declare from their source, without importing them.
+"""Read declarations from the source of our own files, without importing them.
 
 Tables, and the order in which `auto` tries attacks, need a few words and default values. These are
 literals in the body of a class, but importing the class imports torch, which takes about ten times
-as long as everything else that a table needs. A value that is not a literal is never guessed: the
-class is imported then, as it always is for a plug-in.
+as long as everything else that a table needs. A value that is not a literal is never guessed: in
+this case, as for every plug-in, the class is imported.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from typing import Any
 
 from leakaudit import registry
 
-# Decorators by which a leaf gets its name, and bases that declare nothing.
+# Decorators that register a victim, an attack or a report, and bases that declare nothing.
 REGISTERS = ("victim", "attack", "renderer")
 EMPTY_BASES = ("ABC", "Protocol", "object")
 
 
 class _NotLiteral(Exception):
-    """Something is not written such that its value is known without running the file."""
+    """A value cannot be determined without running the file."""
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a class says of one hyper-parameter.
+    """The declaration of one hyper-parameter.
 
     Attributes:
         default: MISSING if it has none.
         help: Its meaning and unit.
-        symbol: That of the paper.
-        choices: The words that it takes; () if it takes other values.
+        symbol: The paper's symbol.
+        choices: The allowed words; () if it accepts other values.
     """
 
     default: Any
@@ -47,10 +47,10 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Declaration:
-    """What a class or a function says of itself.
+    """The declaration of a class or a function.
 
     Attributes:
-        attributes: Values of the class variables that were asked for.
+        attributes: Values of the requested class variables.
         parameters: The hyper-parameters by name.
         note: First line of the docstring.
     """
@@ -61,7 +61,7 @@ class Declaration:
 
 
 def everything(group: str, wanted: Sequence[str] = ()) -> Iterator[tuple[str, Declaration]]:
-    """Read the declarations of a group, by name.
+    """Read the declarations of a group, with their names.
 
     Args:
         group: One of `registry.GROUPS`.
@@ -86,7 +86,7 @@ def of(group: str, name: str, wanted: Sequence[str] = ()) -> Declaration:
         wanted: Class variables to read.
 
     Raises:
-        LeakauditError: There is none of this name.
+        LeakauditError: No such name is registered.
     """
     module = registry.unloaded(group, name)
     if module is not None:
@@ -103,11 +103,11 @@ def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
 
     Args:
         module: Its dotted name.
-        name: The name that is registered.
+        name: The registered name.
         wanted: Class variables to read.
 
     Raises:
-        _NotLiteral: The file has to be run to know a value.
+        _NotLiteral: A value cannot be determined without running the file.
     """
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and _registers(node, name):
@@ -116,7 +116,7 @@ def read(module: str, name: str, wanted: tuple[str, ...]) -> Declaration:
 
 
 def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
-    """Return the declaration of what is loaded.
+    """Return the declaration of a loaded class or function.
 
     Args:
         thing: A class or a function.
@@ -136,19 +136,19 @@ def of_loaded(thing: Any, wanted: Sequence[str]) -> Declaration:
 
 
 def _choices_of(kind: type, key: str) -> tuple[str, ...]:
-    """Return the words that a hyper-parameter takes."""
+    """Return the words that a hyper-parameter allows."""
     try:
         return registry.choices(kind, key)
-    except NameError:  # a plug-in's annotation names what only type checkers import
+    except NameError:  # a plug-in's annotation uses a name that only type checkers import
         return ()
 
 
 def table(module: str, name: str) -> dict[str, Any]:
-    """Read a module's dictionary whose keys are text.
+    """Read a module's dictionary with text keys.
 
     Args:
         module: Dotted name of one of our own modules.
-        name: Of the dictionary.
+        name: Name of the dictionary.
 
     Returns:
         Its entries; None for a value that is not a literal.
@@ -171,7 +171,7 @@ def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Dec
 
     Args:
         module: Dotted name of one of our own modules.
-        name: Of the dictionary, which has classes of the same module by name.
+        name: Name of the dictionary, which maps names to classes of the same module.
         wanted: Class variables to read.
     """
     found = {}
@@ -194,7 +194,7 @@ def _tree(module: str) -> ast.Module:
         raise _NotLiteral(f"{module}: it has no source")
     try:
         source = spec.loader.get_source(module)
-    except ImportError:  # the file is not there
+    except ImportError:  # the file does not exist
         source = None
     if source is None:  # installed without sources
         raise _NotLiteral(f"{module}: it has no source")
@@ -202,7 +202,7 @@ def _tree(module: str) -> ast.Module:
 
 
 def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
-    """Whether a decorator registers a class or function under a name."""
+    """Return whether a decorator registers a class or function under a name."""
     for decorator in node.decorator_list:
         if not (isinstance(decorator, ast.Call) and isinstance(decorator.func, ast.Name)):
             continue
@@ -215,7 +215,7 @@ def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:
 def _declaration(
     module: str, node: ast.ClassDef | ast.FunctionDef, wanted: Sequence[str]
 ) -> Declaration:
-    """Read what a class or a function says of itself."""
+    """Read the declaration of a class or a function."""
     note = _first_line(ast.get_docstring(node, clean=False))
     if isinstance(node, ast.FunctionDef):
         return Declaration({}, {}, note)
@@ -254,7 +254,7 @@ def _body(module: str, node: ast.ClassDef) -> tuple[dict[str, ast.expr], dict[st
 
 
 def _is_class_variable(annotation: ast.expr) -> bool:
-    """Whether an annotation is ``ClassVar`` or ``ClassVar[...]``."""
+    """Return whether an annotation is ``ClassVar`` or ``ClassVar[...]``."""
     if isinstance(annotation, ast.Subscript):
         annotation = annotation.value
     return isinstance(annotation, ast.Name) and annotation.id == "ClassVar"
@@ -269,7 +269,7 @@ def _class(module: str, name: str) -> ast.ClassDef:
 
 
 def _home(module: str, name: str) -> str:
-    """Return the module that a class comes from."""
+    """Return the module in which a class is defined."""
     for node in _tree(module).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return module
@@ -303,7 +303,7 @@ def _entries(module: str, name: str) -> dict[str, ast.expr]:
 
 
 def _parameter(field: ast.AnnAssign) -> Parameter:
-    """Read a field, whose value is a literal or `registry.param` of literals."""
+    """Read a field with a literal or `registry.param` of literals as its value."""
     choices = _choices(field.annotation)
     value = field.value
     if value is None:

@@ -1,4 +1,4 @@
-"""Figures of a finding as JSON holds them."""
+"""Numbers in findings, represented as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, TypeVar
 
 from leakaudit.trace import Json
 
-# Figures of a finding for programs, by name.
+# Numbers of a finding for programs, by name.
 Figures: TypeAlias = dict[str, Json]
 # To a reader of JSON, 1 and 1.0 are the same number, but their bytes differ; the union keeps each
 # number as it was written.
@@ -20,10 +20,10 @@ N = TypeVar("N", bound=int | float | None)
 
 
 def encoded(value: N) -> N | Literal["inf"]:
-    """Return a number as JSON holds it.
+    """Return a number as JSON: infinity becomes the text ``inf``.
 
     Args:
-        value: A number, infinity or None.
+        value: The number, or None.
 
     Returns:
         The same, but the text ``inf`` for infinity.

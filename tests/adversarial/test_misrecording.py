@@ -135,7 +135,9 @@ def generated(key: str) -> Edits:
 CASES = {
     # names that mean nothing
     "a kind of no meaning, and no noise": Case(
-        2, "dpsgd sends no messages of kind 'weights'", (('kind="w"', 'kind="weights"'), SILENT)
+        2,
+        "dpsgd does not send messages of kind 'weights'",
+        (('kind="w"', 'kind="weights"'), SILENT),
     ),
     "a kind with a typo": Case(2, "did you mean 'w'", (('kind="w"', 'kind="ww"'),)),
     "a constant of no meaning": Case(
@@ -210,7 +212,7 @@ CASES = {
         ),
     ),
     "a wire that is not there": Case(
-        2, "there is no wire 0 -> 2", (("dst=graph.neighbours[i]", "dst=(i + 2) % 4"),)
+        2, "channel 0 -> 2 is not in the graph", (("dst=graph.neighbours[i]", "dst=(i + 2) % 4"),)
     ),
     "everything encrypted": Case(
         3, "messages are encrypted", ((SEND, SEND[:-1] + ", secure=True)"), SILENT)

@@ -220,7 +220,7 @@ def test_a_declared_clip_is_priced(
     for one in json.loads(capsys.readouterr().out):
         assert one["sensitivity"] == pytest.approx(sensitivity)
         assert one["sensitivity_from"].startswith(
-            f"clip = {params['clip']:g}, one record for another"
+            f"clip = {params['clip']:g}, one record replaced by another"
         )
         if not params.get("batch"):
             assert one["mu"] == pytest.approx(math.sqrt(4) * ALPHA * sensitivity / SIGMA)

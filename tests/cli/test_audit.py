@@ -279,7 +279,7 @@ def test_what_is_over_in_time_is_kept_and_marked(done: Path, tmp_path: Path) -> 
         (SCENARIO + '[audit]\nadversaries = ["node:0"]\nnodes = [0]', "belongs to adversary"),
         (SCENARIO + '[audit]\nadversaries = ["edges:0-5"]', "no edge 0-5"),
         (SCENARIO.replace("dpsgd", "dpsdg"), "did you mean 'dpsgd'"),
-        ("[scenario", "no valid TOML"),
+        ("[scenario", "not valid TOML"),
     ],
 )
 def test_bad_plans_get_one_line_and_no_folder(

@@ -209,7 +209,7 @@ def test_a_frozen_process_is_given_up_and_ended(
         for s in said
     ), said
     assert any(
-        re.fullmatch(r"node 2 ended after round [45]: it hung, and was given up", s) for s in said
+        re.fullmatch(r"node 2 ended after round [45]: it hung and was terminated", s) for s in said
     ), said
 
 
@@ -284,13 +284,13 @@ def test_the_error_of_a_process_is_one_line(
         (["--engine", "gloo", "--fault", "stop"], "--fault: expected stop:NODE@ROUND"),
         (
             ["--engine", "gloo", "--fault", "drop:0-2@3"],
-            "--fault drop:0-2@3: the run has no such wire",
+            "--fault drop:0-2@3: the run has no such channel",
         ),
         (
             ["--engine", "gloo", "--procs", "2", "--fault", "stop:1@2"],
-            "--fault: expected a process for every node, so --procs 4, got 2",
+            "--fault: expected one process per node (--procs 4), got 2",
         ),
-        (["--engine", "gloo", "--curves"], "--engine: curves are about all nodes at once"),
+        (["--engine", "gloo", "--curves"], "--engine: curves need all nodes in one process"),
     ],
 )
 def test_wrong_use_is_one_line_and_writes_nothing(
@@ -342,7 +342,7 @@ def test_threads_take_the_same_faults(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     errors = capsys.readouterr().err
     assert "missing: messages 'w' 0 -> 1 of round 3: lost in transit" in errors
-    assert "--fault stop:1@0: did not happen, node 1 did not come to the end of round 0" in errors
+    assert "--fault stop:1@0: did not occur, because node 1 did not complete round 0" in errors
     assert main(["trace", "verify", path, "--relations", "-f", "json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["missing"] == ["messages 'w' 0 -> 1 of round 3: lost in transit"]

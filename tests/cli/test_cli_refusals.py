@@ -42,7 +42,7 @@ from leakaudit.cli import main
         (["record", "pdmm", "-o", "x.pt", "--set", "theta=2"], "theta"),
         (["record", "pdmm", "-o", "x.pt", "--data", "npz:absent.npz"], "absent.npz"),
         (["record", "pdmm", "-o", "x.pt", "--nodes", "200"], "need 200 records"),
-        (["record", "pdmm", "-o", "x.pt", "--graph", "torus"], "there is no graph 'torus'"),
+        (["record", "pdmm", "-o", "x.pt", "--graph", "torus"], "unknown graph 'torus'"),
         (["record", "pdmm", "-o", "x.pt", "--model", "transformer"], "model"),
         (["record", "pdmm", "-o", "no/such/folder/x.pt"], "no/such/folder"),
         (["record", "pdmm", "-o", "x.pt", "--max-bytes", "1MB"], "--rounds"),

@@ -483,9 +483,9 @@ MISUSED: list[tuple[Callable[[Recorder], object], str]] = [
     (lambda r: r.send("1", 0, 1, "w", torch.zeros(D)), "round 1: expected a whole number"),  # type: ignore[arg-type]
     (
         lambda r: r.send(0, 0, 2, "w", torch.zeros(D)),
-        r"there is no wire 0 -> 2 in the graph; node 0 has neighbours \[1\]",
+        r"channel 0 -> 2 is not in the graph; node 0 has neighbours \[1\]",
     ),
-    (lambda r: r.send_many(0, [1, 2], [2, 0], "w"), "there is no wire 2 -> 0 in the graph"),
+    (lambda r: r.send_many(0, [1, 2], [2, 0], "w"), "channel 2 -> 0 is not in the graph"),
     (lambda r: r.send(0, 0, 1, "w", [torch.nan] * D), "12 of 12 numbers are NaN or infinite"),
     (
         lambda r: r.send(0, 0, 1, "w", [0.0] * (D - 1) + [torch.inf]),
@@ -565,10 +565,11 @@ def test_a_kind_that_the_protocol_does_not_send_is_refused_and_one_of_an_own_pro
     rec = recorder(None, **FEDSGD)
     rec.send(1, 2, [0, 1], "w", torch.zeros(D))
     with pytest.raises(
-        LeakauditError, match=r"round 1: fedsgd sends no messages of kind 'grad' \(known: g, w\)"
+        LeakauditError,
+        match=r"round 1: fedsgd does not send messages of kind 'grad' \(known: g, w\)",
     ):
         rec.send(1, 0, 2, "grad", torch.zeros(D))
-    with pytest.raises(LeakauditError, match="there is no wire 0 -> 1 in the graph"):
+    with pytest.raises(LeakauditError, match="channel 0 -> 1 is not in the graph"):
         rec.send(1, 0, 1, "g", torch.zeros(D))
     rec.send(1, 0, 2, "g", torch.zeros(D))
     rec.close()

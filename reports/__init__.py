@@ -1,7 +1,7 @@
-"""Reports: one format, one file; each registers itself under the name of its file."""
+"""Report formats: one file per format, registered under the name of the file."""
 
 if not __name__.startswith("leakaudit."):
     raise ImportError(
-        "reports/ is the package leakaudit.reports: write 'import leakaudit.reports', "
-        "or all of it would exist twice"
+        "reports/ is the package leakaudit.reports: use 'import leakaudit.reports', "
+        "or every format would be registered twice"
     )

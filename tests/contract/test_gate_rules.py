@@ -184,8 +184,8 @@ def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
         NotTried(check="main", nodes=(5, 6)),
     ]
     assert [untried(one) for one in record.not_tried(gate)][-2:] == [
-        "other adversaries than eavesdropper, node:1",
-        "check main: other nodes than 5, 6",
+        "adversaries other than eavesdropper, node:1",
+        "check main: nodes other than 5, 6",
     ]
     over, within = (rules.budgets(cell(psnr=30.0), [Budget("psnr", most)]) for most in (25.0, 35.0))
     assert (over[0].nodes, within[0].nodes) == ((1, 2), ())

@@ -152,7 +152,7 @@ CASES = {
     ),
     "another protocol and its constants": Case(
         3,
-        "messages do not fit|other gradients",
+        "messages are inconsistent|gradients differ",
         (('protocol="dpsgd"', 'protocol="gossip"'), (PARAMS, GOSSIP)),
         gate=NO_EPSILON,
     ),
@@ -169,17 +169,17 @@ CASES = {
     ),
     "a node that is left out": Case(3, "messages are missing", ((SEND, f"i != 3 and {SEND}"),)),
     "half of the rounds, not announced": Case(
-        3, "announces no end: .*give Recorder rounds", ((ROUNDS, ""), HALF)
+        3, "number of planned rounds is missing: .*to Recorder", ((ROUNDS, ""), HALF)
     ),
     "half of the rounds, announced by the caller": Case(
-        3, "announces no end", ((ROUNDS, 'provenance={"planned": ROUNDS // 2},'), HALF)
+        3, "number of planned rounds is missing", ((ROUNDS, 'provenance={"planned": ROUNDS // 2},'), HALF)
     ),
     "half of the rounds, announced twice": Case(
         3, "rounds are missing", ((ROUNDS, f'provenance={{"planned": "8"}}, {ROUNDS}'), HALF)
     ),
     "half of the rounds, unchecked": Case(
         3,
-        "announces no end: it was made with check=False",
+        "number of planned rounds is missing: it was made with check=False",
         ((ROUNDS, f"check=False, {ROUNDS}"), HALF),
     ),
     "a clean copy for the second neighbour": Case(
@@ -195,7 +195,7 @@ CASES = {
     ),
     "eight records are declared": Case(
         3,
-        "another number of records: samples = 8 is declared, and the truth holds 1",
+        "a different number of records: samples = 8 is declared, but the truth contains 1",
         (('"samples": 1', '"samples": 8, "batch": 1'),),
     ),
     "half of the rounds": Case(3, "rounds are missing", ((SEND, f"t <= ROUNDS // 2 and {SEND}"),)),
@@ -213,7 +213,7 @@ CASES = {
         2, "there is no wire 0 -> 2", (("dst=graph.neighbours[i]", "dst=(i + 2) % 4"),)
     ),
     "everything encrypted": Case(
-        3, "messages are encrypted", ((SEND, SEND[:-1] + ", secure=True)"), SILENT)
+        3, "messages are marked as encrypted", ((SEND, SEND[:-1] + ", secure=True)"), SILENT)
     ),
     "everything encrypted, as declared": Case(
         3,
@@ -239,18 +239,18 @@ CASES = {
         ),
     ),
     "reversed parameters": Case(
-        3, "other gradients", sent("sent[i][::-1].copy()"), seeds=4, slow=True
+        3, "gradients differ", sent("sent[i][::-1].copy()"), seeds=4, slow=True
     ),
     "half of every number": Case(1, "too little noise", sent("0.5 * sent[i]"), slow=True),
     "the node opposite": Case(
         3,
-        "other gradients",
+        "gradients differ",
         (("src=i, dst=graph.neighbours[i]", "src=(i + 2) % 4, dst=graph.neighbours[i]"),),
         seeds=4,
         slow=True,
     ),
     "float16 as float32": Case(
-        3, "numbers are not those that travel", sent("sent[i].astype(np.float16)")
+        3, "recorded numbers differ", sent("sent[i].astype(np.float16)")
     ),
     "another start": Case(
         1,
@@ -267,13 +267,13 @@ CASES = {
     ),
     "labels flipped": Case(
         3,
-        "other gradients",
+        "gradients differ",
         (("y=y[row : row + 1]", "y=1 - y[row : row + 1]"),),
         seeds=4,
     ),
     "records of the next node": Case(
         3,
-        "other gradients",
+        "gradients differ",
         ((TRUTH, f"row = mine[i - 1]; {PICTURE}; {TRUTH}"),),
         seeds=4,
         slow=True,
@@ -329,7 +329,7 @@ CASES = {
     ),
     "noise that is the same in every run": Case(
         1,
-        "noise that repeats",
+        "noise repeats",
         (
             (SENT, SENT.replace("rng)", "noise)")),
             (START, f"{START}    noise = np.random.default_rng(12345678)\n"),
@@ -351,7 +351,7 @@ CASES = {
         seeds=4,
     ),
     "a tenth of the clip is declared": Case(
-        3, "other gradients", (('"clip": CLIP', '"clip": 0.1 * CLIP'),), seeds=16, slow=True
+        3, "gradients differ", (('"clip": CLIP', '"clip": 0.1 * CLIP'),), seeds=16, slow=True
     ),
     "no sensitivity": Case(
         3,
@@ -376,7 +376,7 @@ CASES = {
     ),
     "noise of one of two lists": Case(
         1,
-        "noise that repeats",
+        "noise repeats",
         (
             (SENT, SENT.replace("rng)", "noise)")),
             (START, f"{START}    noise = np.random.default_rng(9 + seed % 2)\n"),
@@ -385,7 +385,7 @@ CASES = {
         slow=True,
     ),
     "noise keyed by the record": Case(
-        1, "noise used twice|noise that repeats", generated("[int(mine[k]) // 8, t]"), slow=True
+        1, "noise used twice|noise repeats", generated("[int(mine[k]) // 8, t]"), slow=True
     ),
     "noise of a module's generator": Case(
         1, "starts anew with every process: .* with seed 1 is that of .* with seed 0", MODULE

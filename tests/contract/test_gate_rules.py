@@ -382,7 +382,7 @@ def test_a_baseline_is_json_with_sorted_keys_and_one_line_a_measure(tmp_path: Pa
     ("old", "new", "message"),
     [
         ('"leakaudit.baseline"', '"other"', "format"),
-        ("[1.5, 2.0]", "[1.5]", "expected one sample a seed, 2 each"),
+        ("[1.5, 2.0]", "[1.5]", "expected one sample per seed, 2 per measure"),
         ("[1.5, 2.0]", "[1.5, NaN]", "expected a finite number"),
         ("[0, 1]", '["0", 1]', "seeds"),
         ("{", "", "Extra data"),

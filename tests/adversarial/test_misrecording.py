@@ -388,7 +388,7 @@ CASES = {
         1, "noise used twice|noise repeats", generated("[int(mine[k]) // 8, t]"), slow=True
     ),
     "noise of a module's generator": Case(
-        1, "starts anew with every process: .* with seed 1 is that of .* with seed 0", MODULE
+        1, "starts anew with every process: .* with seed 1 equals that of .* with seed 0", MODULE
     ),
     "noise of a module's generator, one run": Case(
         1, "starts anew with every process", MODULE, seeds=1
@@ -415,7 +415,7 @@ CASES = {
     ),
     "one row of noise for all classes": Case(
         1,
-        "64 apart in linear.weight hold the same noise",
+        "at distance 64 in linear.weight contain the same noise",
         ((NOISE, f"{ROW}; return model + SIGMA * np.append(np.tile(row, CLASSES), end)"),),
     ),
     "half of the numbers are drawn": Case(
@@ -426,7 +426,7 @@ CASES = {
     ),
     "noise in a hundred dimensions": Case(
         1,
-        "coordinates of the noise are not independent",
+        "not independent: the coordinates of the noise",
         (
             (
                 NOISE,

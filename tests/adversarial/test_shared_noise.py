@@ -225,7 +225,7 @@ def test_a_process_that_starts_anew_repeats_an_honest_seed_only(
     assert not told(drawn(shape, noise, random, again=noise[-1]))
     ((kind, says),) = told(drawn(shape, noise, random, again=noise[0]))
     assert kind == draws.PROCESS
-    assert "with seed 2 is that of" in says
+    assert "with seed 2 equals that of" in says
 
 
 def test_a_wide_message_is_searched_for_repetitions(random: np.random.Generator) -> None:

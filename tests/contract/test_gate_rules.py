@@ -259,7 +259,7 @@ def test_other_seeds_are_compared_as_independent_samples() -> None:
     )
     (found,) = rules.growth([one], Baseline({one.name: other}), Gate(compare=("gain",)))
     assert found.status is RuleStatus.REGRESSION
-    assert "8 new seeds against 8" in found.says
+    assert "8 new and 8 old seeds" in found.says
 
 
 def test_another_way_of_measuring_is_never_compared() -> None:

@@ -346,15 +346,15 @@ def test_a_plan_is_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
     assert read.scenario == Scenario.from_toml(file)
     for text, said in (
         ("epsilons = [1]", "did you mean 'epsilon'"),
-        ("epsilon = [0]", "numbers above 0"),
+        ("epsilon = [0]", "numbers > 0"),
         ("epsilon = 1", "expected a list"),
-        ("epsilon = [nan]", "numbers above 0"),
+        ("epsilon = [nan]", "numbers > 0"),
         ('noise = "exat"', "did you mean 'exact'"),
         ('attacks = ["dgl"]', "did you mean 'dlg'"),
         ('adversaries = ["mallory"]', "expected eavesdropper"),
         ("seeds = 0", "a whole number from 1"),
         ("alpha = 1", "above 0 and below 1"),
-        ("set = { dlg = { steps = 1 } }", "no such attack"),
+        ("set = { dlg = { steps = 1 } }", "expected one of the plan.s attacks"),
     ):
         file.write_text(f'[scenario]\nvictim = "dpsgd"\n[audit]\n{text}\n')
         with pytest.raises(LeakauditError, match=said):

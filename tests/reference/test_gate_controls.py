@@ -281,7 +281,7 @@ def test_matches_by_chance_alone_pass_the_negative_control(run: Recorded) -> Non
     assert controls.negative(guessed(2)).ok
     refused = controls.negative(guessed(20))
     assert not refused.ok
-    assert "20 of 200 identified (chance 0.01)" in refused.says
+    assert "20 of 200 identified (chance level 0.01)" in refused.says
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------

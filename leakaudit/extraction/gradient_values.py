@@ -1,4 +1,4 @@
-"""Values of what is determined: formulas of least variance, applied to recorded messages."""
+"""Values of determined combinations: formulas of least variance applied to recorded messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from leakaudit.leak import GradientLeak
 from leakaudit.relations import Expression, Knowledge, Vector, determined, estimate
 from leakaudit.relations.estimate import Estimate
 
-SAMPLES = 6  # messages of a kind whose size is looked at
-SHORT = 12  # terms of a formula that is written out
+SAMPLES = 6  # messages of a kind whose size is examined
+SHORT = 12  # most terms of a formula that is written in full
 # Rounding of a message relative to the number format's: 1 / sqrt(12), and what the sender's own
 # arithmetic adds.
 UNIT = 0.5
@@ -31,8 +31,8 @@ class _GradientColumns:
     A column is a single gradient, or the weighted sum of a round if all rows hold the same sum.
 
     Attributes:
-        places: Vectors of each column, in the order in which they were taken.
-        combination: (m, T) In units of the last vector of each column.
+        places: Vectors of each column, in the order in which they were evaluated.
+        combination: (m, T) Weights in units of the last vector of each column.
     """
 
     places: tuple[tuple[int, ...], ...]
@@ -40,19 +40,20 @@ class _GradientColumns:
 
     @property
     def first(self) -> list[int]:
-        """The gradient of every column that was taken first."""
+        """The gradient of every column that was evaluated first."""
         return [places[0] for places in self.places]
 
 
 def leak(deduction: Deduction, found: Determined) -> GradientLeak:
-    """Return the values of what is determined of a node, with their noise and the models.
+    """Return the values of what is determined about a node, with their noise and the models.
 
-    The models are those at which the gradients were taken, if they are determined. Only single
-    gradients if there are any, since attacks compare them one by one; otherwise every combination.
+    The models are those at which the gradients were evaluated, if they are determined. If there are
+    single gradients, only these are returned, because attacks compare gradients one by one;
+    otherwise, every combination is returned.
 
     Args:
-        deduction: Of the trace and the adversary.
-        found: What is determined of the node.
+        deduction: The deduction for the trace and the adversary.
+        found: What is determined about the node.
     """
     view = deduction.view
     declared = found.knowledge.declared
@@ -99,12 +100,12 @@ def minimum_variance(
 ) -> Estimate:
     """Return the formula of least variance of every combination.
 
-    Its noise holds the rounding of the wire, and that of applying it.
+    Its noise includes the rounding of the messages and of applying the formula.
 
     Args:
-        deduction: Of the trace and the adversary.
+        deduction: The deduction for the trace and the adversary.
         knowledge: The relations in use, and what is known.
-        combinations: That are determined.
+        combinations: The determined combinations.
     """
     sizes = _sizes(deduction, knowledge)
     wire = UNIT * torch.finfo(deduction.view.dtype).eps

@@ -233,7 +233,7 @@ def test_a_declared_clip_is_priced(
     )
     assert {
         (one["sensitivity"], one["sensitivity_from"]) for one in json.loads(capsys.readouterr().out)
-    } == {(7.0, "as given")}
+    } == {(7.0, "as specified")}
 
 
 def test_without_a_clip_the_assumption_is_said(

@@ -133,7 +133,7 @@ def test_noise_for_an_epsilon_of_ones_own(
     [
         (["--coalitions", "-1"], "--coalitions"),
         (["--coalitions", "1", "--as", "node:1"], "--coalitions"),
-        (["--node", "9"], "there is no node 9"),
+        (["--node", "9"], "node 9 does not exist"),
         (["--epsilon", "-1"], "--epsilon"),
         (["--sensitivity", "0"], "--sensitivity"),
         (["--smoothness", "-1"], "--smoothness"),

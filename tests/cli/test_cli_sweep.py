@@ -115,11 +115,11 @@ def test_one_command_runs_draws_and_prints_and_a_report_shows_it_again(
     [
         ("[sweep]", "[swep]", "unknown key 'swep'; did you mean 'sweep'"),
         ("seeds = 2", "sedes = 2", "unknown key 'sedes'; did you mean 'seeds'"),
-        ("seeds = 2", "seeds = 0", "seeds: expected a whole number from 1"),
+        ("seeds = 2", "seeds = 0", "seeds: expected an integer >= 1"),
         ("hidden = 8", "hiden = 8", "did you mean 'hidden'"),
         ("rounds = 3", 'rounds = "3"', "rounds: expected a whole number, got '3'"),
         ("rounds = 3", "ronds = 3", "did you mean 'rounds'"),
-        ("sigma = [", "epsilon = [", "over.epsilon: does not vary here"),
+        ("sigma = [", "epsilon = [", "over.epsilon: cannot vary here"),
         ("sigma = [0.0, 0.01]", "sigma = 0.1", "over.sigma: expected a list"),
         ("sigma = [0.0, 0.01]", "sigma = [0.1, 0.1]", "over.sigma: expected a list of different"),
         (
@@ -150,7 +150,7 @@ def test_a_plan_with_a_mistake_is_one_line_and_code_2(
     [
         (["--shard", "3/2"], "--shard: expected I/N"),
         (["--shard", "two"], "--shard: expected I/N"),
-        (["--shard", "9/9"], "there are only 8 cells"),
+        (["--shard", "9/9"], "expected at most 8 parts"),
         (["--workers", "-1"], "--workers: expected a whole number"),
         (["--backend", "threads"], "--backend: expected process, joblib"),
         (["extra.toml"], "expected one plan"),

@@ -132,8 +132,8 @@ def test_the_message_of_a_budget_says_what_leaked_from_whom_to_whom() -> None:
     (found,) = rules.budgets(cell(psnr=30.0), [Budget("psnr", 25.0)])
     assert (found.status, found.value, found.limit) == (RuleStatus.OVER, 30.0, 25.0)
     assert found.says == (
-        "worst psnr 30.0 dB, at most 25.0 dB: nodes:1 reconstructs the training input of node 2 with relative error 0.02 (31.0 dB PSNR), "
-        "by analytic from the gradients of rounds 0 to 5 (seed 3)"
+        "worst psnr 30.0 dB, at most 25.0 dB: nodes:1 reconstructs the training input of node 2 with relative error 0.02 (31.0 dB PSNR) "
+        "with analytic from the gradients of rounds 0 to 5 (seed 3)"
     )
 
 
@@ -230,7 +230,7 @@ def test_too_few_seeds_are_inconclusive_and_say_how_many_would_do() -> None:
     few = cell(seeds=4, gain=5.0)
     (found,) = rules.growth([few], base(few, gain=0.0), Gate(compare=("gain",)))
     assert found.status is RuleStatus.INCONCLUSIVE
-    assert "1 comparisons at alpha 0.01 need seeds >= 7" in found.says
+    assert "1 comparisons at alpha 0.01 require seeds >= 7" in found.says
     assert (rules.code([found], True, False), rules.code([found], True, True)) == (0, 3)
 
 

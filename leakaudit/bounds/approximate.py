@@ -1,4 +1,4 @@
-"""(epsilon, delta)-DP and nothing else known: optimal composition (Kairouz, Oh, Viswanath 2015).
+"""(epsilon, delta)-DP without further knowledge: optimal composition (Kairouz, Oh, Viswanath 2015).
 
 Every (epsilon, delta)-DP mechanism is a post-processing of one that reveals everything with
 probability delta and otherwise randomises a bit with odds e^epsilon. The privacy loss of several is

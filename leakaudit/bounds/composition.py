@@ -20,7 +20,7 @@ from leakaudit.bounds.renyi import ORDERS, Rdp, randomised_response
 from leakaudit.bounds.zcdp import Zcdp
 from leakaudit.errors import LeakauditError
 
-# In the order in which a mixture is put into one of them.
+# The kinds into which a mixture is translated, in order of preference.
 KINDS: tuple[type[Guarantee], ...] = (Gdp, Approximate, Zcdp, Rdp, Pld)
 
 G = TypeVar("G", bound=Guarantee)

@@ -1,24 +1,25 @@
-"""One exact test of a promise by both error rates of a guess together.
+"""An exact test of a guarantee by both error rates of a guess jointly.
 
 A guarantee bounds the true positive rate p of every guess by its false positive rate q: p <= g(q) =
-1 - f(q), f its trade-off curve. n_1 trials with the record give x true positives, n_0 trials
-without it give y false positives, and both counts are binomial. Two separate confidence limits, one
-for p and one for q, spend half of alpha on each and meet only in a corner: the level of that test
-is 30 to 70 times below alpha. Here a single statistic orders all outcomes (x, y), and its p-value
-is the largest chance, over all (p, q) that the promise allows, of an outcome at least as extreme.
-The level is then alpha, up to the steps of the counts.
+1 - f(q), where f is its trade-off curve. n_1 trials with the record yield x true positives, n_0
+trials without it yield y false positives, and both counts are binomial. Two separate confidence
+limits, one for p and one for q, spend half of alpha on each and meet only in a corner: the level of
+that test is 30 to 70 times below alpha. Here, a single statistic orders all outcomes (x, y), and
+its p-value is the largest probability, over all (p, q) that the guarantee allows, of an outcome at
+least as extreme. The level is then alpha, up to the discreteness of the counts.
 
 The statistic is a squared distance from what is allowed: S(x, y) = min over points (p, q) of the
-curve of z_x^2 + z_y^2, where z_x is the normal deviate of the chance P[Bin(n_1, p) >= x] and z_y
-that of P[Bin(n_0, q) <= y], 0 if that chance exceeds one half. Exact tails make the distance mean
-the same along the whole curve: a likelihood ratio would overrate "no false positive" at rates
-around 2 / n_0, whose chance is e^-2, and the level in the middle of the curve would then be a
-quarter of alpha.
+curve of z_x^2 + z_y^2, where z_x is the normal deviate of the probability P[Bin(n_1, p) >= x] and
+z_y that of P[Bin(n_0, q) <= y], 0 if that probability exceeds one half. Exact tails give the
+distance the same meaning along the whole curve: a likelihood ratio would overrate "no false
+positive" at rates around 2 / n_0, which has probability e^-2, and the level in the middle of the
+curve would then be a quarter of alpha.
 
-S grows with x and falls with y. So the rejection probability grows with p and falls with q, which
-has two consequences: its largest value lies on the curve p = g(q), and on a piece a <= q <= b of
-the curve it is at most its value at (g(b), a). The largest of these values over all pieces is an
-upper bound that no point between the nodes can exceed; the pieces are so short that little is lost.
+S increases with x and decreases with y. Therefore, the rejection probability increases with p and
+decreases with q, which has two consequences: its largest value lies on the curve p = g(q), and on a
+piece a <= q <= b of the curve it is at most its value at (g(b), a). The largest of these values
+over all pieces is an upper bound that no point between the nodes can exceed; the pieces are so
+short that little is lost.
 """
 
 from __future__ import annotations
@@ -40,23 +41,24 @@ from leakaudit.errors import LeakauditError
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 
-# Trials on one side; time and memory grow as their power 1.5, here to about 4 s and 150 MB.
+# Most trials on one side; time and memory grow as their power 1.5, here to about 4 s and 150 MB.
 LARGEST = 5_000
-# Pieces that are looked at together first; a choice, near the root of the pieces of 100 trials.
+# Pieces that are first examined together; a choice, near the square root of the number of pieces
+# for 100 trials.
 BLOCK = 16
-ROWS = 1 << 16  # chances that are held at once: as many as a processor cache holds
-ROUNDING = 1e-9  # more than what float64 loses in a sum over 5,000 outcomes, 5,000 * 1e-16
-CLOSE = 1e-9  # relative distance of two statistics that count as equal
-TINY = 1e-300  # smaller tails count as this one, so that their deviates stay finite
+ROWS = 1 << 16  # probabilities that are kept at once: as many as fit into a processor cache
+ROUNDING = 1e-9  # more than the rounding error of a sum over 5,000 outcomes, 5,000 * 1e-16
+CLOSE = 1e-9  # relative distance up to which two statistics count as equal
+TINY = 1e-300  # smaller tails are replaced by this, so that their deviates stay finite
 
 # Pieces per square root of trials. In the arcsine scale, which has length pi / 2, a count's
 # standard deviation is 1 / (2 sqrt(n)): a piece is pi / 200 of them long, which costs about 3 % of
 # p.
 FINE = 200
 
-# The search in `perfect`: cuts of every piece that is kept, rounds, and pieces at which it ends.
-# Each round makes the pieces 8 times as short; 30 are never reached, because the bound is then
-# closer than CLOSE, or the pieces are many.
+# The search in `perfect`: parts into which every remaining piece is cut, most rounds, and number of
+# pieces at which it ends. Each round makes the pieces 8 times shorter; 30 rounds are never reached,
+# because the bound is then closer than CLOSE, or there are too many pieces.
 PARTS = 8
 ROUNDS = 30
 MANY = 20_000
@@ -67,8 +69,7 @@ class JointTest:
     """The test of one guarantee for fixed numbers of trials.
 
     Attributes:
-        guarantee: What is promised. Its curve bounds both directions, as all curves of this package
-            do.
+        guarantee: The guarantee. Like all curves of this package, its curve bounds both directions.
         positives: Trials with the record, n_1 >= 1.
         negatives: Trials without it, n_0 >= 1.
     """
@@ -78,7 +79,7 @@ class JointTest:
     negatives: int
 
     def __post_init__(self) -> None:
-        """Check the numbers of trials."""
+        """Validate the numbers of trials."""
         for trials in (self.positives, self.negatives):
             if not 1 <= trials <= LARGEST:
                 raise LeakauditError(
@@ -87,7 +88,7 @@ class JointTest:
                 )
 
     def p_value(self, true_positives: int, false_positives: int) -> float:
-        """Return an upper bound on the chance of counts at least as extreme under the promise.
+        """Return an upper bound on the probability of counts at least as extreme.
 
         Args:
             true_positives: Guesses "present" among the trials with the record.
@@ -103,8 +104,8 @@ class JointTest:
     def refutes(self, true_positives: int, false_positives: int, alpha: float) -> bool:
         """Return whether `p_value` is at most alpha.
 
-        Cheaper than the p-value for many outcomes: the statistics that are known to be on either
-        side are kept.
+        For many outcomes, this is cheaper than the p-value, because statistics that are known to be
+        on either side are stored.
 
         Args:
             true_positives: Guesses "present" among the trials with the record.

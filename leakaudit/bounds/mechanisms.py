@@ -1,4 +1,4 @@
-"""Noise mechanisms and what one release with them guarantees.
+"""Noise mechanisms and the guarantee of one release with each of them.
 
 They are Gaussian and Laplace noise, and their truncated forms. Additive noise has the density C
 exp(-|z / scale|^power) on [-width, width], the convention of DP-dKM: power 2 has standard deviation
@@ -26,16 +26,16 @@ WIDE = 700.0
 
 
 def sensitivity(clip: float, adjacency: Adjacency, batch: int = 1) -> float:
-    """Return how far a sum or mean of clipped gradients moves.
+    """Return the largest change of a sum or mean of clipped gradients.
 
-    It is C / b if a record comes, goes or is emptied, and 2 C / b if it is replaced. A mean over a
-    size that depends on the data has no such bound.
+    It is C / b if a record is added, removed or emptied, and 2 C / b if it is replaced. A mean over
+    a number of records that depends on the data has no such bound.
 
     Args:
         clip: C, the largest norm of one gradient.
-        adjacency: Of one record. NODE is refused: it needs the number of records
+        adjacency: Adjacency of one record. NODE is rejected: it needs the number of records
             (`gaussian.group`).
-        batch: b, the fixed number that the sum is divided by; 1 for the sum.
+        batch: b, the fixed number by which the sum is divided; 1 for the sum.
     """
     if adjacency is Adjacency.NODE:
         raise LeakauditError(
@@ -52,7 +52,7 @@ def gaussian_release(std: float, sensitivity: float, adjacency: Adjacency) -> Gd
 
     Args:
         std: Standard deviation per coordinate, at least 0.
-        sensitivity: In Euclidean norm, under the adjacency.
+        sensitivity: Euclidean norm of the largest change under the adjacency.
         adjacency: The pairs of data sets that are compared.
     """
     at_least_zero("std", std)

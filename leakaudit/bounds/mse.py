@@ -120,7 +120,7 @@ def ceiling(least: float, data_range: float) -> float:
 def ssim_ceiling(least: float, c1: float = 1e-4) -> float:
     """Return 1 - mse / (2 + c1), which SSIM with one global window on [0, 1] obeys.
 
-    It is too weak for a promise about SSIM.
+    It is too weak for a useful guarantee about SSIM.
 
     Args:
         least: The mean squared error.

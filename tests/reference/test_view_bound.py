@@ -77,7 +77,7 @@ def test_the_text_of_a_basis_is_made_from_its_values() -> None:
     """Every part that is set is in the sentence, and the unit of privacy begins it."""
     plain = Basis(Ground.MODELS_SEEN)
     assert plain.unit is Unit.RECORD
-    assert str(plain).startswith("record: the models are functions of what is seen")
+    assert str(plain).startswith("record: the models are functions of what is observed")
     smooth = Basis(Ground.SMOOTH, Stronger.ALL_MESSAGES, smoothness=0.25, own_view="not its own")
     assert str(smooth) == (
         "record: gradients are 0.25-Lipschitz; upper bound, computed for one who observes every message "

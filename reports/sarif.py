@@ -77,7 +77,7 @@ def _states(shown: Shown) -> dict[str, str]:
 def _rule(record: RunRecord, rule: str) -> dict[str, Json]:
     """Describe an attack, a pitfall of the lint or a test."""
     short = f"Training inputs leak: {rule}"
-    text = f"what {rule} reveals about training inputs"
+    text = f"leakage of training inputs, tested by: {rule}"
     advice = " ".join(LIMITS)
     known = given(record.attacks, {}).get(rule)
     pitfall = _pitfalls(record).get(rule)

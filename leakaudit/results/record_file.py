@@ -41,7 +41,7 @@ SCHEMA, VERSION = model.SCHEMA, model.VERSION
 UNTIED = (
     "the record contains no digests of the files beside it, so its images may belong to another run"
 )
-ID_ONLY = "only its id connects the truth to the trace, and other runs may have the same id"
+ID_ONLY = "only its id ties the truth to the trace, and other runs may have the same id"
 
 
 def validate(results: object, name: str = "results.json") -> Record:

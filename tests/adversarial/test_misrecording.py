@@ -172,7 +172,9 @@ CASES = {
         3, "number of planned rounds is missing: .*to Recorder", ((ROUNDS, ""), HALF)
     ),
     "half of the rounds, announced by the caller": Case(
-        3, "number of planned rounds is missing", ((ROUNDS, 'provenance={"planned": ROUNDS // 2},'), HALF)
+        3,
+        "number of planned rounds is missing",
+        ((ROUNDS, 'provenance={"planned": ROUNDS // 2},'), HALF),
     ),
     "half of the rounds, announced twice": Case(
         3, "rounds are missing", ((ROUNDS, f'provenance={{"planned": "8"}}, {ROUNDS}'), HALF)
@@ -249,9 +251,7 @@ CASES = {
         seeds=4,
         slow=True,
     ),
-    "float16 as float32": Case(
-        3, "recorded numbers differ", sent("sent[i].astype(np.float16)")
-    ),
+    "float16 as float32": Case(3, "recorded numbers differ", sent("sent[i].astype(np.float16)")),
     "another start": Case(
         1,
         "epsilon|gain|unclipped|noise",
@@ -450,7 +450,7 @@ CASES = {
     ),
     "six numbers of one message without noise": Case(
         1,
-        "[0-9]+ of 83200 numbers hold less than",
+        "[0-9]+ of 83200 numbers contain less than",
         ((SENT, f"{SENT}\n            if t == 3: sent[1][20:26] = stepped[1][20:26]"),),
     ),
     # other gradients, hidden by the noise of a few runs
@@ -476,12 +476,12 @@ CASES = {
     ),
     "two runs, and the program has no more": Case(
         3,
-        r"a budget on epsilon cannot be judged: 11.65 as declared, but .* seeds = \d+ would tell",
+        r"a budget on epsilon cannot be judged: 11.65 as declared, but .* set seeds = \d+",
         ((START, f"{ONLY}{START}"),),
     ),
     "mini-batches that are declared, and one record is used": Case(
         3,
-        "a budget on epsilon cannot be judged: .* in another order than declared, which no recording shows",
+        "a budget on epsilon cannot be judged: .* differs from the declared one, which a recording cannot show",
         (
             ('"samples": 1', '"samples": 2, "batch": 1'),
             *held(2, "gradient(w[i], x[mine[i]], y[mine[i]])"),
@@ -490,7 +490,7 @@ CASES = {
     ),
     "batches for which the attack is too weak": Case(
         3,
-        "exact on the gradient of 4 planted records without noise",
+        "exact on the noise-free gradient of 4 planted records",
         (
             *SILENT_AND_SAID,
             *held(4, "np.mean([gradient(w[i], x[r], y[r]) for r in all[:, i]], axis=0)"),
@@ -547,7 +547,7 @@ CASES = {
         ((OPEN, OPEN.replace("with ", "recorder = ").replace(" as recorder:", "\n    if True:")),),
     ),
     "one id for all runs": Case(
-        4, "seeds 0 and 1 left recordings of one id", ((ROUNDS, f'id="ab", {ROUNDS}'),)
+        4, "the recordings of seeds 0 and 1 have the same id", ((ROUNDS, f'id="ab", {ROUNDS}'),)
     ),
     "no recording": Case(4, "run wrote no trace", ((START, f"    return\n{START}"),)),
 }
@@ -643,7 +643,7 @@ def test_honest_runs_pass_with_the_seeds_of_the_baseline(repo: Path) -> None:
 def the_gradients_are_those_of_the_truth(repo: Path) -> None:
     made = json.loads((repo / "leakaudit-out" / "results.json").read_text())
     (rule,) = [r for r in made["gate"]["rules"] if r["kind"] == "recording"]
-    assert "hold the gradients of the truth up to the declared noise" in rule["says"]
+    assert "contain the gradients of the truth up to the declared noise" in rule["says"]
 
 
 INDISTINGUISHABLE = {

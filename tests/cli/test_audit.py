@@ -237,7 +237,7 @@ def test_a_plain_scenario_is_audited_as_it_is(
         v for v in found["audit"]["verdicts"] if v["test"] == "exact view against the claim"
     )
     assert claim["verdict"] == "INCONCLUSIVE"
-    assert "give a smoothness" in claim["says"]
+    assert "specify a smoothness" in claim["says"]
     assert not any(
         v["promise"] and v["promise"]["name"].startswith("the view bound")
         for v in found["audit"]["verdicts"]
@@ -276,7 +276,10 @@ def test_what_is_over_in_time_is_kept_and_marked(done: Path, tmp_path: Path) -> 
     [
         (SCENARIO + "[audit]\nepsilons = [1]", "did you mean 'epsilon'"),
         (SCENARIO + "[audit]\nnodes = [7]", "node 7 does not exist"),
-        (SCENARIO + '[audit]\nadversaries = ["node:0"]\nnodes = [0]', "expected nodes that no adversary controls"),
+        (
+            SCENARIO + '[audit]\nadversaries = ["node:0"]\nnodes = [0]',
+            "expected nodes that no adversary controls",
+        ),
         (SCENARIO + '[audit]\nadversaries = ["edges:0-5"]', "no edge 0-5"),
         (SCENARIO.replace("dpsgd", "dpsdg"), "did you mean 'dpsgd'"),
         ("[scenario", "no valid TOML"),

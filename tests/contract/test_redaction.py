@@ -157,7 +157,9 @@ def test_a_comparison_finds_what_is_worse_better_new_gone_and_the_same() -> None
         "gone",
         "same",
     ]
-    assert shown["summary"].startswith("Compared with the earlier results: 1 worse (more leakage than before)")
+    assert shown["summary"].startswith(
+        "Compared with the earlier results: 1 worse (more leakage than before)"
+    )
     assert shown["differs"] == []
 
 

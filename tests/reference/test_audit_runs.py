@@ -149,7 +149,7 @@ def test_no_noise_is_no_noise_and_no_epsilon_keeps_the_constants() -> None:
 
 
 def test_an_epsilon_that_no_noise_gives_is_refused() -> None:
-    with pytest.raises(LeakauditError, match="on the wire without noise"):
+    with pytest.raises(LeakauditError, match="is sent without noise"):
         levels(plan("dpnorm", {"resend": True, "inner": 2, "sigma": 0.1}, epsilon=(1.0,)))
     with pytest.raises(LeakauditError, match="has no parameter 'sigma'"):
         levels(plan("pdmm", {}, epsilon=(1.0,)))
@@ -379,4 +379,4 @@ def test_the_blind_chance_counts_copies_and_neighbours_and_is_unknown_where_reco
     )  # root mean squared, two coordinates
     assert blind.near == pytest.approx(int((apart <= 2 * 0.1).sum(1).max()) / 58)
     skewed = replace(ready, scenario=replace(ready.scenario, split="classes:1"))
-    assert "not drawn alike" in Blind.of(skewed, 20.0).why
+    assert "not drawn uniformly" in Blind.of(skewed, 20.0).why

@@ -345,7 +345,10 @@ def test_a_cell_that_raises_is_recorded_and_the_others_go_on(
         ({"gradients": 0}, "sweep: gradients"),
         ({"figure": "sgma"}, "did you mean 'sigma'"),
         ({"psnr": math.nan}, "psnr"),
-        ({"attacks": ("auto",), "set": {"auto": {"steps": 3}}}, "auto: expected no hyper-parameters"),
+        (
+            {"attacks": ("auto",), "set": {"auto": {"steps": 3}}},
+            "auto: expected no hyper-parameters",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_used_is_refused_before_anything_runs(

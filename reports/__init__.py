@@ -2,6 +2,6 @@
 
 if not __name__.startswith("leakaudit."):
     raise ImportError(
-        "reports/ is the package leakaudit.reports: use 'import leakaudit.reports', "
-        "or every format would be registered twice"
+        "reports/ is the package leakaudit.reports: write 'import leakaudit.reports', "
+        "or all of it would exist twice"
     )

@@ -135,9 +135,8 @@ class JointTest:
             alpha: The level.
 
         Returns:
-            (n_0 + 1,) For each number of false positives the least number of true positives that
-            refutes the promise, n_1 + 1 if
-            none does.
+            (n_0 + 1,) For each number of false positives, the smallest number of true positives
+            that refutes the guarantee, n_1 + 1 if none does.
         """
         if alpha in self._regions:
             return self._regions[alpha]
@@ -161,14 +160,12 @@ class JointTest:
     def power(
         self, alpha: float, true_positive_rates: Floats, false_positive_rates: Floats
     ) -> Floats:
-        """Return the chance (m,) to refute the promise at level alpha, for known rates of guesses.
-
-        It is exact.
+        """Return the exact probability (m,) of a refutation at level alpha, for known error rates.
 
         Args:
             alpha: The level.
-            true_positive_rates: (m,) Of each guess.
-            false_positive_rates: (m,) Of each guess.
+            true_positive_rates: (m,) Rate of each guess.
+            false_positive_rates: (m,) Rate of each guess.
         """
         return self._chance(self.least_hits(alpha), true_positive_rates, false_positive_rates)
 
@@ -201,8 +198,8 @@ class JointTest:
         grid in it for q, and of one for p, so that no piece is long in either.
         """
         own = _arcsine_grid(self.negatives)
-        # The curve is symmetric: the least q that allows a power p is 1 - g(1 - p). It only places
-        # nodes, so rounding is harmless.
+        # The curve is symmetric: the smallest q that allows a power p is 1 - g(1 - p). It is used
+        # only to place nodes, so rounding is harmless.
         mirrored = 1 - ceiling(self.guarantee, 1 - _arcsine_grid(self.positives))
         q = np.unique(np.concatenate([own, mirrored]).clip(0.0, 1.0))
         return q, ceiling(self.guarantee, q)
@@ -217,7 +214,7 @@ class JointTest:
         return at_x, at_y
 
     def _region(self, level: float) -> Places:
-        """Return all outcomes with S >= level, as the least x for every y."""
+        """Return all outcomes with S >= level, as the smallest x for every y."""
         at_x, at_y = self._squares
         least = np.zeros(self.negatives + 1, dtype=np.int64)
         for row_x, row_y in zip(at_x, at_y, strict=True):
@@ -231,7 +228,7 @@ class JointTest:
         return min(1.0, self._fine(least, whole >= sure) * (1 + ROUNDING))
 
     def _exceeds(self, least: Places, alpha: float) -> bool:
-        """Whether `_largest` of a region is above alpha, with no more work than that needs."""
+        """Return whether `_largest` of a region exceeds alpha, computing no more than needed."""
         allowed = alpha / (1 + ROUNDING)
         sure, whole = self._coarse(least)
         if sure > allowed or whole.max() <= allowed:
@@ -239,7 +236,7 @@ class JointTest:
         return self._fine(least, whole > allowed) > allowed
 
     def _coarse(self, least: Places) -> tuple[float, Floats]:
-        """Return a rejection probability that is reached, and an upper one for every block."""
+        """Return a rejection probability that is attained, and an upper bound for every block."""
         q, p = self._nodes
         starts, stops = self._blocks
         reached = self._chance(least, p[starts], q[starts]).max()
@@ -260,7 +257,7 @@ class JointTest:
 
     def _chance(self, least: Places, p: Floats, q: Floats) -> Floats:
         """Return P[x >= least(y)] (m,) for true and false positive rates p, q (m,)."""
-        # `least` grows with y, so only the first few y can refute.
+        # `least` increases with y, so only the first few y can refute.
         telling = int((least <= self.positives).sum())
         out = np.empty(len(p))
         rows = max(1, ROWS // (self.positives + telling + 2))
@@ -274,10 +271,10 @@ class JointTest:
 
 @lru_cache(maxsize=8)
 def joint_test(guarantee: Guarantee, positives: int, negatives: int) -> JointTest:
-    """Return the test of a guarantee, whose tables are kept for the next call.
+    """Return the test of a guarantee; its tables are cached for the next call.
 
     Args:
-        guarantee: What is promised.
+        guarantee: The guarantee.
         positives: Trials with the record.
         negatives: Trials without it.
     """
@@ -288,19 +285,19 @@ def joint_test(guarantee: Guarantee, positives: int, negatives: int) -> JointTes
 def perfect(guarantee: Guarantee, positives: int, negatives: int) -> float:
     """Return the p-value of no error in any trial: sup over q of g(q)^n_1 (1 - q)^n_0, rounded up.
 
-    It takes any number of trials. The logarithm is concave in q, since g is. A piece a <= q <= b
-    has at most g(b)^n_1 (1 - a)^n_0. Pieces that cannot hold the largest value are dropped and the
-    others are cut, until the bound and the largest value agree or there are many pieces: then p is
-    up to .1 % too large with 100,000 trials on each side.
+    It supports any number of trials. The logarithm is concave in q because g is. On a piece
+    a <= q <= b, the value is at most g(b)^n_1 (1 - a)^n_0. Pieces that cannot contain the largest
+    value are discarded and the others are divided, until the bound and the largest value agree or
+    there are many pieces: in that case, p is up to .1 % too large with 100,000 trials on each side.
 
     Args:
-        guarantee: What is promised.
+        guarantee: The guarantee.
         positives: Trials with the record.
         negatives: Trials without it.
     """
     if not (positives and negatives):
         return 1.0
-    # Fine at both ends in the arcsine scale, and down to the smallest rates in the logarithm.
+    # Fine at both ends in the arcsine scale, and down to the smallest rates in a logarithmic scale.
     q = np.sin(np.linspace(0, math.pi / 2, 1025)) ** 2
     q = np.unique(np.concatenate([q, np.geomspace(1e-300, 1, 1025), [0.0]]))
     low = q[:-1]
@@ -342,13 +339,13 @@ def ceiling(guarantee: Guarantee, q: Floats) -> Floats:
 
 
 def _arcsine_grid(trials: int) -> Floats:
-    """Return rates from 0 to 1 whose arcsines are equidistant, and small ones besides.
+    """Return rates from 0 to 1 with equidistant arcsines, and additional small ones.
 
-    There are FINE to each square root of trials.
+    There are FINE of them per square root of trials.
     """
     count = max(64, math.ceil(FINE * math.sqrt(trials)))
     grid: Floats = np.sin(np.linspace(0, math.pi / 2, count + 1)) ** 2
-    # Below one expected count, the arcsine grid is coarse in the logarithm.
+    # Below one expected count, the arcsine grid is coarse in a logarithmic scale.
     few = np.geomspace(1e-6 / trials, 1 / trials, 64)
     return np.concatenate([grid, few, 1 - few])
 

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from leakaudit.bounds.guarantee import at_least_zero
 from leakaudit.errors import LeakauditError
 
-LARGEST = 700.0  # divergence: e^r overflows above 709.8, and 1e-305 is no bound to speak of
+LARGEST = 700.0  # divergence: e^r overflows above 709.8, and 1e-305 is not a useful bound
 
 
 def hcr(divergence: float, diameter: float = 1.0) -> float:

@@ -125,11 +125,11 @@ def minimum_variance(
 
 
 def formula(found: Determined, row: Expression) -> str:
-    """Return ``row = messages`` in exact rationals, cut if it is long.
+    """Return ``row = messages`` in exact rationals, abbreviated if it is long.
 
     Args:
-        found: What is determined of the node.
-        row: One combination of it.
+        found: What is determined about the node.
+        row: One of the combinations.
     """
     exact = found.formula(row)
     ends = sorted(exact.terms)
@@ -140,12 +140,12 @@ def formula(found: Determined, row: Expression) -> str:
 
 
 def _single(found: Determined) -> tuple[Expression, ...]:
-    """Rows that hold gradients of one round only."""
+    """The rows that contain gradients of a single round."""
     return tuple(row for row in found.rows if len(row.rounds) == 1)
 
 
 def _gradients(rows: Sequence[Expression]) -> _GradientColumns:
-    """Put the gradients of a round into one column if every row holds the same multiple of all."""
+    """Combine the gradients of a round if every row contains the same multiple of all."""
     vectors = rows[0].home
     occurring: set[int] = set()
     for row in rows:
@@ -167,9 +167,9 @@ def _gradients(rows: Sequence[Expression]) -> _GradientColumns:
 
 
 def _alike(rows: Sequence[Expression], places: Sequence[int]) -> bool:
-    """Whether all rows hold multiples of one combination of these vectors.
+    """Return whether all rows contain multiples of one combination of these vectors.
 
-    The last one must be present in it.
+    The combination must include the last vector.
     """
     shapes = set[tuple[Fraction, ...]]()
     for row in rows:
@@ -183,7 +183,7 @@ def _alike(rows: Sequence[Expression], places: Sequence[int]) -> bool:
 
 
 def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] | None:
-    """Return the models at which gradients were taken; None if one of them is not determined."""
+    """Return the models at which gradients were evaluated; None if one is not determined."""
     points = [knowledge.declared.points[g].at for g in gradients]
     unknown = _unknown(knowledge, points)
     for point in unknown:
@@ -198,15 +198,15 @@ def _points(knowledge: Knowledge, gradients: Sequence[int]) -> list[Expression] 
 
 
 def _unknown(knowledge: Knowledge, points: Sequence[Expression]) -> list[Expression]:
-    """Return the models, each once, that hold a vector which is not known."""
+    """Return the models, each once, that contain an unknown vector."""
     unknown = [point for point in points if not point.terms.keys() <= knowledge.known]
     return list(dict.fromkeys(unknown))
 
 
 def _count(view: View, *names: str) -> int | None:
-    """Return the first of some numbers of records that the protocol declares.
+    """Return the first of the given numbers of records that the protocol declares.
 
-    Such a number is that of a mini-batch, or else the node's.
+    Such a number is the size of a mini-batch, otherwise of the node's data.
     """
     for name in names:
         if view.knows(name) and view.constant(name):
@@ -232,7 +232,7 @@ def _step(knowledge: Knowledge, places: Sequence[int]) -> float | None:
 def _models(
     deduction: Deduction, points: Sequence[Expression], solved: Mapping[Expression, Tensor]
 ) -> Tensor:
-    """Return the models (T, d), from what is known and from what was solved for."""
+    """Return the models (T, d), from known values and from solved ones."""
     vectors = points[0].home
     known: dict[int, Tensor] = {}
     models = []

@@ -49,8 +49,8 @@ LIMITS = (
     "This report and the files beside it contain personal data if the training data does.",
 )
 REFUSED = (
-    "refused: attacks on a node in one run that returned nothing to score; each of these records "
-    "counts in every mean with the score of a blind guess (the mean of all other records)."
+    "refused: attacks on a node in one run that returned nothing to score; each record of such a "
+    "node counts in every mean with the score of a blind guess (the mean of all other records)."
 )
 HEADINGS = (
     "node",

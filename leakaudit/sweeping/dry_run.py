@@ -110,7 +110,7 @@ def dry(plan: SweepPlan, folder: Path, options: SweepOptions) -> DrySweep:
 
 
 def _kind(cell: PlannedCell) -> tuple[str, str]:
-    """Return what cells of similar cost have in common."""
+    """Return the key by which cells of similar cost are grouped."""
     return cell.scenario.victim, cell.attack
 
 
@@ -130,7 +130,7 @@ def _costs(
     left: Iterable[PlannedCell],
     times: Mapping[tuple[str, str], float],
 ) -> tuple[list[DryCells], float | None]:
-    """Return one row per victim and attack, and all seconds that are left, None if unknown."""
+    """Return one row per victim and attack, and the total remaining seconds, None if unknown."""
     waiting = Counter(map(_kind, left))
     rows = []
     total: float | None = 0.0

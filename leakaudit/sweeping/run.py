@@ -91,16 +91,16 @@ class Swept:
 def sweep(plan: SweepPlan, folder: Path, options: SweepOptions) -> Swept:
     """Run the cells that have no result yet, then write results.json, sweep.png and report.md.
 
-    A part of several only writes its cells; `merge` puts the parts together. Ctrl-C and the
-    deadline of `progress.watching` end the work, and the same call goes on from there.
+    One of several parts only writes its cells; `merge` combines the parts. Ctrl-C and the time
+    limit of `progress.watching` end the work, and the same call resumes it.
 
     Args:
         plan: The sweep.
-        folder: Where results are, and go.
-        options: How to work on it.
+        folder: Folder of the results, old and new.
+        options: How to run it.
 
     Raises:
-        LeakauditError: The plan or the folder cannot be used; nothing has run then.
+        LeakauditError: The plan or the folder cannot be used; nothing is run in that case.
     """
     planned = Planned(plan, cells.versions())
     store = Store(folder)

@@ -250,7 +250,7 @@ def test_parts_in_several_folders_give_the_same_file_as_one_run(tmp_path: Path) 
     merge.write(folders, tmp_path / "all.json")
     assert (tmp_path / "all.json").read_bytes() == (tmp_path / "one" / "results.json").read_bytes()
     sweep(plan(gradients=3), tmp_path / "other", HERE)
-    with pytest.raises(LeakauditError, match="holds another sweep"):
+    with pytest.raises(LeakauditError, match="expected parts of one sweep"):
         merge.write([*folders, tmp_path / "other"], tmp_path / "no.json")
 
 

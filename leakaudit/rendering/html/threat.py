@@ -104,7 +104,7 @@ def _observes(who: str) -> str:
         parts.append(f"observes {channels}, but cannot read encrypted messages")
     if one.corrupt:
         nodes = _count(len(one.corrupt), "node")
-        parts.append(f"controls {nodes}, follows the protocol and analyses its own messages")
+        parts.append(f"{nodes} of the network, analysing the messages that they exchange")
     return "; ".join(parts) or "observes nothing"
 
 

@@ -119,7 +119,7 @@ def _node(
     x, y = at
     if who is not None and n in who.corrupt:
         ink = "number own"
-        title = f"node {n}: controlled by the adversary"
+        title = f"node {n}: the adversary's own"
         box = {"x": x - radius, "y": y - radius, "width": 2 * radius, "height": 2 * radius}
         body = _shape(drawing, "rect", box, "node own")
     else:

@@ -39,11 +39,11 @@ def success(guarantee: Guarantee, kappa: float) -> float:
 
 
 def kappa_identification(candidates: int, guesses: int = 1) -> float:
-    """Return guesses / candidates: the chance that a blind guess picks a uniformly drawn record.
+    """Return guesses / candidates: the probability that a blind guess is a uniformly drawn record.
 
     Args:
-        candidates: How many there are.
-        guesses: Different candidates that the attack may name.
+        candidates: Number of candidates.
+        guesses: Number of distinct candidates that the attack may name.
     """
     if not 1 <= guesses <= candidates:
         raise LeakauditError(
@@ -55,11 +55,11 @@ def kappa_identification(candidates: int, guesses: int = 1) -> float:
 def kappa_packing(
     distances: ArrayLike, tolerance: float, prior: ArrayLike | None = None, guesses: int = 1
 ) -> float:
-    """Return a certified upper bound on the blind chance to come within `tolerance` of a record.
+    """Return a certified upper bound on the probability that a guess is within `tolerance`.
 
-    The record is drawn from known candidates. A guess within the tolerance of two candidates proves
-    that these are within twice the tolerance of each other. Hence all candidates that one guess can
-    hit lie within 2 tolerance of any one of them, and kappa <= max_i of the prior's mass within 2
+    The record is drawn from known candidates. If a guess is within the tolerance of two candidates,
+    these are within twice the tolerance of each other. Hence all candidates that one guess can
+    hit are within 2 tolerance of any one of them, and kappa <= max_i of the prior's mass within 2
     tolerance of i. SSIM has no triangle inequality: use `kappa_identification` for it.
 
     Args:

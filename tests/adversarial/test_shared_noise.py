@@ -235,7 +235,7 @@ def test_a_wide_message_is_searched_for_repetitions(random: np.random.Generator)
     noise[..., :199_990] = np.tile(noise[..., :2000], 100)[..., :199_990]
     ((kind, says),) = told(drawn(shape, noise, random))
     assert kind == draws.ALONG
-    assert "000 apart" in says  # 2000, or a multiple of it
+    assert "000 in weight" in says  # 2000, or a multiple of it
 
 
 def test_noise_on_a_grid_is_no_alarm(random: np.random.Generator) -> None:

@@ -9,10 +9,10 @@ from leakaudit.trace import Json
 
 # Numbers of a finding for programs, by name.
 Figures: TypeAlias = dict[str, Json]
-# To a reader of JSON, 1 and 1.0 are the same number, but their bytes differ; the union keeps each
+# JSON readers treat 1 and 1.0 as the same number, but their bytes differ; the union preserves each
 # number as it was written.
 Number: TypeAlias = int | float
-# A number, "inf" for infinity, or null; an epsilon of null stands for constants that were left as
+# A number, "inf" for infinity, or null. An epsilon of null means that the constants were used as
 # configured.
 Extended: TypeAlias = int | float | Literal["inf"] | None
 
@@ -26,7 +26,7 @@ def encoded(value: N) -> N | Literal["inf"]:
         value: The number, or None.
 
     Returns:
-        The same, but the text ``inf`` for infinity.
+        The value, or the text ``inf`` for infinity.
     """
     if value == math.inf:
         return "inf"
@@ -34,13 +34,13 @@ def encoded(value: N) -> N | Literal["inf"]:
 
 
 def decoded(value: Extended) -> Number | None:
-    """Return a number of JSON as a number.
+    """Return a number in JSON as a number.
 
     Args:
         value: A number, ``inf`` or None.
 
     Returns:
-        The same, but infinity for the text.
+        The value, or infinity for the text ``inf``.
     """
     if value == "inf":
         return math.inf

@@ -18,7 +18,10 @@ from leakaudit.cli import main
     [
         (["attack", "absent.pt"], "absent.pt"),
         (["attack", "trace.pt", "--attack", "analytc"], "did you mean 'analytic'"),
-        (["attack", "trace.pt", "--node", "9"], "there is no node 9: the trace has nodes 0 to 3"),
+        (
+            ["attack", "trace.pt", "--node", "9"],
+            "node 9 does not exist (the trace has nodes 0 to 3)",
+        ),
         (["attack", "trace.pt", "--as", "node:7"], "there is no node 7"),
         (["attack", "trace.pt", "--as", "edges:0-2"], "there is no edge 0-2"),
         (["attack", "trace.pt", "--as", "everyone"], "expected eavesdropper"),

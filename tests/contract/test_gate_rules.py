@@ -133,8 +133,8 @@ def test_the_message_of_a_budget_says_what_leaked_from_whom_to_whom() -> None:
     (found,) = rules.budgets(cell(psnr=30.0), [Budget("psnr", 25.0)])
     assert (found.status, found.value, found.limit) == (RuleStatus.OVER, 30.0, 25.0)
     assert found.says == (
-        "worst psnr 30.0 dB, at most 25.0 dB: nodes:1 reconstructs the training input of node 2 with relative error 0.02 (31.0 dB PSNR), "
-        "by analytic from the gradients of rounds 0 to 5 (seed 3)"
+        "worst psnr 30.0 dB, at most 25.0 dB: nodes:1 reconstructs the training input of node 2 with relative error 0.02 (31.0 dB PSNR) "
+        "with analytic from the gradients of rounds 0 to 5 (seed 3)"
     )
 
 
@@ -185,8 +185,8 @@ def test_the_nodes_that_a_sentence_names_are_there_as_numbers() -> None:
         NotTried(check="main", nodes=(5, 6)),
     ]
     assert [untried(one) for one in record.not_tried(gate)][-2:] == [
-        "other adversaries than eavesdropper, node:1",
-        "check main: other nodes than 5, 6",
+        "adversaries other than eavesdropper, node:1",
+        "check main: nodes other than 5, 6",
     ]
     over, within = (rules.budgets(cell(psnr=30.0), [Budget("psnr", most)]) for most in (25.0, 35.0))
     assert (over[0].nodes, within[0].nodes) == ((1, 2), ())
@@ -231,7 +231,7 @@ def test_too_few_seeds_are_inconclusive_and_say_how_many_would_do() -> None:
     few = cell(seeds=4, gain=5.0)
     (found,) = rules.growth([few], base(few, gain=0.0), Gate(compare=("gain",)))
     assert found.status is RuleStatus.INCONCLUSIVE
-    assert "1 comparisons at alpha 0.01 need seeds >= 7" in found.says
+    assert "1 comparisons at alpha 0.01 require seeds >= 7" in found.says
     assert (rules.code([found], True, False), rules.code([found], True, True)) == (0, 3)
 
 
@@ -260,7 +260,7 @@ def test_other_seeds_are_compared_as_independent_samples() -> None:
     )
     (found,) = rules.growth([one], Baseline({one.name: other}), Gate(compare=("gain",)))
     assert found.status is RuleStatus.REGRESSION
-    assert "8 new seeds against 8" in found.says
+    assert "8 new and 8 old seeds" in found.says
 
 
 def test_another_way_of_measuring_is_never_compared() -> None:
@@ -383,7 +383,7 @@ def test_a_baseline_is_json_with_sorted_keys_and_one_line_a_measure(tmp_path: Pa
     ("old", "new", "message"),
     [
         ('"leakaudit.baseline"', '"other"', "format"),
-        ("[1.5, 2.0]", "[1.5]", "expected one sample a seed, 2 each"),
+        ("[1.5, 2.0]", "[1.5]", "expected one sample per seed, 2 per measure"),
         ("[1.5, 2.0]", "[1.5, NaN]", "expected a finite number"),
         ("[0, 1]", '["0", 1]', "seeds"),
         ("{", "", "Extra data"),

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.abc
 import importlib.util
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
@@ -190,15 +190,15 @@ def classes(module: str, name: str, wanted: Sequence[str] = ()) -> dict[str, Dec
 def _tree(module: str) -> ast.Module:
     """Parse a module's source."""
     spec = importlib.util.find_spec(module)
-    if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
+    file = (spec and spec.origin) or ""
+    if not file.endswith(".py"):
         raise _NotLiteral(f"{module}: it has no source")
     try:
-        source = spec.loader.get_source(module)
-    except ImportError:  # the file does not exist
-        source = None
-    if source is None:  # installed without sources
-        raise _NotLiteral(f"{module}: it has no source")
-    return ast.parse(source, filename=spec.origin or module)
+        with tokenize.open(file) as opened:
+            source = opened.read()
+    except OSError:  # installed without sources
+        raise _NotLiteral(f"{module}: it has no source") from None
+    return ast.parse(source, filename=file)
 
 
 def _registers(node: ast.ClassDef | ast.FunctionDef, name: str) -> bool:

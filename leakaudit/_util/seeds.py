@@ -58,4 +58,4 @@ def child(*numbers: int) -> int:
 
 def _word(stream: SeedSequence) -> int:
     """Return 63 bits of a stream: torch takes a seed as a signed 64-bit number."""
-    return int(stream.generate_state(1, np.uint64)[0] >> 1)
+    return int(stream.generate_state(1, np.uint64)[0]) >> 1
